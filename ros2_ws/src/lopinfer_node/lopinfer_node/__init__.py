@@ -1,7 +1,7 @@
 """LOPInfer: robot and server share one inference at the granularity of local operations.
 
-`offload` and `offloaded` are the interface; they are loaded when asked for, because planning and
-profiles need no ROS.
+`offload` and `offloaded` are the interface. They are imported only when a program uses them,
+because planning and profiles need no ROS.
 """
 
 from typing import Any

@@ -31,39 +31,39 @@ from .runtime.client import OPEN, Report
 from .runtime.planner import TablePlanner
 
 LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not notice
-MOST_WARNINGS = 16     # most warnings about calls that run whole, one per reason
+MOST_WARNINGS = 16     # most warnings about calls that are not shared, one per reason
 
 _tracing = threading.Lock()  # torch patches itself while it traces
-_names: set[str] = set()     # of robots, as this process uses them
+_names: set[str] = set()     # names of robots that this process uses
 _names_lock = threading.Lock()
 
 
 class OffloadedModel:
-    """Called like the model, with the same result to float tolerance.
+    """Called like the model; the results are equal except for rounding.
 
-    The model runs whole on this machine when the inputs have other shapes than those of the first
-    call, or when it cannot be traced or has changed since (`reason` says why).
+    The whole model runs on this machine if the inputs have other shapes than the inputs of the
+    first call, or if the model cannot be traced or has changed since then; `reason` says why.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
         self.model = model
         self._reason = ''           # why calls are no longer shared
-        self._whole_reason = ''     # why the last call ran whole
+        self._whole_reason = ''     # why the last call was not shared
         self._warned: set[str] = set()
         self._name, self._options = robot, options
         self._client: Client | None = None
         self._opening = threading.Lock()   # several threads may make the first call
         self._closed = threading.Event()
-        self._traced: Snapshot      # of the model, as it was traced
+        self._traced: Snapshot      # state of the model when it was traced
         self._inputs: Any = None    # how tensors are nested in arguments and results
         self._outputs: Any = None
-        self._devices: list[torch.device] = []   # of the inputs
+        self._devices: list[torch.device] = []   # devices of the inputs
         self._default = torch.get_default_dtype()
         self._repeats = False       # whether the example contains one tensor twice
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one inference."""
-        kwargs = dict(sorted(kwargs.items()))  # in whichever order they were given
+        kwargs = dict(sorted(kwargs.items()))  # the caller may give them in any order
         with self._opening:
             if self._client is None and not self._reason:
                 self.connect(*args, **kwargs)
@@ -98,13 +98,13 @@ class OffloadedModel:
         return not changed
 
     def _warn(self, why: str) -> None:
-        """Warn once for each reason, and at most a few times about shapes."""
+        """Warn once for each reason, but at most `MOST_WARNINGS` times."""
         if why not in self._warned and len(self._warned) < MOST_WARNINGS:
             self._warned.add(why)
             warnings.warn(f'{why}; it runs whole on this machine', stacklevel=4)
 
     def _misfit(self, client: Client, leaves: list[Any], structure: Any) -> str:
-        """Return why these inputs do not fit a plan for the first call's inputs; '' if they do."""
+        """Return why these inputs do not fit the traced inputs; '' if they fit."""
         if structure != self._inputs:
             return (f'{type(self.model).__name__}: the inputs must be nested, named and ordered '
                     'like the traced ones')
@@ -150,7 +150,7 @@ class OffloadedModel:
         threading.Thread(target=self._watch, name='weights', daemon=True).start()
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))   # it may write into them
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write to them
         with torch.no_grad():
             self.model(*args, **kwargs)
 
@@ -166,7 +166,7 @@ class OffloadedModel:
 
     @property
     def reason(self) -> str:
-        """Return why inferences run whole on this machine, or why the server refused; else ''."""
+        """Return why inferences are not shared, or why the server refused the model; else ''."""
         return self._reason or self._whole_reason or (
             '' if self._client is None else self._client.machine.reason)
 
@@ -176,7 +176,7 @@ class OffloadedModel:
         return None if self._client is None else self._client.machine.report
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the server is ready; return False after the time limit."""
+        """Wait at most ``seconds`` until the server is ready; return whether it is."""
         return self._client is not None and self._client.wait_until(
             lambda: self.shared, time.monotonic() + seconds)
 
@@ -201,7 +201,8 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
     """Share the inferences of ``model`` with the server while the context is open.
 
     :param server: namespace of the server.
-    :param example: input, or tuple of inputs, to trace the model with; default: the first call's.
+    :param example: input, or tuple of inputs, with which the model is traced; by default the
+        inputs of the first call.
     :param robot: namespace of this robot, which must be unique. A second model of the same process
         gets `robot/model2`.
     :param options: all other options; their ``server`` replaces the argument.
@@ -218,9 +219,10 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
 
 def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[..., Any]],
                                                                   Callable[..., Any]]:
-    """Decorate a function so that its first argument is ``model``, shared with a server.
+    """Decorate a function that takes ``model``, shared with a server, as its first argument.
 
-    ``options`` are those of `offload`. The first call connects the model until the program ends.
+    ``options`` are the options of `offload`. The first call connects the model to the server; it
+    stays connected until the program ends.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         opened: list[OffloadedModel] = []
@@ -248,7 +250,7 @@ def _claimed(robot: str) -> str:
 
 
 def _no_plain_tensor(leaves: list[Any]) -> str:
-    """Return the class of an input that is more than a plain tensor; '' if there is none."""
+    """Return what makes an input more than a plain tensor (words for a message); '' if nothing."""
     for leaf in leaves:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return f'of class {type(leaf).__name__}'

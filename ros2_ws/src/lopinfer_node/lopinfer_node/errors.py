@@ -2,7 +2,7 @@
 
 
 class LopinferError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
 
 class ModelError(LopinferError, ValueError):

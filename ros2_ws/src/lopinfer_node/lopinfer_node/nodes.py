@@ -13,12 +13,12 @@ PACKAGES = ('lopinfer_node',)
 
 
 def server_main(args: Sequence[str] | None = None) -> int:
-    """Serve models until stopped; the exit code is 0 for a clean end."""
+    """Serve models until the process is stopped; return the exit code, 0 for a clean end."""
     return run(_build_server, partial(_serve, over=lambda node: node.drained), args, PACKAGES)
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
-    """Answer images with results until stopped; the exit code is 0 for a clean end."""
+    """Answer images with results until the process is stopped; return the exit code, 0 if clean."""
     return run(_build_client, _serve, args, PACKAGES)
 
 

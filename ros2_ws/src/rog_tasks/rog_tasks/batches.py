@@ -22,9 +22,9 @@ class Batches(Iterator[Batch]):
     """Endless batches (images (B, C, H, W), labels (B,)) of the samples ``shard``.
 
     :param shard: (n,) indices into ``images`` and ``labels``, n at least 1.
-    :param size: samples in a batch, B.
-    :param shift: spoils the images, anew in each pass.
-    :param generator: for the order and the shift.
+    :param size: number of samples in a batch, B.
+    :param shift: spoils the images, differently in each pass.
+    :param generator: draws the order and the shift.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, shard: Tensor, size: int, shift: Shift,

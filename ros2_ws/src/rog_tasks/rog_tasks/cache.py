@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 PATIENCE = 3600.0
-"""Seconds to wait for another process that makes the same file; after them both make it."""
+"""Seconds to wait for another process that makes the same file; then both processes make it."""
 
 EVERY = 5.0
 """Seconds between two lines about the progress of a long operation."""
@@ -26,9 +26,9 @@ Tensors = dict[str, Tensor]
 
 
 def digest(*parts: str | bytes | memoryview) -> str:
-    """Return the SHA-256 of ``parts`` and of the places where they are divided.
+    """Return a SHA-256 of ``parts``; other boundaries between the parts give another digest.
 
-    A text is UTF-8, or the name of a file as the file system gave it.
+    A text is encoded as UTF-8; a file name keeps the bytes that the file system gave.
     """
     whole = hashlib.sha256()
     for part in parts:
@@ -47,10 +47,10 @@ def digest_of(tensors: Tensors) -> str:
 
 
 def cached(kind: str, key: str, make: Callable[[], Tensors]) -> Tensors:
-    """Return what ``make`` returns, from the cache if a valid file is there.
+    """Return what ``make`` returns; read it from the cache if a valid file is there.
 
-    The tensors of a file are mapped into memory, which processes share until one writes to them. If
-    nothing can be kept, print a line on standard error, and make the tensors anew each time.
+    The tensors of a file are mapped into memory. Processes share this memory until a process writes
+    to it. If no file can be written, print a line on standard error and return new tensors.
 
     :param kind: folder in the cache: ``images``, ``weights``.
     :param key: digest of all that the tensors depend on.
@@ -88,8 +88,8 @@ def _say_not_kept(kind: str, root: Path, error: Exception) -> None:
 class Progress:
     """Prints the progress of an operation longer than `EVERY` on standard error.
 
-    :param what: the operation: ``reading train.tar.gz``.
-    :param total: number of its steps.
+    :param what: the operation, for example ``reading train.tar.gz``.
+    :param total: number of steps of the operation.
     """
 
     def __init__(self, what: str, total: int) -> None:
@@ -128,7 +128,7 @@ def _write(path: Path, tensors: Tensors) -> None:
 
 
 def _wait_alone(file: IO[str]) -> None:
-    """Wait for the lock of a file, which ends when the file is closed; at most `PATIENCE`."""
+    """Wait at most `PATIENCE` for the lock of a file; closing the file releases the lock."""
     end = time.monotonic() + PATIENCE
     while not _locked(file) and time.monotonic() < end:
         time.sleep(0.2)

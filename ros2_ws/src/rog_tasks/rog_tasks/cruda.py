@@ -19,23 +19,25 @@ from rog_tasks.image_data import as_float
 from rog_tasks.shift import Shift
 
 LEARNING_RATE = 0.005
-"""Brings the default model to within 3 points of its clean accuracy in under 100 iterations of 3
-robots x 24 images, with momentum .9 (Nesterov), plain or with one bit per element."""
+"""With this rate and Nesterov momentum 0.9, the default model comes within 3 percentage points of
+its clean accuracy in fewer than 100 iterations of 3 robots x 24 images, uncompressed or with one
+bit per element."""
 
 RECIPE = 'Adam 3e-3, one cycle, batch 64'
-"""What `Cruda.pretrain` does, for the name of the cached result; change both together."""
+"""Describes the training in `Cruda.pretrain`, as part of the name of the cached result; whoever
+changes that training must change this text."""
 
 
 class Cruda(Classification):
     """Recognition under fog and brightness shift, with any model on any image data set.
 
-    Options and errors are those of :class:`~rog_tasks.classify.Classification`, and
+    It has the options and errors of :class:`~rog_tasks.classify.Classification`, and these options:
 
-    :param seed: also of the fog.
+    :param seed: random seed of the fog, too.
     :param fog, brightness: strength of the shift, see :class:`rog_tasks.shift.Shift`.
-    :param pretrain_epochs: passes over the clean images in :meth:`pretrain`.
-    :param pretrain_seed: of the model's initialisation and of :meth:`pretrain`, so that runs with
-        different seeds may begin with the same model; by default ``seed``.
+    :param pretrain_epochs: number of passes over the clean images in :meth:`pretrain`.
+    :param pretrain_seed: random seed of the model's initialisation and of :meth:`pretrain`, so that
+        runs with different seeds can begin with the same model; by default ``seed``.
     """
 
     def __init__(self, seed: int = 0, data: str = 'digits',
@@ -58,8 +60,8 @@ class Cruda(Classification):
     def pretrain(self, model: nn.Module) -> None:
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
 
-        The result for data that has a digest (image folders, digits) is kept in the user's cache
-        directory, by the digest of all that it depends on.
+        The user's cache directory keeps the result under a digest of everything that the result
+        depends on, if the data has a digest (image folders, digits) and the code is available.
         """
         code = _source_of(model)
         if not (self._data.digest and code):
@@ -91,7 +93,7 @@ class Cruda(Classification):
 
 
 def _source_of(model: nn.Module) -> str:
-    """Return the code of a model's classes other than torch's own; '' where it is not known."""
+    """Return the code of a model's classes except PyTorch's own; '' if it is not available."""
     own = {type(module) for module in model.modules()
            if not type(module).__module__.startswith('torch.')}
     try:

@@ -1,7 +1,7 @@
 """Loads labelled images by name from this machine; nothing is downloaded.
 
-A loader is a function that returns :class:`ImageData`; a task names one of :data:`LOADERS`, or any
-other as ``package.module:function``.
+A loader is a function that returns :class:`ImageData`. A task names a key of :data:`LOADERS`, or
+any other loader as ``package.module:function``.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ __all__ = ['LOADERS', 'ImageData', 'digits']
 
 
 def digits(seed: int = 0) -> ImageData:
-    """scikit-learn's handwritten digits: 1797 real images of 8x8, a fifth of them for testing.
+    """Load scikit-learn's handwritten digits: 1797 real images of 8x8, a fifth of them for testing.
 
-    The split is stratified and follows ``seed``. The user's cache keeps it, because importing
-    scikit-learn takes longer than anything else that a robot does before it trains.
+    The split is stratified and depends on ``seed``. The user's cache keeps the split, because
+    importing scikit-learn takes longer than anything else that a robot does before it trains.
     """
     seed %= 2**32
     found = cached('images', digest('digits', version('scikit-learn'), np.__version__, str(seed)),

@@ -13,9 +13,9 @@ class DataError(TaskError):
 
 
 class SourceClosed(Exception):
-    """The run is over: no wait for a camera continues, and no more batches come."""
+    """The run has ended: nothing waits for a camera any longer, and no more batches come."""
 
 
 def some(names: Sequence[str], most: int = 10) -> str:
-    """Return names as a list for a message, shortened to ``most``."""
+    """Return the first ``most`` names as a list for a message; if there are more, say how many."""
     return ', '.join(names[:most]) + (f', ... ({len(names)})' if len(names) > most else '')

@@ -1,8 +1,8 @@
 """Data sets in their published file formats.
 
-Every loader takes ``root``, a folder that holds the files, itself or in a folder below, and returns
-an :class:`ImageData`. It checks what a file says about itself before it uses it; a DataError names
-the file, the fault and the remedy.
+Every loader takes ``root``, the folder that holds the files (directly or in a folder below), and
+returns an :class:`ImageData`. A loader checks the sizes and labels in a file before it uses them; a
+DataError names the file, the fault and the remedy.
 """
 
 import gzip
@@ -24,25 +24,25 @@ _Bytes = NDArray[np.uint8]
 _AGAIN = 'fetch it again'
 
 _LARGEST = 2**31
-"""Most bytes read of a file; the largest of MNIST's has 47 million."""
+"""Most bytes that are read of an IDX file; the largest file of MNIST has 47 million bytes."""
 
 
 def mnist(root: str = 'data') -> ImageData:
-    """MNIST (http://yann.lecun.com/exdb/mnist): 28x28 grey, 10 classes.
+    """Load MNIST (http://yann.lecun.com/exdb/mnist): grey images of 28x28, 10 classes.
 
-    The four IDX files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-...``, each
-    plain or with ``.gz``.
+    It reads the four IDX files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and
+    ``t10k-...``, each uncompressed or with the suffix ``.gz``.
     """
     return _idx_data(root, 'MNIST')
 
 
 def fashion_mnist(root: str = 'data') -> ImageData:
-    """Fashion-MNIST (https://github.com/zalandoresearch/fashion-mnist): its files are MNIST's."""
+    """Load Fashion-MNIST (https://github.com/zalandoresearch/fashion-mnist); see `mnist`."""
     return _idx_data(root, 'Fashion-MNIST')
 
 
 def cifar10(root: str = 'data') -> ImageData:
-    """CIFAR-10, the binary version: ``data_batch_1.bin`` to ``_5`` and ``test_batch.bin``.
+    """Load the binary version of CIFAR-10: ``data_batch_1.bin`` to ``_5``, ``test_batch.bin``.
 
     A record is a label and 3x32x32 bytes (https://www.cs.toronto.edu/~kriz/cifar.html).
     """
@@ -53,10 +53,10 @@ def cifar10(root: str = 'data') -> ImageData:
 
 
 def cifar100(root: str = 'data') -> ImageData:
-    """CIFAR-100, the binary version: ``train.bin`` and ``test.bin``.
+    """Load the binary version of CIFAR-100: ``train.bin`` and ``test.bin``.
 
     A record is a coarse label, a fine label and 3x32x32 bytes
-    (https://www.cs.toronto.edu/~kriz/cifar.html). The pickled Python version is not read.
+    (https://www.cs.toronto.edu/~kriz/cifar.html). The pickled Python version is not supported.
     """
     files = [_find(root, 'the binary version of CIFAR-100', f'{part}.bin')
              for part in ('train', 'test')]
@@ -64,9 +64,9 @@ def cifar100(root: str = 'data') -> ImageData:
 
 
 def fed_cifar100(root: str = 'data') -> ImageData:
-    """Fed-CIFAR-100 (TensorFlow Federated): ``fed_cifar100_train.h5`` and ``..._test.h5``.
+    """Load Fed-CIFAR-100 (TensorFlow Federated): ``fed_cifar100_train.h5`` and ``..._test.h5``.
 
-    Each holds ``examples/<client>/image`` (n, 32, 32, 3) uint8 and ``label`` (n,).
+    Each file holds ``examples/<client>/image`` (n, 32, 32, 3) uint8 and ``label`` (n,).
     """
     try:
         import h5py
@@ -111,7 +111,8 @@ def _read_idx(file: Path, rank: int) -> _Bytes:
                                 f'dimension{"s" * (rank > 1)}; {_AGAIN}')
             shape = np.frombuffer(head, '>u4', offset=4).tolist()
             size = math.prod(shape)
-            body = stream.read(min(size, _LARGEST) + 1)  # one more byte shows a file too long
+            # If there is a byte more than announced, the file is too long.
+            body = stream.read(min(size, _LARGEST) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f'{file} cannot be read: {error}; {_AGAIN}') from error
     if not size or len(body) != size:
@@ -144,7 +145,7 @@ def _cifar(records: _Bytes, labels: int) -> _Part:
 
 
 def _find(root: str, what: str, *names: str) -> Path:
-    """Return the one file in ``root``, or below it, with the first of ``names`` that is found."""
+    """Return the only file in or below ``root`` with the first of ``names`` that exists there."""
     for name in names:
         found = [path for path in sorted(Path(root).rglob(name)) if path.is_file()]
         if len(found) > 1:

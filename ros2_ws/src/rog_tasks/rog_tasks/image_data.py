@@ -1,4 +1,4 @@
-"""The form of every image data set: labelled images, checked, in four tensors."""
+"""The form of every image data set: labelled images in four tensors, which are checked."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from rog_tasks.errors import DataError
 class ImageData:
     """A data set, divided into training and test images.
 
-    Images are (n, C, H, W), float32, 0 to 1, or uint8, 0 to 255, which takes a quarter of the
-    memory (:func:`as_float` makes them float32); labels are (n,) int64, 0 to classes - 1.
-    ``digest``: of the content, in hexadecimal; '' where it is not known.
+    Images are (n, C, H, W): float32 from 0 to 1, or uint8 from 0 to 255, which takes a quarter of
+    the memory (:func:`as_float` converts it). Labels are (n,) int64, 0 to classes - 1.
+    ``digest``: hexadecimal digest of the content; '' if it is not known.
     """
 
     train_images: Tensor

@@ -1,7 +1,8 @@
 """Your own data set: class folders of JPEG and PNG files, in folders or archives.
 
-The images are decoded once, into the user's cache directory, by the digest of their content. As a
-data set serves to measure, no file is left out silently: an error names one that cannot be read.
+The images are decoded once and kept in the user's cache directory under a digest of their content.
+No file is left out silently, because the data set is a basis for measurements: if a file cannot be
+read, an error names it.
 """
 
 import hashlib
@@ -17,16 +18,16 @@ from rog_tasks.image_data import ImageData
 from rog_tasks.sources.files import ARCHIVES, Files
 from rog_tasks.sources.pictures import decode
 
-_VERSION = '2'  # of the cached content
+_VERSION = '2'  # version of the cached content
 
 
 def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> ImageData:
-    """Images of class folders, squeezed to ``size`` pixels squared, in colour.
+    """Load colour images from class folders; squeeze them to ``size`` x ``size`` pixels.
 
     :param root: folder that holds ``train`` and ``test``, each a folder, or an archive: ``.tar``,
         ``.tar.gz``, ``.tgz``, ``.zip``. An image's class is the folder that holds it.
-    :param memory: most MiB that the decoded images may take, and most that the encoded images of a
-        compressed tar may take.
+    :param memory: largest size of the decoded images, MiB; also the largest size of the encoded
+        images of a compressed tar.
     :raises DataError: names what is missing or invalid: a part, a class, a file that is not an
         image, a link in an archive.
     """
@@ -59,7 +60,7 @@ def _find(root: str, part: str) -> Path:
 
 
 def _classes(parts: dict[str, Files]) -> list[str]:
-    """Return the names of the classes, sorted; those of both parts must be the same."""
+    """Return the sorted names of the classes; both parts must have the same classes."""
     there = {part: {files.class_of(name) for name in files.names} for part, files in parts.items()}
     for part, files in parts.items():
         loose = [name for name in files.names if '/' not in name]

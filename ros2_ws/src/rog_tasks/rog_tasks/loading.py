@@ -12,9 +12,9 @@ _SPEC = re.compile(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)')
 def load_object(spec: str, what: str) -> Any:
     """Import ``package.module:name`` and return the object of that name.
 
-    :param what: what the object is to the user, for messages: ``task``, ``model``.
-    :raises TaskError: the text has another form, the module is not found or fails to import, or
-        has no such name.
+    :param what: the user's word for the object, in messages: ``task``, ``model``.
+    :raises TaskError: the text has another form, or the module is not found, fails to import, or
+        has no object of that name.
     """
     match = _SPEC.fullmatch(spec)
     if not match:

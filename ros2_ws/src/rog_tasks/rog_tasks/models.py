@@ -1,11 +1,11 @@
 """Small models that the shipped tasks train.
 
-None has buffers (no batch normalisation), so its parameters are the whole model and a fleet that
-exchanges parameters exchanges the model. None draws random numbers (no dropout, even if the
-published network has it), so equal batches give equal gradients.
+No model has buffers (there is no batch normalisation), so a fleet that exchanges the parameters
+exchanges the whole model. No model draws random numbers (there is no dropout, even if the published
+network has it), so equal batches give equal gradients.
 
-Each takes images (N, channels, H, W), 0 to 1, and returns logits (N, classes). The last pooling
-adapts to the size of the image; at the published size it does nothing.
+Each model takes images (N, channels, H, W), 0 to 1, and returns logits (N, classes). The last
+pooling layer adapts to the size of the image; at the published size it changes nothing.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from rog_tasks.loading import load_object
 class DigitNet(nn.Module):
     """A convolutional network for images of about 8x8: 159,626 parameters in 336 rows.
 
-    :param channels: channels of the image, at least 2x2 pixels.
-    :param classes: classes to tell apart.
+    :param channels: number of channels of the images, which need at least 2x2 pixels.
+    :param classes: number of classes.
     """
 
     def __init__(self, channels: int = 1, classes: int = 10):
@@ -47,8 +47,8 @@ class DigitNet(nn.Module):
 class MnistNet(nn.Module):
     """The network of PyTorch's MNIST example (GSGM, Section V): 21,840 parameters.
 
-    :param channels: channels of the image, 28x28 as published, at least 16x16.
-    :param classes: classes to tell apart.
+    :param channels: number of channels of the images: 28x28 pixels as published, at least 16x16.
+    :param classes: number of classes.
     """
 
     def __init__(self, channels: int = 1, classes: int = 10):
@@ -61,7 +61,8 @@ class MnistNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, classes)."""
-        x = torch.relu(max_pool2d(self.conv1((images - 0.1307) / 0.3081), 2))  # MNIST's own
+        # 0.1307 and 0.3081 are the mean and the standard deviation of MNIST.
+        x = torch.relu(max_pool2d(self.conv1((images - 0.1307) / 0.3081), 2))
         x = self.pool(torch.relu(max_pool2d(self.conv2(x), 2)))
         return self.out(torch.relu(self.hidden(x.flatten(1))))
 
@@ -69,8 +70,8 @@ class MnistNet(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5 as used on CIFAR-10 (GSGM, Section V; DGH-GC, Section 6.1): 62,006 parameters.
 
-    :param channels: channels of the image, 32x32 as published, at least 16x16.
-    :param classes: classes to tell apart.
+    :param channels: number of channels of the images: 32x32 pixels as published, at least 16x16.
+    :param classes: number of classes.
     """
 
     def __init__(self, channels: int = 3, classes: int = 10):
@@ -91,10 +92,10 @@ class LeNet5(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Three convolutions and two full layers for CIFAR-100 (GSGM, Section V): 586,184 parameters.
+    """Three convolutions and two linear layers for CIFAR-100 (GSGM, Section V): 586,184 parameters.
 
-    :param channels: channels of the image, 32x32 as published, at least 8x8.
-    :param classes: classes to tell apart.
+    :param channels: number of channels of the images: 32x32 pixels as published, at least 8x8.
+    :param classes: number of classes.
     """
 
     def __init__(self, channels: int = 3, classes: int = 100):
@@ -117,12 +118,12 @@ class ConvNet(nn.Module):
 class ConvMlp(nn.Module):
     """A small relative of ConvMLP (Li et al., 2021; ROG, Section VI) for images of about 32x32.
 
-    Convolutions find features, then channel MLPs with a depthwise convolution between them, as
-    published, without batch normalisation. 613,642 parameters in 2,408 rows; one image takes 16
-    million multiplications.
+    Two convolutions find features. Then follow stages as published: channel MLPs with a depthwise
+    convolution between them. There is no batch normalisation. The model has 613,642 parameters in
+    2,408 rows; one image takes 16 million multiplications.
 
-    :param channels: channels of the image, at least 16x16 pixels.
-    :param classes: classes to tell apart.
+    :param channels: number of channels of the images, which need at least 16x16 pixels.
+    :param classes: number of classes.
     """
 
     def __init__(self, channels: int = 3, classes: int = 10):
@@ -145,7 +146,7 @@ class ConvMlp(nn.Module):
 
 
 class _MlpStage(nn.Module):
-    """Two MLPs over the channels of each place, and a depthwise convolution between them."""
+    """Two MLPs over the channels of each pixel, and a depthwise convolution between them."""
 
     def __init__(self, channels: int, hidden: int):
         super().__init__()
@@ -155,7 +156,7 @@ class _MlpStage(nn.Module):
         self.mlp2 = _ChannelMlp(channels, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take and give (N, C, H, W)."""
+        """Return a tensor of the shape of ``x``, (N, C, H, W)."""
         x = self.mlp1(x.permute(0, 2, 3, 1))
         x = self.places(self.norm(x).permute(0, 3, 1, 2)) + x.permute(0, 3, 1, 2)
         return self.mlp2(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -169,7 +170,7 @@ class _ChannelMlp(nn.Module):
         self.fall = nn.Linear(hidden, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take and give (N, H, W, C)."""
+        """Return a tensor of the shape of ``x``, (N, H, W, C)."""
         return x + self.fall(gelu(self.rise(self.norm(x))))
 
 
@@ -182,10 +183,10 @@ def build_model(spec: str, options: Mapping[str, Any], channels: int, classes: i
                 what: str = 'model') -> nn.Module:
     """Return a new model, initialised from the global random state.
 
-    :param spec: a key of :data:`MODELS`, which is given ``channels`` and ``classes``, or
+    :param spec: a key of :data:`MODELS`, whose class also gets ``channels`` and ``classes``, or
         ``package.module:function`` of a function or class that returns a model.
-    :param options: keyword arguments of that function.
-    :param what: what the model is to the user, for messages.
+    :param options: keyword arguments of that class or function.
+    :param what: the user's word for the model, in messages.
     :raises TaskError: the model cannot be made.
     """
     factory: Any = MODELS.get(spec)
@@ -204,9 +205,9 @@ def build_model(spec: str, options: Mapping[str, Any], channels: int, classes: i
 
 
 def try_model(model: nn.Module, spec: str, image: Tensor) -> None:
-    """Check that a model accepts images like ``image`` (1, C, H, W); its mode stays.
+    """Check that a model accepts images like ``image`` (1, C, H, W); keep the model's mode.
 
-    :raises TaskError: it does not.
+    :raises TaskError: the model does not accept them.
     """
     training = model.training
     try:

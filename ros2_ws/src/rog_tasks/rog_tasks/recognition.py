@@ -23,16 +23,17 @@ START_BATCH = 64
 class Recognition(Task):
     """Training of a recogniser on the images that the robots see.
 
-    :param seed: of the model's initialisation, the shares of a folder, and the order.
+    :param seed: random seed of the model's initialisation, of the robots' shares of a folder, and
+        of the order of the images.
     :param images, labels: see :func:`rog_tasks.sources.open_source`; only robots open them.
     :param classes: names of the classes.
     :param size, channels: images become (channels, size, size); 3 channels: colour, 1: grey.
-    :param model, model_options: as of :class:`~rog_tasks.classify.Classification`.
-    :param start: the model before training, on the server: ``weights:PATH`` (safetensors),
-        ``folder:PATH?epochs=5`` (trained on class folders), or '' (random).
-    :param test: ``folder:PATH`` of class folders on every machine, to measure the model; '': it is
-        not measured, and the accuracy is NaN.
-    :param test_limit: most images to measure with.
+    :param model, model_options: see :class:`~rog_tasks.classify.Classification`.
+    :param start: how the server makes the initial model: ``weights:PATH`` (from a safetensors
+        file), ``folder:PATH?epochs=5`` (trained on class folders), or '' (random).
+    :param test: ``folder:PATH`` of class folders on every machine, to measure the model; '': the
+        model is not measured, and the accuracy is NaN.
+    :param test_limit: largest number of test images.
     :raises TaskError: names an invalid option.
     """
 
@@ -64,7 +65,7 @@ class Recognition(Task):
         return made
 
     def pretrain(self, model: nn.Module) -> None:
-        """Bring the model to its state at the start."""
+        """Bring a new model, in place, to the initial state that the option ``start`` names."""
         if self._start is None:
             return
         if self._start.kind == 'weights':
@@ -75,7 +76,7 @@ class Recognition(Task):
         fit(model, self.loss, batches, self._start.epochs * math.ceil(len(source) / START_BATCH))
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
-        """Return images (B, C, H, W) and labels (B,), -1 where there is none."""
+        """Return batches: images (B, C, H, W) and labels (B,), -1 for an image without a label."""
         return self._source.batches(rank, world, self.batch_size)
 
     def shard(self, rank: int, world: int) -> Iterator[Batch]:
@@ -88,7 +89,7 @@ class Recognition(Task):
         return self._source.loss(model(images), labels)
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the share of test images that ``model`` recognises; NaN without any."""
+        """Return the share of test images that ``model`` recognises; NaN without test images."""
         return math.nan if self._test is None else accuracy(model, *self._test)
 
     def _folder(self, path: str) -> FolderSource:

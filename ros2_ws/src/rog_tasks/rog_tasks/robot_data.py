@@ -8,7 +8,7 @@ from rog_tasks.shard_batches import ShardBatches
 from rog_tasks.task import Task, endless, next_of
 
 MOST = 100_000
-"""Most batches of a shard; a shard without end would be counted forever."""
+"""Most batches of a shard; the limit stops a shard that never ends."""
 
 
 class RobotData:
@@ -38,7 +38,7 @@ class RobotData:
                             'yield what the robot learns from, once')
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return an iteration's batch of one of ``shards`` shards, the same on every robot."""
+        """Return the batch of ``shard`` (of ``shards``) for ``iteration``, equal on every robot."""
         if shards not in self._shards:
             self._shards = {shards: ShardBatches(self._task, shards)}
         return self._shards[shards].get(shard, iteration)

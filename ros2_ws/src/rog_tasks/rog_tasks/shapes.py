@@ -1,8 +1,9 @@
-"""A generated set of images, larger than those of our dependencies; it needs no network or file.
+"""A generated set of images, larger than the data sets that our dependencies contain.
 
-Each class has a few smooth random prototypes, which share part of their form with those of other
-classes. An image is a prototype of its class, shifted, bent by a smooth field, scaled in contrast,
-and noisy: easy to start on, hard to finish, and hard to learn class by class.
+It needs no network and no file. Each class has a few smooth random prototypes. Each prototype
+shares part of its form with one prototype of every other class. An image is a prototype of its
+class, shifted, bent by a smooth field, scaled in contrast, and noisy. A model learns the first part
+of this data fast and the last part slowly, and it learns badly from one class after another.
 """
 
 import torch
@@ -13,9 +14,9 @@ from rog_tasks.errors import DataError
 from rog_tasks.image_data import ImageData
 
 KINDS = 3
-"""Prototypes of a class."""
+"""Number of prototypes of a class."""
 SHARED = 0.6
-"""Share of a prototype's form that one prototype of every other class has, too."""
+"""Share of a prototype's form that one prototype of every other class also has, 0 to 1."""
 SHIFT = 0.15
 """Standard deviation of the shift, in half widths of the image."""
 BEND = 0.1
@@ -26,10 +27,10 @@ NOISE = 0.25
 
 def shapes(train: int = 6000, test: int = 1000, size: int = 28, channels: int = 1,
            classes: int = 10, seed: int = 0) -> ImageData:
-    """Generate ``train`` and ``test`` images of ``size`` x ``size`` pixels, classes evenly dealt.
+    """Generate ``train`` and ``test`` images of ``size`` x ``size`` pixels, equally many per class.
 
-    :param seed: of everything; independent of the fleet's seed, so that fleets with other seeds
-        train on the same images.
+    :param seed: random seed of all images. It does not depend on the fleet's seed, so fleets with
+        different seeds train on the same images.
     :raises DataError: a number is out of range.
     """
     least = min(train, test)
@@ -45,7 +46,7 @@ def shapes(train: int = 6000, test: int = 1000, size: int = 28, channels: int = 
 
 
 def _prototypes(size: int, channels: int, classes: int, generator: torch.Generator) -> Tensor:
-    """Return (classes, KINDS, channels, size, size), 0 to 1."""
+    """Return the prototypes (classes, KINDS, channels, size, size), 0 to 1."""
     common = _smooth(KINDS, channels, size, generator)
     own = _smooth(classes * KINDS, channels, size, generator)
     own = own.view(classes, KINDS, channels, size, size)
@@ -69,6 +70,6 @@ def _images(count: int, prototypes: Tensor, generator: torch.Generator) -> tuple
 
 
 def _smooth(count: int, channels: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return ``count`` smooth random fields (count, channels, size, size) of deviation about 1."""
+    """Return smooth random fields (count, channels, size, size), standard deviation about 1."""
     coarse = torch.randn(count, channels, 5, 5, generator=generator)
     return interpolate(coarse, size=(size, size), mode='bicubic', align_corners=True)

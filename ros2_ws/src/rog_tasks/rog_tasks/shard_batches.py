@@ -1,4 +1,7 @@
-"""Batches by number, for robots that must agree on copies of one shard (gradient coding)."""
+"""Returns batches by number, so that robots with the same shard get the same batch.
+
+Gradient coding needs this: several robots have copies of one shard.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from typing import Any
 from rog_tasks.task import Task, endless, next_of
 
 OPEN = 256
-"""Shards whose position is remembered; the least recently used is forgotten first."""
+"""Most shards whose position is remembered; the least recently used shard is forgotten first."""
 
 
 @dataclass
@@ -21,8 +24,8 @@ class _Place:
 class ShardBatches:
     """Returns batch number ``iteration`` of any of ``shards`` shards, the same on every robot.
 
-    Batches may be requested in any order; going forward is cheap, going back starts anew. If the
-    task's ``batches`` have ``skip(count)``, skipped batches are not made.
+    Batches may be requested in any order. Going forward is cheap; going back starts the shard
+    again. If the task's ``batches`` have ``skip(count)``, skipped batches are not made.
 
     :param task: its ``batches(shard, shards)`` return the batches.
     :param shards: number of shards of the data.

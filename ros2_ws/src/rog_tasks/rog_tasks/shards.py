@@ -15,24 +15,24 @@ from rog_tasks.image_data import as_float
 Indices = NDArray[np.int64]
 
 _CELLS = 8
-"""Cells per side to which images are averaged to find their main direction."""
+"""Images are averaged to this many cells per side before their main direction is computed."""
 
 
 def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: int = 0,
               images: Tensor | None = None) -> list[Indices]:
     """Cut the samples with these ``labels`` (n,) into ``world`` shards of sorted indices.
 
-    :param split: the rule. All but the last give shards of equal size, within one.
+    :param split: the rule. The sizes of two shards differ by at most 1, except with ``dirichlet``.
 
         - ``iid``: at random.
-        - ``sorted``: in the order of the labels, so that a robot sees one or a few classes; within
-          a label in the order of the data (the pathological partition of GSGM, Section V).
+        - ``sorted``: in the order of the labels, so that a robot sees one or a few classes; samples
+          of one label stay in the order of the data (pathological partition of GSGM, Section V).
         - ``place`` or ``place:SPREAD``: each robot has its part of the world. The images are sorted
-          by a smooth feature, their first principal component; SPREAD, 0 by default, is the
-          deviation of the noise added to it, in deviations of the feature.
+          by a smooth feature, their first principal component, plus noise. SPREAD, by default 0, is
+          the standard deviation of the noise, relative to that of the feature.
         - ``dirichlet:ALPHA``: each class is divided in proportions drawn from Dirichlet(ALPHA): the
           smaller ALPHA, the fewer classes a robot sees.
-    :param images: (n, C, H, W), which ``place`` needs.
+    :param images: (n, C, H, W); only ``place`` needs them.
     :raises DataError: the split is unknown, or there are fewer samples than shards.
     """
     if not 1 <= world <= len(labels):
@@ -89,15 +89,16 @@ def _number(split: str, name: str, text: str, low: float, high: float) -> float:
 
 
 def _main_direction(images: Tensor) -> NDArray[np.float64]:
-    """Return (n,): the first principal component of each image, of deviation 1.
+    """Return the first principal component of each image, (n,), with standard deviation 1.
 
-    Of the images averaged down to a few cells: where they are light and dark, not their detail.
+    It is computed from images that are averaged to a few cells, so it depends on where an image is
+    light or dark, and not on details.
     """
     cells = torch.cat([adaptive_avg_pool2d(as_float(part), _CELLS) for part in images.split(4096)]
                       ).flatten(1).double().numpy()
     centred = cells - cells.mean(0)
     direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]
-    direction *= np.sign(direction[np.abs(direction).argmax()])  # its sign is arbitrary
+    direction *= np.sign(direction[np.abs(direction).argmax()])  # fix the arbitrary sign
     feature: NDArray[np.float64] = centred @ direction
     return feature / (feature.std() or 1.0)
 
@@ -109,7 +110,7 @@ def _dirichlet(labels: NDArray[np.int64], world: int, alpha: float, rng: np.rand
         members = rng.permutation(np.flatnonzero(labels == label))
         cuts = np.cumsum(rng.dirichlet(np.full(world, alpha)))[:-1] * len(members)
         owner[members] = np.searchsorted(np.round(cuts), np.arange(len(members)), side='right')
-    # A robot without data cannot train: give it a sample of the robot that has most.
+    # A robot without data cannot train: give it a sample of the robot that has the most samples.
     counts = np.bincount(owner, minlength=world)
     while counts.min() == 0:
         rich, poor = int(counts.argmax()), int(counts.argmin())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def brighten(images: Tensor, amount: float) -> Tensor:
-    """Add ``amount`` (-1 to 1) to every pixel and clip to 0..1; negative darkens."""
+    """Add ``amount`` (-1 to 1) to every pixel and clip to 0..1; a negative amount darkens."""
     return (images + amount).clamp(0, 1)
 
 
@@ -22,7 +22,8 @@ def fog(images: Tensor, strength: float, generator: torch.Generator, cells: int 
     density d a pixel p becomes (1 - d) p + d, which is whiter.
 
     :param strength: 0 (clear) to 1 (white-out).
-    :param cells: random values along each side of the field; fewer make larger banks.
+    :param cells: number of random values along each side of the field; with fewer values the banks
+        of fog are larger.
     """
     coarse = _banks(len(images), generator, cells).to(images)
     field = torch.nn.functional.interpolate(coarse, size=images.shape[-2:], mode='bilinear',
@@ -57,6 +58,6 @@ class Shift:
         return brighten(images, self.brightness) if self.brightness else images
 
     def skip(self, count: int, generator: torch.Generator) -> None:
-        """Draw as many numbers from ``generator`` as spoiling ``count`` images does."""
+        """Draw as many numbers from ``generator`` as a call with ``count`` images draws."""
         if self.fog:
             _banks(count, generator)

@@ -36,7 +36,8 @@ class Task(ABC):
     """Samples in a batch of one robot; set from the fleet file before ``batches`` is called."""
 
     sources: Sequence['Source'] = ()
-    """The sources of its images: the robot's node subscribes to their topics, and reports them."""
+    """Sources of the task's images. A robot's node subscribes to their topics and publishes their
+    reports."""
 
     @abstractmethod
     def model(self) -> 'nn.Module':
@@ -47,7 +48,7 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, rank: int, world: int) -> Iterator[Any]:
-        """Yield the batches of robot ``rank`` of ``world``, without end, the same for the seed."""
+        """Yield the batches of robot ``rank`` of ``world``, without end; equal for equal seeds."""
 
     @abstractmethod
     def loss(self, model: 'nn.Module', batch: Any) -> 'Tensor':
@@ -60,8 +61,8 @@ class Task(ABC):
     def shard(self, rank: int, world: int) -> Iterator[Any]:
         """Yield the data of robot ``rank`` of ``world`` once, the same at every call.
 
-        In batches of at most ``batch_size``, for methods that need the gradient of a whole shard
-        (SVRG).
+        The data come in batches of at most ``batch_size``. Methods use this if they need the
+        gradient of a whole shard (SVRG).
         """
         raise TaskError(_without_shard(type(self)))
 
@@ -73,12 +74,12 @@ class Task(ABC):
         return math.nan
 
     def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
-        """Return small arrays that a figure of the end of a run shows, by name; none by default.
+        """Return small arrays by name, for a figure of the end of a run; by default none.
 
-        In virtual time it is called for every robot's model, and for that of the server.
-        `rog_sim.figures` draws: of a robot ``truth`` and ``estimate``, positions (n, 3) in m; of
-        the server ``top`` (H, W, 3), colours 0 to 1 seen from above, ``height`` (H, W) in m, and
-        ``extent``, the four bounds of x and y in m.
+        A run in virtual time calls this for the model of every robot and of the server.
+        `rog_sim.figures` draws these arrays. Of a robot: ``truth`` and ``estimate``, positions
+        (n, 3) in m. Of the server: ``top`` (H, W, 3), the colours, 0 to 1, seen from above;
+        ``height`` (H, W) in m; ``extent``, the four bounds of x and y in m.
         """
         return {}
 
@@ -132,13 +133,13 @@ class _Plain(Task):
 
 def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0,
               batch_size: int | None = None) -> Task:
-    """Make the task that ``spec``, ``package.module:Class``, names.
+    """Make the task whose class ``spec`` names as ``package.module:Class``.
 
-    :param options: keyword arguments of its constructor.
-    :param seed: passed as ``seed`` if the constructor has it.
-    :param batch_size: samples in a batch; by default the task's own.
+    :param options: keyword arguments of the constructor.
+    :param seed: passed as ``seed`` if the constructor has such a parameter.
+    :param batch_size: number of samples in a batch; by default the task's own.
     :raises TaskError: the module, the class or a method is missing, the constructor does not know
-        an option, or it fails.
+        an option, or the constructor fails.
     """
     cls = _found(spec)
     if batch_size is not None and batch_size < 1:
@@ -158,7 +159,7 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
 
 
 def check_task(spec: str, options: Mapping[str, Any] | None = None) -> None:
-    """Raise what `load_task` would raise before it makes the task; imports its module."""
+    """Import the task's class and raise the errors of `load_task`, but do not make the task."""
     _arguments(_found(spec), spec, dict(options or {}), 0)
 
 
@@ -209,14 +210,14 @@ def measure(task: Task, model: 'nn.Module') -> float:
 
 
 def measure_clean(task: Task, model: 'nn.Module') -> float:
-    """Like `measure`, in the world before it changed; NaN if it never changed."""
+    """Return the metric as `measure` does, in the world before it changed; NaN if it never did."""
     return _metric(task.evaluate_clean, model, 'evaluate_clean')
 
 
 def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: str) -> float:
     import torch
 
-    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
+    modes = [(module, module.training) for module in model.modules()]  # may differ
     model.eval()
     try:
         with torch.no_grad():
@@ -237,7 +238,8 @@ def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: st
 def prepare(task: Task, model: 'nn.Module') -> None:
     """Bring a new model, in place, to its state before online training; on the server only.
 
-    :raises TaskError: this changes what robots never get from the server.
+    :raises TaskError: `Task.pretrain` changes a frozen parameter, or which parameters are frozen.
+        Robots get from the server only the parameters that are trained.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: p.detach().clone() for name, p in model.named_parameters()
@@ -255,7 +257,7 @@ def prepare(task: Task, model: 'nn.Module') -> None:
 
 
 def endless(task: Task, rank: int, world: int) -> Iterator[Any]:
-    """Return the batches of ``rank`` of ``world``; `TaskError` if they are not iterable."""
+    """Return the batches of ``rank`` of ``world``; raise `TaskError` if they are not iterable."""
     batches = task.batches(rank, world)
     if not isinstance(batches, Iterable):
         raise TaskError(f'batches(rank, world) returned {type(batches).__name__}; it must yield '
@@ -264,7 +266,7 @@ def endless(task: Task, rank: int, world: int) -> Iterator[Any]:
 
 
 def next_of(batches: Iterator[Any]) -> Any:
-    """Return the next of `endless` batches; `TaskError` if there is none."""
+    """Return the next of `endless` batches; raise `TaskError` if there is none."""
     try:
         return next(batches)
     except StopIteration:

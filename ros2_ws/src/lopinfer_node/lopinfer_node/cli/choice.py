@@ -27,7 +27,7 @@ MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a publ
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Declare MODEL and how it is called."""
+    """Declare MODEL, the shape of its input, and its threads."""
     parser.add_argument('model', metavar='MODEL', help=MODEL_HELP)
     parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
                         help='shape of the input (default: 1x3x224x224)')
@@ -56,7 +56,7 @@ def traced_model(options: argparse.Namespace) -> Traced:
 
 
 def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
-    """Graph of the chosen model and its costs on the chosen machines."""
+    """Return the graph of the chosen model and its costs on the chosen machines."""
     if options.model.endswith('.csv'):
         if options.profile or options.server_profile:
             raise ProfileError(f'{options.model} contains the profiles of its machines; leave out '
@@ -78,14 +78,14 @@ def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
 
 
 def measured(traced: Traced, repeats: int = 7, slowdown: float = 1.0) -> Profile:
-    """Profile of this machine, with a bar."""
+    """Measure the profile of a model on this machine; show a progress bar."""
     with bar(f'measuring {traced.name}') as show:
         return measure(traced, repeats, progress=show, slowdown=slowdown)
 
 
 @contextmanager
 def bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Return a progress callback (done, all) that draws a bar if the output is a terminal."""
+    """Yield a progress callback (done, total), which draws a bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -97,7 +97,7 @@ def bar(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def print_table(head: list[str], rows: list[list[str]], title: str = '') -> None:
-    """Print a table: numbers to the right, texts to the left and, where it is narrow, wrapped."""
+    """Print a table: numbers align to the right, texts to the left and wrap if space is short."""
     from rich.console import Console
     from rich.table import Table
     table = Table(title=title or None, title_justify='left', box=None, pad_edge=False)
@@ -110,7 +110,7 @@ def print_table(head: list[str], rows: list[list[str]], title: str = '') -> None
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """`1x3x224x224`."""
+    """Parse a shape such as `1x3x224x224`."""
     try:
         sizes = tuple(int(n) for n in text.lower().split('x'))
     except ValueError:
@@ -121,7 +121,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def bandwidths(text: str) -> tuple[float, ...]:
-    """`0:30:1` or `2,5,10` in MB/s; returned in bytes/s, ascending."""
+    """Parse bandwidths in MB/s, `0:30:1` or `2,5,10`; return them in bytes/s, ascending."""
     try:
         if ':' in text:
             low, high, step = (float(n) for n in text.split(':'))

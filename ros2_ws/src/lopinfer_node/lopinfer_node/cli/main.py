@@ -28,7 +28,7 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; errors of the user are one line and exit code 2."""
+    """Run one verb and return the exit code; an error of the user prints one line and gives 2."""
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     try:
         options = make_parser(name).parse_args(arguments)
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LopinferError, SettingError, TraceError) as error:
         print(f'lopinfer: {error}', file=sys.stderr)
         return 2
-    except OSError as error:  # of a file or directory that the user named
+    except OSError as error:  # an error of a file or directory that the user named
         said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
         print(f'lopinfer: {said}', file=sys.stderr)
         return 2

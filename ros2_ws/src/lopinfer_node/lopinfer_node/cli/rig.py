@@ -1,7 +1,8 @@
 """A robot and a server on one machine with an emulated link: for the demo and the benches.
 
-The server is a process of its own, the robot is this process; each computes on one thread. Real
-DDS between them, the link's rate and delay from the token bucket that fleets use too.
+The server is a process of its own, the robot is this process; each computes on one thread. They
+exchange messages over DDS. The token bucket that fleets use, too, gives the link its rate and
+delay.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from ..runtime.planner import TablePlanner
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
 START = 120.0       # seconds that a server has to load, measure and accept plans
-WARM_UP = 2         # requests
+WARM_UP = 2         # first requests, which are not measured
 DEVICE_ONLY = 'device-only'
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Requests of one method.
+    """The measured requests of one method; all times are in seconds.
 
-    `latency` (requests,), `estimate` of the plan, medians of `device`, `server`, `transfer` and
-    `overlap`, all in seconds; `offloaded` requests used the server; `error`: largest difference
-    from the unsplit model's output, relative to its largest element.
+    `latency`: (requests,). `estimate`: latency that the plan expects. `device`, `server`,
+    `transfer`, `overlap`: medians. `offloaded`: number of requests that used the server. `error`:
+    largest difference from the output of the unsplit model, relative to its largest element.
     """
 
     method: str
@@ -66,8 +67,8 @@ class Measured:
 class Rig:
     """A server and a link that stay open while `measure` runs one method after the other.
 
-    ``rate`` in bytes/s in each direction, None for loopback as it is; ``latency`` in s. The robot
-    computes ``slowdown`` times slower than the machine can.
+    ``rate``: bytes/s in each direction; None: loopback without limit. ``latency``: delay per
+    direction, s. The robot computes ``slowdown`` times slower than this machine can.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,
@@ -103,9 +104,10 @@ class Rig:
             self._temporary.cleanup()
 
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
-        """Share `requests` inferences by the plans of one method.
+        """Share `requests` inferences with the plans of one method, and measure them.
 
-        ``profile``: of the slowed robot. ``delay`` of the link per direction that plans expect, s.
+        ``profile``: profile of the slowed robot. ``delay``: delay of the link per direction that
+        plans expect, s.
         """
         with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
             alone = float(profile.whole.sum())
@@ -130,9 +132,9 @@ class Rig:
 
 def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.Tensor],
             method: str, requests: int, alone: float) -> Measured:
-    """Run requests one after the other; the first few warm up and do not count.
+    """Run requests one after the other and measure them; the first `WARM_UP` do not count.
 
-    ``alone``: expected seconds of the robot alone.
+    ``alone``: expected latency if the robot computes alone, s.
     """
     rows: list[Sequence[float]] = []
     estimate, offloaded, error = float('nan'), 0, 0.0
@@ -157,7 +159,7 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.
 
 @contextmanager
 def private_domain() -> Iterator[None]:
-    """Keep DDS on loopback, in a domain of this process unless the user chose a domain."""
+    """Keep DDS on loopback, in a domain of this process or in the domain that the user chose."""
     chosen = os.environ.get('ROS_DOMAIN_ID') or str(1 + os.getpid() % 100)
     before = dict(os.environ)
     os.environ.update({**dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': chosen, **launched()})

@@ -51,9 +51,10 @@ class Weight:
 class Division:
     """The division of a call into intervals of its output.
 
-    `axis` of the result, None if it is computed whole or not at all; one footprint for each of
-    `Call.values`; `part(lo, hi, needs)` returns the arithmetic of the output interval [lo, hi)
-    from inputs that are just the intervals `needs`. None stands for the call itself on slices.
+    `axis`: the axis along which the result is divided; None: a side computes the whole result or
+    nothing. `footprints`: one for each of `Call.values`. `part(lo, hi, needs)` returns a function
+    that computes the output interval [lo, hi) from inputs that are cut to the intervals `needs`.
+    If `part` is None, the call itself computes an interval from the cut inputs.
     """
 
     axis: int | None
@@ -64,9 +65,10 @@ class Division:
 
 @dataclass(frozen=True)
 class Call:
-    """`overload(**arguments)`; `pick` selects one of several results, None for a single one.
+    """The call `overload(**arguments)`.
 
-    Omitted arguments have their defaults, so a rule need not know the defaults.
+    `pick` selects one of several results; None: there is a single result. Omitted arguments get
+    their defaults, so a rule need not know the defaults.
     """
 
     overload: torch._ops.OpOverload
@@ -156,7 +158,10 @@ def indivisible(call: Call, is_global: bool | None = None) -> Division:
 
 
 def along(call: Call, axis: int, same: Sequence[Value] = ()) -> list[Footprint]:
-    """Return footprints of a result along `axis`: `same` index by index, other inputs whole."""
+    """Return footprints for a result divided along `axis`.
+
+    An index of the result needs the same index of the inputs `same`, and all other inputs whole.
+    """
     extent = call.shape[axis]
     return [identity(extent) if value in same else whole(extent, value.extent)
             for value in call.values]
@@ -178,7 +183,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-# Operators without a rule, always whole: pure functions of tensors, safe to run for a client.
+# Operators without a rule: a side computes them whole. They are pure functions of tensors, so it is
+# safe for a server to run them for a client.
 WHOLE = frozenset((
     'argmin', 'argsort', 'cdist', 'cummax', 'cumprod', 'diag_embed',
     'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',
@@ -196,7 +202,7 @@ WHOLE = frozenset((
 
 
 def divide(call: Call) -> Division:
-    """Apply the operator's rule; raise ModelError for an operator not known to be safe."""
+    """Apply the operator's rule; raise ModelError for an operator that is not known to be safe."""
     if call.overload.namespace != 'aten' or call.overload._schema.is_mutable:
         raise ModelError(f'operator {call.overload} is not a pure ATen operator')
     if random(call.overload, call.arguments):
@@ -222,5 +228,5 @@ def random(overload: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> boo
     return bool(arguments.get('train', True))
 
 
-# With a single row there is nothing to divide: Table 4.1 counts these as global.
+# If their input cannot be divided, Table 4.1 of the thesis counts these operators as global.
 SINGLE_ROW_GLOBAL = frozenset(('linear', 'addmm', 'flatten', 'mm', 'matmul'))

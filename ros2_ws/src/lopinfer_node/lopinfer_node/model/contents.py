@@ -1,7 +1,7 @@
 """Checksums of the memory of weights: detect writes that PyTorch does not count.
 
-Another process writes through shared memory, NumPy through an array of the same memory, and weights
-that were made in inference mode count no writes at all.
+PyTorch does not count writes of another process through shared memory, writes of NumPy through an
+array on the same memory, and all writes to weights that were made in inference mode.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-PART = 1 << 20     # bytes under one checksum
-SAMPLE = 256       # bytes of each weight that every look reads
+PART = 1 << 20     # bytes that one checksum covers
+SAMPLE = 256       # bytes of each weight that every call of `look` reads
 
 
 class Contents:
-    """Checksums of the present memory of tensors on the CPU and of arrays.
+    """Checksums of the present memory of CPU tensors and of arrays.
 
     The object keeps this memory alive, so that no other weight gets the same address.
     """
@@ -33,9 +33,9 @@ class Contents:
         self._next = 0
 
     def look(self, nbytes: int) -> str:
-        """Check a sample of each weight and the next bytes; return the weight that differs, or ''.
+        """Check a sample of each weight, and the next ``nbytes`` of all weights.
 
-        Enough calls read all bytes.
+        Returns the name of a weight that differs, or ''. Successive calls check all bytes in turn.
         """
         for (name, part), known in zip(self._samples, self._sums[0], strict=True):
             if zlib.crc32(part) != known:
@@ -69,5 +69,6 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
         return None
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
-    tensor = tensor.detach().permute(order)   # channels last, or transposed: one stretch, too
+    # In this order a channels-last or transposed tensor is contiguous, too.
+    tensor = tensor.detach().permute(order)
     return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.is_contiguous() else None

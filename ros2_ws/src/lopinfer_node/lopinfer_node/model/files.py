@@ -28,7 +28,7 @@ GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
 
 
 def save(traced: Traced, directory: Path) -> None:
-    """Write both files; weights that share memory are written once each."""
+    """Write both files; if weights share memory, write each of them separately."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / GRAPH).write_text(as_json(traced.name, traced.axes, traced.tape))
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},
@@ -36,7 +36,7 @@ def save(traced: Traced, directory: Path) -> None:
 
 
 def load(directory: Path, device: str = 'cpu') -> Traced:
-    """Read and check both files, weights to `device`; raise ModelError if they do not fit."""
+    """Read and check both files, put the weights on `device`; raise ModelError if a check fails."""
     try:
         document = json.loads((directory / GRAPH).read_text())
         weights = _weights(directory / WEIGHTS, device)
@@ -51,7 +51,7 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory; tensors of safetensors would change with the file."""
+    """Read tensors into new memory, because tensors of safetensors change with the file."""
     with safe_open(str(path), 'pt') as file:   # checks the header
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}

@@ -1,7 +1,8 @@
-"""Find what the code of a model reads besides its arguments, from its modules and functions.
+"""Find what the code of a model reads besides its arguments.
 
-These are a module's attributes, weights and submodules. If the code names them, these are also
-lists, dictionaries and objects in attributes, globals, closures and classes, with their items.
+The search begins at the modules of the model and goes through their functions. It finds attributes,
+weights and submodules of modules. It also finds lists, dictionaries and objects in attributes,
+globals, closures and classes, with their items, if the code names them.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class Picked:
         self._get, self._names = get, tuple(names)
 
     def items(self) -> list[tuple[str, Any]]:
-        """Names and values, `MISSING` where there is none."""
+        """Return names and values; `MISSING` is the value of a name that does not exist."""
         return [(name, self._get(name, MISSING)) for name in self._names]
 
     def without(self, names: Collection[str]) -> Picked:
-        """Return the other items."""
+        """Return the items whose names are not in ``names``."""
         return Picked(self._get, [name for name in self._names if name not in names])
 
     def __iter__(self) -> Iterator[Any]:
@@ -46,7 +47,7 @@ class Picked:
 
 
 class _Owner:
-    """An object of which only the items that the code reads by name are followed."""
+    """An object whose items are followed only if the code reads them by name."""
 
     def __init__(self, path: str, get: Callable[[str, Any], Any],
                  wanted: Callable[[], Iterable[str]], held: bool = True) -> None:
@@ -55,14 +56,18 @@ class _Owner:
         self.names: dict[str, None] = {}
 
     def more(self) -> list[tuple[str, Any]]:
-        """Return the items that the code reads, found since the last call."""
+        """Return the items that the code reads, except items that earlier calls returned."""
         new = [name for name in self._wanted() if name not in self.names]
         self.names.update(dict.fromkeys(new))
         return [(join(self.path, name), self.get(name, None)) for name in new]
 
 
 class Followed:
-    """``held``: path, container, and which of the three kinds it is; ``tensors``, ``arrays``."""
+    """What the code of a model reads.
+
+    ``held``: path, container, and its kind (`MODULE`, `NAMED` or `ITEMS`). ``tensors`` and
+    ``arrays``: tensors and arrays by path.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.held: list[tuple[str, Any, str]] = []
@@ -131,7 +136,7 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
-            if isinstance(value, (dict, list, set)):   # a class of one's own
+            if isinstance(value, (dict, list, set)):   # an instance of a subclass
                 self.held.append((path, value, ITEMS))
                 self._todo += [(f'{path}[{key!r}]', v) for key, v in (
                     value.items() if isinstance(value, dict) else enumerate(value))]
@@ -147,7 +152,7 @@ class Followed:
             self._owners.append(_Owner(base.__qualname__, own.get, partial(self._of, own, ours)))
 
     def _of(self, own: Mapping[str, Any], ours: bool) -> list[str]:
-        """Return the attributes of a class that the code reads; of a library only `forward`."""
+        """Return the attributes of a class that the code reads; for a library, only `forward`."""
         if not ours:
             return ['forward'] if 'forward' in own else []
         return [name for name, value in own.items() if name in self._names
@@ -178,7 +183,7 @@ class Followed:
         self._todo += [(path, function.__defaults__), (path, function.__kwdefaults__)]
 
     def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
-        """Follow these globals of a module, and of the modules among them, each once."""
+        """Follow the globals ``names`` of a module, and of each module among these globals."""
         passed.add(id(items))
         known = self._globals.get(id(items))
         if known is None:
@@ -204,7 +209,7 @@ def _wrapped(value: Any) -> Any:
 def _cell(cells: dict[str, Any], name: str, default: Any) -> Any:
     try:
         return cells[name].cell_contents
-    except ValueError:   # it is empty yet
+    except ValueError:   # the cell is still empty
         return default
 
 
@@ -219,7 +224,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Return whether to follow a class or function: not Python's, nor of a stateless library."""
+    """Return whether to follow a class or function: not if its package is in `NO_STATE`."""
     return str(getattr(value, '__module__', '')).partition('.')[0] not in NO_STATE
 
 

@@ -1,7 +1,7 @@
 """Footprints: which input interval an output interval needs (thesis 4.4.1).
 
-A tensor is divided along one axis, an operator's output interval [a, b) on its axis needs an
-interval [lo, hi) of each input on that input's axis. Both ends are tables over the output index. So
+A tensor is divided along one axis. The output interval [a, b) of an operator needs an interval
+[lo, hi) of each input, along that input's axis. Two tables over the output index hold lo and hi. So
 planner, checker and runtime treat all operators alike, whatever their arithmetic.
 """
 
@@ -19,9 +19,10 @@ EMPTY: Interval = (0, 0)
 class Footprint:
     """The interval of one input, of `extent` indices, that each output interval needs.
 
-    `starts[i]` and `ends[i]`, int64 of shape (output extent,), both non-decreasing: the interval
-    [a, b) needs [starts[a], ends[b - 1]), nothing where that is empty. Where the footprint of a
-    single index is not an interval, or steps backwards, this is its hull (exact, or `whole`).
+    `starts` and `ends` are int64 of shape (output extent,) and never decrease. The output interval
+    [a, b) needs [starts[a], ends[b - 1]), or nothing if this is empty. If a single output index
+    does not need an interval, or a later index needs earlier inputs, the tables hold a hull: the
+    exact hull or the whole input (`whole`).
     """
 
     starts: np.ndarray
@@ -49,7 +50,10 @@ class Footprint:
 
 
 def _of(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
-    """Return the hulls of [starts[i], ends[i]), clipped to the input, skipping empty ones."""
+    """Return the footprint in which output index i needs [starts[i], ends[i]), as a hull.
+
+    The intervals are clipped to the input. An empty interval needs nothing.
+    """
     starts, ends = np.clip(starts, 0, extent), np.clip(ends, 0, extent)
     empty = starts >= ends
     starts = np.where(empty, extent, starts)
@@ -59,33 +63,40 @@ def _of(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
 
 
 def whole(outputs: int, extent: int) -> Footprint:
-    """Every output index needs the whole input: a global dependency."""
+    """Return the footprint of a global dependency: every output index needs the whole input."""
     return Footprint(np.zeros(outputs, np.int64), np.full(outputs, extent, np.int64), extent)
 
 
 def fixed(outputs: int, lo: int, hi: int, extent: int) -> Footprint:
-    """Every output index needs [lo, hi)."""
+    """Return the footprint in which every output index needs [lo, hi)."""
     return Footprint(np.full(outputs, lo, np.int64), np.full(outputs, hi, np.int64), extent)
 
 
 def shifted(outputs: int, offset: int, extent: int, step: int = 1) -> Footprint:
-    """Output index i needs input index i * step + offset, where there is one (slice, pad, cat)."""
+    """Return a footprint for slice, pad and cat.
+
+    Output index i needs input index i * step + offset, or nothing if there is no such input index.
+    """
     at = np.arange(outputs) * step + offset
     return _of(at, at + 1, extent)
 
 
 def identity(extent: int) -> Footprint:
-    """Output index i needs input index i."""
+    """Return the footprint in which output index i needs input index i."""
     return shifted(extent, 0, extent)
 
 
 def window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int = 0,
            dilation: int = 1) -> Footprint:
-    """Convolution and pooling: i needs i * stride - padding + dilation * (0 .. kernel - 1)."""
+    """Return the footprint of convolution and pooling.
+
+    Output index i needs the inputs i * stride - padding + dilation * r for r from 0 to kernel - 1.
+    """
     start = np.arange(outputs) * stride - padding
     if dilation == 1:
         return _of(start, start + kernel, extent)
-    # With holes the first and last tap *inside* the input count, not the clipped hull.
+    # A dilated kernel has holes. So the first and the last tap inside the input count, not the
+    # clipped hull.
     first = start + dilation * np.maximum(0, -(start // dilation))
     last = start + dilation * np.minimum(kernel - 1, (extent - 1 - start) // dilation)
     return _of(np.where(first <= last, first, extent), last + 1, extent)
@@ -93,7 +104,10 @@ def window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int
 
 def transposed_window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int = 0,
                       dilation: int = 1) -> Footprint:
-    """Transposed convolution: i needs every j with j * stride - padding + dilation * r == i."""
+    """Return the footprint of transposed convolution.
+
+    Output index i needs every input j with j * stride - padding + dilation * r == i for a tap r.
+    """
     at = np.arange(outputs)[:, None] + padding - dilation * np.arange(kernel)[None, :]
     j, remainder = np.divmod(at, stride)
     hit = (remainder == 0) & (j >= 0) & (j < extent)
@@ -101,17 +115,23 @@ def transposed_window(outputs: int, extent: int, kernel: int, stride: int = 1, p
 
 
 def merged(outputs: int, inner: int, extent: int) -> Footprint:
-    """A reshape that joins the axis, as the outer part, with `inner` more: i needs i // inner."""
+    """Return the footprint of a reshape that joins the axis with an inner axis of size `inner`.
+
+    Output index i needs input index i // inner.
+    """
     at = np.arange(outputs) // inner
     return _of(at, at + 1, extent)
 
 
 def divided(outputs: int, inner: int, extent: int) -> Footprint:
-    """A reshape that takes `inner` off the axis: i needs [i * inner, (i + 1) * inner)."""
+    """Return the footprint of a reshape that splits an inner axis of size `inner` off the axis.
+
+    Output index i needs [i * inner, (i + 1) * inner).
+    """
     at = np.arange(outputs) * inner
     return _of(at, at + inner, extent)
 
 
 def ranges(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
-    """Output index i needs [starts[i], ends[i]) (adaptive pooling, interpolation)."""
+    """Return a footprint for adaptive pooling and interpolation: i needs [starts[i], ends[i])."""
     return _of(np.asarray(starts), np.asarray(ends), extent)

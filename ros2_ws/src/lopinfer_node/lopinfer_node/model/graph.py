@@ -1,7 +1,7 @@
 """The graph of a model: its operators, their footprints, and the sizes of their tensors.
 
-The graph holds only what planning needs, and this module does not import torch. `trace.py` makes a
-graph from a model, `published.py` from the published profiles.
+The graph holds only what planning needs, and this module does not import torch. `traced.py` makes a
+graph from a model. `rog_studies.lopinfer_published` makes a graph from a published profile.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Kind(Enum):
 class Node:
     """One operator and its output tensor.
 
-    `axis` is the axis along which the tensor may be divided. None: it is indivisible, its
-    extent is 1. `inputs` are the producers' indices, each once; `footprints` has one entry each.
+    `axis` is the axis along which the tensor may be divided. None: the tensor is indivisible, its
+    extent is 1. `inputs`: indices of the nodes that produce the inputs, each once. `footprints`:
+    the footprint of each of `inputs`.
     `is_global`: an output index needs a whole input of more than one index (thesis 4.4.1). Only one
     side computes a global operator.
     """
@@ -46,7 +47,7 @@ class Node:
     itemsize: int = 4
     axis: int | None = None
     is_global: bool = False
-    place: str = ''        # where in the model: "features.3.conv (VGG)"
+    place: str = ''        # place in the model: "features.3.conv (VGG)"
 
     @property
     def extent(self) -> int:
@@ -55,12 +56,12 @@ class Node:
 
     @cached_property
     def bytes(self) -> int:
-        """Size of the whole tensor."""
+        """Bytes of the whole tensor."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
 
     @property
     def bytes_per_index(self) -> int:
-        """Size of one index along the axis."""
+        """Bytes of the part of the tensor at one index along the axis."""
         return self.bytes // self.extent
 
 

@@ -10,14 +10,14 @@ import torch
 from . import zoo
 from .traced import Traced, trace
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # of ImageNet, which most models expect
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # ImageNet's; most models expect them
 
 
 class OfImages(torch.nn.Module):
-    """A model whose input is pictures, uint8 (n, 3, rows, columns), which it normalises.
+    """A model that takes pictures, uint8 (n, 3, rows, columns), and normalises them.
 
     Each channel becomes (x / 255 - mean) / std. So each colour value crosses the link as one byte
-    instead of four (float32). Results are equal.
+    instead of four (float32), with the same result.
     """
 
     mean: torch.Tensor
@@ -38,6 +38,6 @@ class OfImages(torch.nn.Module):
 def traced_of_images(name: str, size: tuple[int, int], pretrained: bool = False,
                      mean: Sequence[float] = MEAN, std: Sequence[float] = STD,
                      device: torch.device | str = 'cpu') -> Traced:
-    """The model of this name (see `zoo.load`) for one picture of ``size`` (rows, columns)."""
+    """Load a model by name (see `zoo.load`), trace it for a picture of ``size`` (rows, columns)."""
     model = OfImages(zoo.load(name, pretrained), mean, std).to(device)
     return trace(model, torch.zeros(1, 3, *size, dtype=torch.uint8, device=device))

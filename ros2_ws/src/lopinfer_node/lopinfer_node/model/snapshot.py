@@ -1,8 +1,8 @@
 """Detect whether a model has changed since it was traced.
 
-Each check compares flat lists of all items that `follow` finds, in C, in less than a millisecond
-for a thousand modules. A background check looks part by part for changes without a version count,
-such as a write of another process.
+Each check compares flat lists of all items that `follow` finds. The comparison runs in C, in less
+than a millisecond for a thousand modules. A background check looks, part by part, for changes that
+PyTorch does not count, such as writes of another process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .follow import ITEMS, MISSING, MODULE, Followed, Picked, join
 from .state import CONTAINERS, hooks_of, untouched
 
 LOOK = 8 << 20     # bytes of weights that one background check reads
-TURNS = 16         # checks after which every item has been compared in full
-LARGE = 4096       # items above which only these checks compare a container
+TURNS = 16         # number of background checks that together compare every item in full
+LARGE = 4096       # a container with more items is compared only by background checks
 _NOT_ATTRIBUTES = frozenset(vars(torch.nn.Module())) - {'training'}
 _VALUES = (type(None), bool, int, str, bytes, range, slice, torch.Size, torch.dtype, torch.device,
            FunctionType, BuiltinFunctionType, MethodType)
@@ -36,9 +36,9 @@ _address = torch.Tensor.data_ptr
 class Snapshot:
     """Everything a model computes with: modules, weights, mode, hooks, and what their code reads.
 
-    ``run()`` runs the model. Items that this run changes outside of its modules' attributes, such
-    as the cache of a library, are results: they do not count as changes. Raises ModelError for
-    weights in which a write cannot be detected.
+    ``run()`` runs the model once. If this run changes items outside of the attributes of modules,
+    such as the cache of a library, these items are results: they do not count as changes. Raises
+    ModelError for weights in which a write cannot be detected.
     """
 
     def __init__(self, model: torch.nn.Module, run: Callable[[], Any] | None = None) -> None:
@@ -56,7 +56,7 @@ class Snapshot:
         self._lock = threading.Lock()
         self._running = 0    # calls of the model itself, which may store results
         self._turn = 0
-        self._seen = ''      # in the background
+        self._seen = ''      # change that a background check has found
         found = self._taken.followed
         for path, tensor in found.tensors.items():
             if tensor.is_inference() and tensor.device.type != 'cpu':
@@ -86,12 +86,15 @@ class Snapshot:
         if self._seen or self._taken.unchanged():
             return self._seen
         found = self._taken.change(self._model)
-        if not found:   # the same by other objects, such as a new 1.0
+        if not found:   # other objects with equal values, such as a new 1.0
             self._taken = _Taken(self._model, self._taken.ignored)
         return found
 
     def look(self) -> str:
-        """Check in the background a part of what `change` cannot detect; `change` reports it."""
+        """Check a part of the items for changes that `change` alone cannot detect.
+
+        A background thread calls this repeatedly. Returns a change, which `change` then reports.
+        """
         with self._lock:
             if not self._running and not self._seen:
                 self._turn = (self._turn + 1) % TURNS
@@ -114,11 +117,11 @@ class _Held:
         """Return the path of an item that has changed; '' if there is none."""
         try:
             return next((self._words(key) for key in self.changes(followed)), '')
-        except RuntimeError:   # another thread writes into it
+        except RuntimeError:   # another thread writes to the container
             return self.path
 
     def changes(self, followed: Followed) -> Iterator[Any]:
-        """Return the keys of items that have changed."""
+        """Yield the keys of items that have changed."""
         now = _contents(self.live)
         for key in {**self.before, **now}:
             old, new = self.before.get(key, MISSING), now.get(key, MISSING)
@@ -126,7 +129,7 @@ class _Held:
                 continue
             if self.kind == MODULE and type(old) is type(new) and _keeps(new) \
                     and not followed.reads(key):
-                continue   # results, which only the program reads
+                continue   # a result, which only the program reads
             yield key
 
     def _words(self, key: Any) -> str:
@@ -136,7 +139,10 @@ class _Held:
 
 
 class _Taken:
-    """All items found except those ``ignored``, and the lists to compare them."""
+    """All items that `follow` finds, without the ``ignored`` items, and the lists to compare them.
+
+    ``ignored``: keys of items by the path of their container.
+    """
 
     def __init__(self, model: torch.nn.Module,
                  ignored: Mapping[str, Collection[Any]] | None = None) -> None:
@@ -150,8 +156,8 @@ class _Taken:
         hooks = [of for m in model.modules() for of in (m._forward_hooks, m._forward_pre_hooks)]
         self._empty = [of for of in (*hooks, *(h.live for h in self.held)) if not len(of)]
         self._large = [(h.live, len(h.live)) for h in self.held if len(h.live) > LARGE]
-        # Attributes of modules are many and mostly numbers, where equal is enough; all else is
-        # compared by identity.
+        # Modules have many attributes, mostly numbers, which are compared by equality. All other
+        # items are compared by identity.
         small = [h for h in self.held if 0 < len(h.live) <= LARGE]
         self._equal, self._same = ([_views(h.live) for h in small if of(h)] for of in (
             lambda h: h.kind == MODULE, lambda h: h.kind != MODULE))
@@ -171,7 +177,7 @@ class _Taken:
         return None if kind == ITEMS and path in self.ignored else live
 
     def kept(self) -> dict[str, Collection[Any]]:
-        """Return changed keys outside of modules, by path."""
+        """Return the keys of changed items outside of modules, by the path of their container."""
         found = {h.path: list(h.changes(self.followed)) for h in self.held
                  if h.kind == ITEMS or isinstance(h.live, Picked)}
         return {path: keys for path, keys in found.items() if keys}
@@ -180,14 +186,14 @@ class _Taken:
         return list(map(_address, self._addressed)), [t._version for t in self._counted]
 
     def unchanged(self) -> bool:
-        """Return whether nothing has changed; False also if only a closer check can tell."""
+        """Return True if certainly nothing has changed; if False, `change` must check."""
         try:
             if any(self._empty) or self._mark() != self._marks \
                     or any(len(live) != size for live, size in self._large) \
                     or list(chain.from_iterable(self._equal)) != self._equals:
                 return False
             now = list(chain.from_iterable(self._same))
-        except Exception:   # cannot be compared, or another thread writes into it
+        except Exception:   # items cannot be compared, or another thread writes to them
             return False
         return len(now) == len(self._sames) and all(map(operator.is_, now, self._sames))
 
@@ -207,25 +213,25 @@ def _hooks(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _views(container: Any) -> Iterable[Any]:
-    """Return views of a container's items, without keys, which always show the present items."""
+    """Return a view of a container's values, which always shows the present values."""
     return container.values() if isinstance(container, dict) else container
 
 
 def _contents(container: Any) -> dict[Any, Any]:
-    """Return a container's items by key or index; those of a set by themselves."""
+    """Return a container's items by key or index; the items of a set are the keys."""
     if isinstance(container, (set, frozenset)):
         return dict.fromkeys(container, True)
     return dict(container.items() if hasattr(container, 'items') else enumerate(container))
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a value that changes with a tensor's memory and each write that PyTorch counts."""
+    """Return address and version of a tensor; PyTorch changes the version with each write."""
     return (tensor.data_ptr() if tensor.layout is torch.strided else 0,
             0 if tensor.is_inference() else tensor._version)
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Return whether the code of a model computes the same with either value."""
+    """Return whether the code of a model computes the same with the new value as with the old."""
     if old is new:
         return True
     if type(old) is not type(new):
@@ -245,12 +251,12 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _plain(value: Any) -> bool:
-    """Return whether an equal value may replace this one."""
+    """Return whether the model computes the same if an equal value replaces this value."""
     return isinstance(value, (float, complex, torch.nn.Module, type, *_VALUES)) \
         or isinstance(value, tuple) and all(map(_plain, value))
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether a model keeps only results in an object of this kind."""
+    """Return whether an object of this kind, if no code reads it, holds only results."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

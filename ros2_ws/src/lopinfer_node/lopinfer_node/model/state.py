@@ -14,7 +14,7 @@ import torch
 from ..errors import ModelError
 
 CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
-# Objects of these are not followed: they lead to data of other threads.
+# Objects of classes in these modules are not followed, because they lead to data of other threads.
 NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'}
 
 
@@ -22,10 +22,10 @@ NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'}
 def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Undo, after the block, what the model's code stored in its modules during the block.
 
-    Attributes, also those of objects in them, and lists, dictionaries, sets and deques hold the
-    same objects afterwards; tensors that are not parameters have their values again. Without it a
-    model that keeps a result, such as a cache, would keep a tensor of the tracer, which has no
-    values.
+    After the block, the attributes of modules and of objects in modules, and all lists,
+    dictionaries, sets and deques in them, hold the same objects as before. Tensors that are not
+    parameters have the same values as before. Otherwise a model that caches a result would keep a
+    tensor of the tracer, which has no values.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}

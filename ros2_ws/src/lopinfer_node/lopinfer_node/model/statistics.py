@@ -1,10 +1,11 @@
 """Global operators by exchange of sufficient statistics (the thesis's future work, 4.7).
 
-An operator that aggregates over the divided axis needs all of it on one side. Written as partial
-aggregates of stretches of the axis and their combination, each side aggregates what it has and
-only the statistics cross: sums for a mean, maximum and sum of exponentials for a softmax, and for
-attention also the partial results (as in FlashAttention). The new calls are ordinary operators,
-so planner, checker and runtime know nothing of it. Results differ from the model's by rounding.
+An operator that aggregates over the divided axis needs the whole axis on one side. This module
+replaces such an operator: new operators aggregate stretches of the axis, and others combine these
+partial results. Then each side aggregates its own stretches, and only the statistics cross the
+link: sums for a mean; the maximum and the sum of exponentials for a softmax; for attention also the
+partial results (as in FlashAttention). The new calls are ordinary operators, so planner, checker
+and runtime need no change. Results differ from the results of the model by rounding.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ aten = torch.ops.aten
 
 
 def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
-    """Return the model with softmaxes, means and attentions over the divided axis in `parts`.
+    """Divide each softmax, mean and attention over the divided axis into `parts` parts.
 
-    More parts let the planner cut at more places, at the price of more operators.
+    Returns the new model. With more parts the planner can cut at more places, but the graph has
+    more operators.
     """
     if parts < 2:
         raise ValueError('at least two parts are needed for something to exchange')
@@ -70,7 +72,7 @@ class _Rewriter:
         return Ref(len(self.shadows) - 1)
 
     def emit(self, overload: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Ref:
-        """Append a call; its shape and type are found on tensors without memory."""
+        """Append a call and return its result; find shape and type by tensors without memory."""
         def shadow(a: Any) -> Any:
             if isinstance(a, Ref):
                 return self.shadows[a.index]
@@ -83,7 +85,7 @@ class _Rewriter:
                             result)
 
     def stretches(self, value: Ref, axis: int) -> list[Ref]:
-        """`value` in parts along `axis`."""
+        """Divide `value` along `axis` into parts; return them."""
         extent = self.shadows[value.index].shape[axis]
         ends = [extent * (i + 1) // self.parts for i in range(self.parts)]
         return [self.emit(aten.slice.Tensor, value, axis, a, b)
@@ -100,7 +102,7 @@ class _Rewriter:
 
 
 def _mean(w: _Rewriter, call: Call) -> Ref | None:
-    """Sums of stretches, added, over the number of elements."""
+    """Rewrite a mean: add the sums of all stretches, and divide by the number of elements."""
     value = call.values[0]
     rank = len(value.shape)
     dims = [d % rank for d in call.arguments.get('dim') or range(rank)]
@@ -109,7 +111,7 @@ def _mean(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _pool(w: _Rewriter, call: Call) -> Ref | None:
-    """Adaptive average pooling to a single place."""
+    """Rewrite adaptive average pooling to a single pixel as a mean."""
     value = call.values[0]
     rank, spatial = len(value.shape), len(call.arguments['output_size'])
     if any(n != 1 for n in call.arguments['output_size']):
@@ -129,7 +131,7 @@ def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | 
 
 
 def _softmax(w: _Rewriter, call: Call) -> Ref | None:
-    """Maximum over all stretches, exponentials, their sum over all stretches."""
+    """Rewrite a softmax: take the maximum over all stretches, the exponentials, and their sum."""
     value = call.values[0]
     axis = value.axis
     if axis is None or call.arguments['dim'] % len(value.shape) != axis or value.extent < w.parts:
@@ -144,7 +146,7 @@ def _softmax(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _attention(w: _Rewriter, call: Call) -> Ref | None:
-    """Attention over stretches of the keys, combined by their maxima and sums."""
+    """Rewrite attention: attend to each stretch of the keys, then combine the results."""
     names = ('query', 'key', 'value')
     if any(not isinstance(call.arguments[n], Value) for n in names) \
             or call.arguments.get('attn_mask') is not None or call.arguments.get('is_causal') \

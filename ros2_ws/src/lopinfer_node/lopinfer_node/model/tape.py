@@ -12,7 +12,7 @@ from .calls import Weight
 
 @dataclass(frozen=True)
 class Ref:
-    """Result of record `index`."""
+    """The result of the record with number `index`."""
 
     index: int
 
@@ -21,7 +21,8 @@ class Ref:
 class Record:
     """One call, or one of the model's inputs (`overload` None).
 
-    `arguments` hold `Ref` and `Weight` where tensors stand; `pick` selects one of several results.
+    `arguments` hold a `Ref` or a `Weight` in place of a tensor. `pick` selects one of several
+    results.
     """
 
     overload: torch._ops.OpOverload | None

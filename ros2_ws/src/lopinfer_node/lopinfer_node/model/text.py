@@ -1,4 +1,4 @@
-"""A tape as JSON text: the file `graph.json` and the digest of a model are made of it."""
+"""A tape as JSON text, from which the file `graph.json` and the digest of a model are made."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..errors import ModelError
 from .calls import Weight
 from .tape import Ref, Tape
 
-VERSION = 1   # of the format
+VERSION = 1   # version of the format
 
 KINDS: dict[str, type] = {'dtype': torch.dtype, 'layout': torch.layout,
                           'memory_format': torch.memory_format}
 
 
 def as_json(name: str, axes: Sequence[int | None], tape: Tape) -> str:
-    """The graph file's text, the same for the same model."""
+    """Return the text of the graph file; equal models give equal texts."""
     calls, inputs = [], []
     divided = iter(axes)
     for made in tape.records:
@@ -36,7 +36,7 @@ def as_json(name: str, axes: Sequence[int | None], tape: Tape) -> str:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
+    """Return the short name of a type: `float32` for torch.float32."""
     return str(dtype).removeprefix('torch.')
 
 

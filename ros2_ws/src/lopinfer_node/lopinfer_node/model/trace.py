@@ -1,7 +1,8 @@
-"""From a `torch.nn.Module` to a list of ATen calls, all of whose results are single tensors.
+"""Convert a `torch.nn.Module` to a list of ATen calls; each result is a single tensor.
 
-torch.export first, torch.fx where that fails. In-place operators become pure ones, constants are
-folded, lists of tensors become slices, so that what comes after sees one plain vocabulary.
+torch.export traces the module; if it fails, torch.fx does. In-place operators become pure
+operators, constants are folded, and lists of tensors become slices. So the other modules meet only
+simple calls.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'type_as': (torch.ops.aten.to.dtype, 'dtype'),
          'to': (torch.ops.aten.to.dtype, 'dtype'),
          '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
-# Operators that create a constant with the dtype of a tensor, and its fill value.
+# Operators that create a constant with the dtype of a tensor -> value that fills the constant;
+# None: the value is an argument.
 _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
@@ -46,7 +48,7 @@ class _Aliased(Exception):
 
 def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
            structure: pytree.TreeSpec) -> Tape:
-    """Trace `model`, called with `inputs` put back into `structure` = ((args), {kwargs}).
+    """Trace `model`, called with `inputs`, which are nested as `structure` says: (args, kwargs).
 
     Raises ModelError with the reason and the place in the model.
     """
@@ -64,7 +66,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
             return _exported(model, args, kwargs)
         except ModelError:
             raise
-        except Exception as error:  # torch.export raises many kinds
+        except Exception as error:  # torch.export raises many types
             reason = error
         try:
             return _traced(model, args, kwargs)
@@ -78,7 +80,8 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
 def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
     """Run the model before tracing, so that its caches hold no tensors of the tracer.
 
-    Its parameters are copied where it writes to them. What fails here fails again, with a reason.
+    If the model writes to a parameter, it writes to a copy. Errors are ignored here: the trace that
+    follows raises them again and says the reason.
     """
     with untouched(model), torch.no_grad(), contextlib.suppress(Exception):
         weights = {name: torch._lazy_clone(p) for name, p in model.named_parameters()}
@@ -115,7 +118,7 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Suppress what PyTorch logs of a failure, because the exception says the same."""
+    """Suppress PyTorch's log messages about a failure, because the exception says the same."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -127,7 +130,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _sources(program: Any) -> dict[str, Weight | str]:
-    """For each placeholder the weight it stands for, or 'input', or 'constant'."""
+    """Return for each placeholder the weight that it stands for, or 'input', or 'constant'."""
     found: dict[str, Weight | str] = {}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -173,7 +176,7 @@ class _Reader:
         self.order = {node: i for i, node in enumerate(module.graph.nodes)}
 
     def read(self, results: Sequence[bool] | None = None) -> Tape:
-        """Read the graph; `results` selects the model's outputs, default all."""
+        """Read the graph; `results` says which outputs belong to the model, by default all."""
         for node in self.module.graph.nodes:
             if node.op == 'placeholder':
                 self._placeholder(node)
@@ -239,7 +242,7 @@ class _Reader:
         name = target.overloadpacket.__name__
         if name.endswith(('batch_norm', 'instance_norm', '_legit')) and (
                 bound.get('training') or bound.get('use_input_stats')) and (
-                bound.get('running_mean') is not None):   # the schema does not say so
+                bound.get('running_mean') is not None):   # the schema does not show this write
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
                              'on the previous one')
         if name.rstrip('_') in ('dropout', 'feature_dropout', 'alpha_dropout',
@@ -248,7 +251,7 @@ class _Reader:
                 raise ModelError(f'{place}: {target} is random: robot and server would differ')
             self.env[node] = bound['input'] if 'input' in bound else bound['self']
             return
-        if name == 'detach_':   # of a constant that the model makes: torch.tensor(...)
+        if name == 'detach_':   # a constant that the model makes by torch.tensor(...)
             self.env[node] = bound['self']
             return
         if name in _LIKE and not (name == 'view' and 'dtype' in bound):
@@ -274,7 +277,7 @@ class _Reader:
                                           place), _alias(target, bound))
 
     def _bound(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
-        """Arguments by name, with `Ref` and `Weight` for tensors, defaults left out."""
+        """Return the arguments by name, without defaults, with `Ref` or `Weight` for tensors."""
         names = [a.name for a in target._schema.arguments]
         given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
@@ -338,9 +341,10 @@ class _Reader:
 
     def _in_place(self, node: torch.fx.Node, target: torch._ops.OpOverload,
                   bound: dict[str, Any], place: str) -> None:
-        """`y = x.relu_()`: from here on x is y. Writing through a view needs a functional graph.
+        """Record an in-place call as a pure call; after `y = x.relu_()`, x stands for the result y.
 
-        What is written into the model's input stays inside: the caller's tensor is left alone.
+        A write through a view needs a functional graph. A write to an input of the model does not
+        change the caller's tensor.
         """
         written = bound.get('input', bound.get('self'))
         if isinstance(written, Weight):
@@ -366,7 +370,7 @@ class _Reader:
 
 
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
-    """The record whose memory the result may share, by the operator's schema."""
+    """Return the record whose memory the result may share by the operator's schema, or None."""
     if all(r.alias_info is None for r in target._schema.returns):
         return None
     return next((bound[a.name].index for a in target._schema.arguments
@@ -374,7 +378,7 @@ def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
 
 
 def _pure(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The operator that returns what this one writes into its first argument."""
+    """Return the pure operator that returns what `target` writes to its first argument, or None."""
     name = target.overloadpacket.__name__
     with contextlib.suppress(AttributeError):
         packet = getattr(torch.ops.aten, name.rstrip('_'))
@@ -383,7 +387,7 @@ def _pure(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 
 def _module_of(node: torch.fx.Node) -> str:
-    """`layer1.0.conv1 (Conv2d)`: the innermost module that made this node."""
+    """Return the innermost module that made this node: `layer1.0.conv1 (Conv2d)`."""
     stack: Iterator[tuple[str, Any]] = iter((node.meta.get('nn_module_stack') or {}).values())
     path, kind = '', ''
     for path, kind in stack:  # noqa: B007 - the last one counts
@@ -432,6 +436,6 @@ def _leaves(made: Record) -> list[Any]:
 
 
 def _tensors(arguments: Mapping[str, Any]) -> list[Any]:
-    """The leaves of arguments, `Ref` and `Weight` among them."""
+    """Return the leaves of arguments; a `Ref` or a `Weight` counts as a leaf."""
     return pytree.tree_leaves(list(arguments.values()),
                               is_leaf=lambda a: isinstance(a, (Ref, Weight)))

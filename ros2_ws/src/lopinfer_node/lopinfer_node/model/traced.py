@@ -1,6 +1,7 @@
-"""A traced model: its graph for planning and its calls for running; no Python of the user's.
+"""A traced model: its graph for planning and its calls for running, without Python of the user.
 
-`trace` makes one from a module, `files.load` from two files that a robot may send to a server.
+`trace` makes a traced model from a module. `files.load` makes it from two files, which a robot may
+send to a server.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_CHOICES = 64
 
 
 class Traced:
-    """A model as calls of pure operators, and the graph along the axes of its inputs.
+    """A model as calls of pure operators, and its graph when its inputs are divided along `axes`.
 
     `axes`: the axis along which each input is divided, None for an input that stays whole.
     `structure`: how the model nests its results; None if it was not run.
@@ -56,7 +57,7 @@ class Traced:
 
     @cached_property
     def fingerprints(self) -> dict[str, bytes]:
-        """Eight bytes for each constant tensor: name, type, shape and content."""
+        """Eight bytes for each constant tensor, a hash of its name, type, shape and content."""
         return {name: fingerprint(name, tensor)
                 for name, tensor in sorted(self.tape.weights.items())}
 
@@ -102,7 +103,7 @@ class Traced:
         return Graph(nodes, self.name)
 
     def check_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Raise ModelError unless each input has the shape and type that was traced."""
+        """Raise ModelError unless each input has the shape and the type of the traced input."""
         if len(inputs) != len(self.inputs):
             raise ModelError(f'{self.name} takes {len(self.inputs)} tensors, got {len(inputs)}')
         for given, wanted in zip(inputs, self.inputs, strict=True):
@@ -112,9 +113,9 @@ class Traced:
                     f'{list(wanted.shape)}, got {given.dtype} {list(given.shape)}')
 
     def run(self, known: dict[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The model's results from tensors by node that are ``known`` whole: at least the inputs.
+        """Return the model's results; compute the missing tensors and add them to ``known``.
 
-        What the results need beside them is computed, and added to ``known``.
+        ``known``: whole tensors by node, at least the inputs.
         """
         wanted = [o.index for o in self.tape.outputs if isinstance(o, Ref)]
         needed: set[int] = set()
@@ -129,16 +130,17 @@ class Traced:
         return self.outputs(known.__getitem__)
 
     def outputs(self, whole: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The model's results, given whole tensors by node.
+        """Return the model's results; ``whole`` returns the whole tensor of a node.
 
-        Copies: the caller may write into its results, and those of inference mode refuse it.
+        The results are copies, because the caller may write to them, and tensors of inference mode
+        do not allow that.
         """
         return tuple((o.tensor if isinstance(o, Weight) else whole(o.index)).clone()
                      for o in self.tape.outputs)
 
 
 def fingerprint(name: str, tensor: torch.Tensor) -> bytes:
-    """Eight bytes by which both sides compare one weight."""
+    """Return eight bytes by which both sides compare one weight."""
     state = hashlib.blake2b(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode(),
                             digest_size=8)
     state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -153,20 +155,21 @@ def _valued(argument: Any, values: Sequence[Value]) -> Any:
 
 def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
           **kwargs: Any) -> Traced:
-    """Trace `model` as called with these example inputs; shapes are fixed from here on.
+    """Trace `model` with these example inputs; later inputs must have the same shapes.
 
-    The axes of the inputs are chosen so that most operators can be divided. With `verify` the
-    traced calls are compared with the model, on these inputs and on others, and each one with
-    itself in two parts; the model must give the same again for the same inputs, bit by bit. The
-    model is left as it was, whatever its code does. Raises ModelError with the reason and the
-    place in it.
+    The axes of the inputs are chosen so that most operators can be divided. `verify` compares the
+    results of the traced calls and of the model, with these inputs and with other inputs. It also
+    compares each traced call with the same call in two parts, and checks that the model gives the
+    same results for the same inputs. The model is left as it was, whatever its code does. Raises
+    ModelError with the reason and the place in the model.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs must be tensors')
     try:
-        # As they come out of messages, and each for itself: the tracer takes one tensor that is
-        # given twice, or is a weight of the model, for one value.
+        # Copy the inputs to the memory layout that they have after a message. Each input gets a
+        # copy of its own: the tracer would treat two inputs that are one tensor, or an input that
+        # is a weight of the model, as one value.
         own = [leaf.detach().resolve_conj().resolve_neg().clone(
             memory_format=torch.contiguous_format) for leaf in leaves]
         with untouched(model):
@@ -185,7 +188,10 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
 
 def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
             structure: pytree.TreeSpec) -> None:
-    """Compare with the model, which runs three times: with these inputs, others, these again."""
+    """Compare the traced calls with the model.
+
+    The model runs three times: with these inputs, with other inputs, and with these inputs again.
+    """
     known = dict(zip(traced.graph.inputs, leaves, strict=True))
     mine = traced.run(known)
     _verify_parts(traced, known)
@@ -194,12 +200,13 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     others = _others(leaves)
     try:
         differing, _ = _run(model, others, structure)
-    except Exception:   # these are no inputs for this model, or it can take no second ones
+    except Exception:   # the model cannot take these inputs, or cannot run a second time
         pass
     else:
         _verify_results(traced, _calls(traced, others), differing)
     again = _run(model, leaves, structure)[0]
-    rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5   # kernels that are not exact
+    # If a second run of the traced calls does not give exactly the same, allow for rounding.
+    rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5
     if not _equal(again, wanted, rounding):
         raise ModelError(f'{traced.name}: the results differ for the same inputs; does the model '
                          'depend on something besides its inputs, such as an earlier call?')
@@ -207,7 +214,7 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
 
 def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Tensor],
                     leaves: list[torch.Tensor], structure: pytree.TreeSpec) -> None:
-    """Raise ModelError if it matters that two inputs of the example are one tensor."""
+    """Raise ModelError if two inputs are the same tensor and the result depends on that."""
     if len(set(map(id, given))) == len(given):
         return
     copies: dict[int, torch.Tensor] = {id(tensor): tensor.clone() for tensor in given}
@@ -220,7 +227,7 @@ def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Te
 
 def _run(model: torch.nn.Module, leaves: list[torch.Tensor], structure: pytree.TreeSpec
          ) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
-    """Results of the model, and how it nests them; it may write into its inputs."""
+    """Run the model on copies of the inputs; return its results and how it nests them."""
     args, kwargs = pytree.tree_unflatten([leaf.clone() for leaf in leaves], structure)
     results, nested = pytree.tree_flatten(model(*args, **kwargs))
     return [result.detach().clone() for result in results], nested
@@ -231,7 +238,7 @@ def _calls(traced: Traced, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ..
 
 
 def _others(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Other inputs in the same range: each tensor's elements in an order of its own, smaller."""
+    """Return other inputs in the same range: the elements of each tensor, shuffled and smaller."""
     draw = torch.Generator().manual_seed(0)
     return [_other(leaf.cpu(), draw).to(leaf.device) for leaf in leaves]
 
@@ -263,9 +270,9 @@ def _equal(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rounding: 
 
 
 def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
-    """Raise ModelError unless two parts of each result are what the whole is.
+    """Raise ModelError unless each result that is computed in two parts equals the whole result.
 
-    A rule may be wrong for an overload or for arguments that nobody has thought of.
+    A rule may be wrong for an overload or for arguments that its author has not thought of.
     """
     nodes = traced.graph.nodes
     for index, division in traced.divisions.items():
@@ -285,9 +292,10 @@ def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
 
 
 def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
-    """Whether two tensors are the same to 1e-3 of an element, or to ``share`` of the largest.
+    """Return whether two tensors are equal except for rounding.
 
-    Types with fewer digits may differ by four steps of theirs.
+    The difference may be 1e-3 of the element plus ``share`` of the largest element. For types of
+    low precision both numbers are at least 4 times the machine epsilon.
     """
     if got.dtype != want.dtype or got.shape != want.shape:
         return False
@@ -299,9 +307,10 @@ def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
 
 
 def divided(name: str, tape: Tape) -> Traced:
-    """The model along the axes by which most of its graph can be divided; the outermost of equals.
+    """Return the model divided along the input axes that make most operators divisible.
 
-    Outermost, because slices of it are the largest contiguous pieces of memory.
+    Of equal choices it takes the outermost axes, because slices along an outer axis are the largest
+    contiguous pieces of memory.
     """
     shapes = [r.shape for r in tape.records if r.overload is None]
     options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]

@@ -18,9 +18,9 @@ _INTEGERS = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, 
 
 
 def check_type(dtype: torch.dtype) -> None:
-    """Raise ModelError unless tensors of this type can be made of bytes.
+    """Raise ModelError unless tensors of this type can be made from bytes.
 
-    torch.frombuffer ends the process for quantized ones.
+    For quantized types torch.frombuffer ends the process.
     """
     if not (dtype.is_floating_point or dtype.is_complex or dtype in _INTEGERS):
         raise ModelError(f'tensors of type {dtype} cannot be sent')
@@ -41,7 +41,10 @@ def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> N
 
 
 def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
-    """Divide integers safely: the lowest integer divided by -1 would end the process."""
+    """Return a safe integer division.
+
+    PyTorch's division ends the process if it divides the least integer by -1.
+    """
     def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
         least = torch.iinfo(torch.result_type(dividend, divisor)).min
         if torch.any((dividend == least) & (divisor == -1)):

@@ -11,11 +11,11 @@ import torch
 from ..errors import ModelError
 
 IMAGE = (1, 3, 224, 224)
-_KEPT: list[Any] = []   # definitions of operators end with their library object
+_KEPT: list[Any] = []   # library objects; operators exist only as long as their library object
 
 
 def load(name: str, pretrained: bool = False) -> torch.nn.Module:
-    """The model, in eval mode. ModelError says what was looked for and where."""
+    """Return the model in eval mode; raise ModelError if there is no such model."""
     torch.manual_seed(0)   # untrained weights are the same on robot and server
     if ':' in name:
         return _factory(name)
@@ -38,10 +38,11 @@ def _factory(name: str) -> torch.nn.Module:
 
 
 def torchvision() -> Any:
-    """The package torchvision, or None.
+    """Return the package torchvision, or None.
 
-    With PyTorch's CPU build its C++ library does not load, and its import fails for want of two
-    schemas; the models that we use do without the library.
+    With PyTorch's CPU build, the C++ library of torchvision does not load. Then the import fails
+    because the schemas of two operators are missing, so this function defines them. The models that
+    we use do not need the library.
     """
     try:
         return importlib.import_module('torchvision')

@@ -1,7 +1,8 @@
-"""Baselines that LOPInfer is compared with and starts from: each operator runs whole on one side.
+"""Baselines, in which each operator runs whole on one side.
 
-Each takes the same graph, costs and link as LOSS and returns a `Plan` for the same runtime. Over a
-link that carries nothing all are device-only.
+LOPInfer is compared with the baselines, and its search starts from them. Each baseline takes the
+same graph, costs and link as LOSS and returns a `Plan` for the same runtime. With a dead link every
+baseline is device-only.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def _layers(graph: Graph, on_server: np.ndarray) -> Plan:
 
 
 def neurosurgeon(graph: Graph, costs: Costs, link: Link) -> Plan:
-    """The fastest single cut: the first operators on the device, all later ones on the server.
+    """Return the fastest plan with a single cut.
 
-    Every position in topological order is tried, so the graph need not be a chain.
+    The operators before the cut run on the device, all others on the server. Every position in
+    topological order is tried, so the graph need not be a chain.
     """
     problem = compiled.problem(graph, costs, link, small_transfers=False)
     position = _best_prefix(problem, compiled.work(len(graph)))
@@ -60,10 +62,11 @@ def _best_prefix(p: Problem, w: Work) -> int:
 
 
 def dsccs(graph: Graph, costs: Costs, link: Link) -> Plan:
-    """Latency-optimal layer partition of a DAG, by minimum cut (DADS, DSCCS).
+    """Return the latency-optimal layer partition of a DAG, by minimum cut (DADS, DSCCS).
 
-    As in the literature the cut's weight is the sum of all computation and transmission, one after
-    the other; what one tensor's consumers need of it crosses once, however many they are.
+    As in the literature, the weight of a cut is the sum of the times of all computation and
+    transmission, as if they ran one after the other. A tensor crosses once, even if several
+    consumers need it.
     """
     n = len(graph)
     source, sink, sent, fetched = 3 * n, 3 * n + 1, n, 2 * n
@@ -89,11 +92,12 @@ def dsccs(graph: Graph, costs: Costs, link: Link) -> Plan:
 def spso_ga(graph: Graph, costs: Costs, link: Link, deadline: float = 1.0,
             power: PowerModel | None = None, seed: int = 0, particles: int = 40,
             iterations: int = 60) -> Plan:
-    """Energy-optimal layer partition under a deadline (s), by particle swarm with GA operators.
+    """Return the energy-optimal layer partition under a deadline (s), by a particle swarm.
 
-    A particle is a side per operator. Its inertia is a mutation, its cognition and its social part
-    are crossovers with its own best and the swarm's best (SPSO-GA). Particles start as prefixes;
-    the same seed gives the same plan.
+    The swarm has operators of a genetic algorithm (SPSO-GA). A particle gives each operator a side.
+    In each iteration it mutates, crosses with its own best state, and crosses with the best state
+    of the swarm. At the start each particle has a prefix of the operators on the device. The same
+    seed gives the same plan.
     """
     objective = Objective(deadline=deadline)
     problem = compiled.problem(graph, costs, link, power, deadline=objective.deadline or np.inf,
@@ -108,7 +112,7 @@ def _swarm(p: Problem, w: Work, rng: np.random.Generator, particles: int,
            iterations: int) -> np.ndarray:
     nodes = len(p.kind)
     now = np.zeros((particles, nodes), np.bool_)
-    for k in range(1, particles):      # the first one stays on the device, the second leaves it
+    for k in range(1, particles):      # particle 0 is device-only, particle 1 server-only
         now[k, 0 if k == 1 else rng.integers(0, nodes):] = True
     best = now.copy()
     score = np.array([_layer_score(p, w, now[k]) for k in range(particles)])

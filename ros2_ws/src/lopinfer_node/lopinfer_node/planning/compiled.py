@@ -1,11 +1,12 @@
-"""Plans as two cuts per operator, evaluated in microseconds: what the search runs on.
+"""Evaluate plans with two cuts per operator in microseconds, for the search.
 
-A graph and its costs become flat arrays once; the kernels release the GIL and are cached on disk.
-A candidate is a pair of int64 arrays (nodes,): `most`, the device computes nothing at or after it,
-and `least`, the server computes nothing before it. `settle` turns them into cuts: going backwards,
-each side computes what its own consumers need (halos included) within its bound; what lies beyond
-the bound crosses the link. So bounds say only where something crosses, and every pair of bounds is
-a valid plan. For a global operator they are (extent, extent), on the device, or (0, 0).
+A graph and its costs become flat arrays once. The kernels release the GIL, and their compiled code
+is cached on disk. A candidate is a pair of bounds, int64 arrays (nodes,): the device computes no
+index at or after `most`, and the server computes no index before `least`. `settle` derives the cuts
+from the bounds, from the last operator to the first: each side computes what its own consumers need
+(halos included) within its bound, and what lies beyond the bound crosses the link. So bounds say
+only where something crosses, and every pair of bounds gives a valid plan. The bounds of a global
+operator are (extent, extent) if the device computes it, and (0, 0) if the server computes it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _Function = TypeVar('_Function', bound=Callable[..., Any])
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile, cached on disk, without the GIL."""
+    """Compile a function to run without the GIL; cache the compiled code on disk."""
     return cast(_Function, numba.njit(cache=True, nogil=True, error_model='numpy')(function))
 
 
 class Problem(NamedTuple):
     """Graph, costs, link and objective as the kernels see them.
 
-    Edges of node v are `first[v]:first[v + 1]`; edge e comes from `source[e]`, its footprint of
-    output index i is [starts[table[e] + i], ends[table[e] + i]), of the whole output
-    [lowest[e], highest[e]). `last_use[v]`: the last consumer of v, -1 if there is none.
-    `stays[v]`: the tensor may not cross. `slope`: seconds per index, `message` per transfer.
-    `weight` in s/J and `deadline` in s are the objective's.
+    The edges of node v are `first[v]:first[v + 1]`; edge e comes from node `source[e]`. Output
+    index i of v needs [starts[table[e] + i], ends[table[e] + i]) of that node; the whole output
+    needs [lowest[e], highest[e]). `last_use[v]`: the last consumer of v, -1 if there is none.
+    `stays[v]`: whether the tensor must not cross the link. `slope`: seconds per index. `message`:
+    seconds per transfer. `weight` (s/J) and `deadline` (s) belong to the objective.
     """
 
     kind: np.ndarray
@@ -66,14 +67,15 @@ class Problem(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch and results of an evaluation; all (2, nodes): [0] device, [1] server.
+    """Scratch and results of an evaluation; all arrays are (2, nodes): [0] device, [1] server.
 
     `cut`: device_to and server_from. `lo`, `hi`: hull of what a side's consumers need. `crosses`:
-    whether a part is sent, `sent_from`, `sent_to`, `arrival` when, all by the *source*. `begin`,
-    `end` of computations. Times are stale where there is nothing. `cause`: -1 if an operator
-    waited for the processor, else the node whose transfer it waited for; `queue`: the same for
-    transfers, -1 if they waited for their producer. `previous`: the operator that ran before on
-    that side, -1 if none.
+    whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the times of this
+    transfer, in the row of the sending side. `begin`, `end`: times of the computation. Times are
+    stale if there is no such transfer or computation. `cause`: an operator waited for the transfer
+    of this node, -1 if it waited for the processor. `queue`: a transfer waited for the transfer of
+    this node, -1 if it waited for its producer. `previous`: the operator that the side computed
+    before, -1 if there is none.
     """
 
     cut: np.ndarray
@@ -118,7 +120,7 @@ def _flat(graph: Graph) -> dict[str, np.ndarray]:
 
 def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = None,
             weight: float = 0.0, deadline: float = np.inf, small_transfers: bool = True) -> Problem:
-    """Flat arrays of a graph; what depends on the graph alone is made once."""
+    """Return a graph as flat arrays; arrays that depend only on the graph are made once."""
     power = power or PowerModel()
     large = [small_transfers and n.bytes > graph.input_bytes for n in graph.nodes]
     return Problem(
@@ -130,7 +132,7 @@ def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = N
 
 
 def work(nodes: int) -> Work:
-    """Scratch for one thread."""
+    """Return scratch memory for one thread."""
     types = {'crosses': np.bool_, **dict.fromkeys(('begin', 'end', 'sent_from', 'sent_to',
                                                    'arrival'), np.float64)}
     return Work(**{name: np.zeros((2, nodes), types.get(name, np.int64)) for name in Work._fields})
@@ -138,9 +140,10 @@ def work(nodes: int) -> Work:
 
 @kernel
 def settle(p, w, most, least, as_is):
-    """Cuts and needs from bounds, into `w`; False if a global tensor would have to cross.
+    """Derive cuts and needs from bounds, and store them in `w`.
 
-    `as_is`: the bounds are the cuts, nothing is derived or restricted.
+    Returns False if the result of a global operator would have to cross, but must not (`stays`).
+    `as_is`: the bounds are the cuts; nothing is derived or restricted.
     """
     for v in range(len(p.kind)):
         w.lo[0, v] = w.lo[1, v] = p.extent[v]
@@ -171,7 +174,7 @@ def settle(p, w, most, least, as_is):
 
 @kernel
 def _cuts(n, need_to, need_from, most, least, stays):
-    """Device_to and server_from of one operator: what each side needs, within the bounds."""
+    """Return device_to and server_from of one operator: what each side needs, within the bounds."""
     to, start = need_to, need_from
     if not stays:
         to, start = min(to, most), max(start, least)
@@ -181,7 +184,7 @@ def _cuts(n, need_to, need_from, most, least, stays):
         return start, start
     if to < need_to:           # and vice versa
         return to, to
-    # [to, start) is not needed, but a plan covers everything.
+    # No side needs [to, start), but a plan must cover all indices.
     between = min(start, least) if to == 0 and start < n else min(start, max(to, most))
     return between, between
 
@@ -195,7 +198,7 @@ def _widen(w, side, u, lo, hi):
 
 @kernel
 def crossing(w, source, v):
-    """The interval of v that crosses from `source`; empty if lo >= hi."""
+    """Return the interval [lo, hi) of v that crosses from side `source`; empty if lo >= hi."""
     if source == DEVICE:
         return w.lo[SERVER, v], min(w.hi[SERVER, v], w.cut[SERVER, v])
     return max(w.lo[DEVICE, v], w.cut[DEVICE, v]), w.hi[DEVICE, v]
@@ -203,7 +206,10 @@ def crossing(w, source, v):
 
 @kernel
 def schedule(p, w):
-    """Times of everything, from the cuts and needs in `w`: (latency s, bytes, computing s)."""
+    """Compute all times from the cuts and needs in `w`.
+
+    Returns (latency in s, bytes that cross, seconds of computing on both sides).
+    """
     free = np.zeros(2)
     busy_to = np.zeros(2)
     latest = np.full(2, -1)
@@ -246,7 +252,7 @@ def schedule(p, w):
 
 @kernel
 def _ready(p, w, side, v):
-    """When the transfers that v waits for have arrived, and the last one's node; 0, -1 if none."""
+    """Return when the last transfer that v waits for arrives, and its node; (0, -1) if none."""
     ready, cause = 0.0, -1
     for e in range(p.first[v], p.first[v + 1]):
         u = p.source[e]
@@ -266,7 +272,7 @@ def _ready(p, w, side, v):
 
 @kernel
 def _pass(p, w, v, latest):
-    """An input or an output: there as soon as all of it is, for nobody computes it."""
+    """Set the time of an input or output: no side computes it, so it waits only for its parts."""
     ready, cause = _ready(p, w, DEVICE, v)
     local = 0.0
     for e in range(p.first[v], p.first[v + 1]):
@@ -279,7 +285,7 @@ def _pass(p, w, v, latest):
 
 @kernel
 def _next(begin, end, used, i, now):
-    """First span that is not over, whether it is on, and when that changes."""
+    """Return the first span that has not ended, whether it has begun, and when that changes."""
     while i < len(begin) and (not used[i] or end[i] <= now):
         i += 1
     if i == len(begin):
@@ -291,7 +297,7 @@ def _next(begin, end, used, i, now):
 
 @kernel
 def energy(p, w, latency):
-    """Energy of the device until the result, J; after `schedule`."""
+    """Return the energy of the device until the result, J; call this after `schedule`."""
     if not np.isfinite(latency):
         return np.inf
     nodes = len(p.kind)
@@ -313,9 +319,11 @@ def energy(p, w, latency):
 
 @kernel
 def evaluate(p, w, most, least, as_is):
-    """(score, bytes, computing s, latency s): lower is better, in that order; infinite if invalid.
+    """Return (score, bytes, computing s, latency s) of a candidate.
 
-    Score: latency + weight * energy; with a deadline the energy, far above it when it is missed.
+    Lower is better: first the score counts, then the bytes, then the computing. The score is
+    latency + weight * energy. With a deadline it is the energy, or a far larger number if the plan
+    misses the deadline. The score of an invalid candidate is infinite.
     """
     if not settle(p, w, most, least, as_is):
         return np.inf, 0, 0.0, np.inf
@@ -330,7 +338,10 @@ def evaluate(p, w, most, least, as_is):
 
 @kernel
 def critical(p, w, on_path):
-    """Mark the operators whose computation or transfer the result waited for; after `schedule`."""
+    """Mark the operators whose computation or transfer the result waited for.
+
+    Call this after `schedule`.
+    """
     on_path[:] = False
     v, side = -1, DEVICE
     for u in range(len(p.kind)):

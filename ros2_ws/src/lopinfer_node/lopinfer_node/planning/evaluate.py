@@ -1,8 +1,9 @@
-"""The calibrated timeline over a recorded link: what each method's requests cost (thesis 4.6.1).
+"""Estimate the requests of each method over a recorded link, with a calibrated timeline.
 
-Requests follow each other without a pause, as in the published runs. A request that starts during
-sample i of the trace takes the plan of the bin that sample i - 1 belongs to, the last bandwidth
-that could be measured before it, and then runs at the rate of sample i.
+This follows thesis 4.6.1. Requests follow each other without a pause, as in the published runs. A
+request that starts during sample i of the trace takes the plan for the rate of sample i - 1, which
+is the last rate that could be measured before the request. The request then runs at the rate of
+sample i.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from .profile import Profile
 from .table import BANDWIDTHS, plan_table
 from .timeline import Costs, Link
 
-# Published server-only runs take the server's compute time, 12 to 16 ms, and the bytes at 0.93 to
-# 1.0 of the recorded rate. Of these ranges this end comes nearest to the published means: 87 ms for
-# 89 (VGG19 indoors), 232 for 255 (KAPAO indoors), 115 for 126 (ResNet152 outdoors).
-LATENCY = 8e-3         # seconds, each direction
-EFFICIENCY = 0.93      # share of a trace's rate that carries tensors
+# A published server-only run takes the server's compute time, plus 12 to 16 ms, plus the time of
+# the bytes at 0.93 to 1.0 of the recorded rate. We take 16 ms (both directions) and 0.93, because
+# these ends of the ranges come nearest to the published means: 87 ms instead of 89 (VGG19 indoors),
+# 232 instead of 255 (KAPAO indoors), 115 instead of 126 (ResNet152 outdoors).
+LATENCY = 8e-3         # delay of the link, seconds in each direction
+EFFICIENCY = 0.93      # share of the rate of a trace that carries tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ class Outcome:
 
 
 def costs_of(graph: Graph, device: Profile, server: Profile) -> Costs:
-    """Costs of both sides from their profiles.
+    """Return the costs of both sides from their profiles.
 
     :raises ProfileError: a profile belongs to another graph.
     """
@@ -70,7 +72,7 @@ def costs_of(graph: Graph, device: Profile, server: Profile) -> Costs:
 
 
 def tables(graph: Graph, costs: Costs, latency: float = LATENCY) -> dict[str, Sequence[Plan]]:
-    """One plan per bandwidth of `table.BANDWIDTHS` for every baseline and for LOPInfer."""
+    """Return one plan per bandwidth of `table.BANDWIDTHS`, for every baseline and for LOPInfer."""
     links = [Link(rate, rate, latency) for rate in BANDWIDTHS]
     found: dict[str, Sequence[Plan]] = {
         name: [plan(graph, costs, link) for link in links] for name, plan in BASELINES.items()}
@@ -81,11 +83,11 @@ def tables(graph: Graph, costs: Costs, latency: float = LATENCY) -> dict[str, Se
 def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
               latency: float = LATENCY, message: float = 0.0, power: PowerModel | None = None
               ) -> tuple[np.ndarray, np.ndarray]:
-    """Latency in seconds and energy in J of one plan at many rates.
+    """Return latency in seconds and energy in J of one plan at many rates.
 
-    :param rates: bytes/s, (n,) the same in both directions, or (n, 2) up and down.
+    :param rates: bytes/s: (n,) for equal rates in both directions, or (n, 2) for up and down.
     :param message: seconds that a transfer costs beyond its bytes.
-    :returns: two float64 (n,), infinite where a transfer meets a rate of 0.
+    :returns: two arrays, float64 (n,), infinite if a transfer needs a link of rate 0.
     :raises ValueError: the plan is not made of two cuts per operator (`Plan.of_cuts`).
     """
     to = np.ascontiguousarray(plan.own[DEVICE, :, 1])
@@ -105,14 +107,14 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
 
 def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
            foresight: bool = False, latency: float = LATENCY) -> Outcome:
-    """Requests of one method, one after the other, over one period of a recorded link.
+    """Estimate the requests of one method, one after the other, over a period of a recorded link.
 
     :param table: one plan per bandwidth of `table.BANDWIDTHS`.
-    :param trace: Mbit/s; its rates times `EFFICIENCY` are what a controller measures.
-    :param foresight: each request takes the plan of the table that is fastest at the rate it will
-        meet, as no controller can: what remains of a difference is not a matter of prediction.
-    :raises ValueError: not one plan per bandwidth.
-    :raises TraceError: for a request that would never end.
+    :param trace: rates in Mbit/s; a controller measures these rates times `EFFICIENCY`.
+    :param foresight: give each request the plan that is fastest at the rate that it will meet. No
+        controller knows this rate, so a difference that remains is not a matter of prediction.
+    :raises ValueError: there is not one plan per bandwidth.
+    :raises TraceError: a request would never end.
     """
     if len(table) != len(BANDWIDTHS):
         raise ValueError(f'{len(table)} plans for {len(BANDWIDTHS)} bandwidths')
@@ -134,7 +136,10 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
 
 
 def _one_after_the_other(trace: LinkTrace, seconds: np.ndarray) -> np.ndarray:
-    """Sample in which each request starts, if one that starts in sample i takes seconds[i]."""
+    """Return the sample in which each request starts.
+
+    A request that starts in sample i takes seconds[i].
+    """
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
         raise TraceError('a request takes no time, or never ends: the link fails in this trace')
     served, now, sample = [], 0.0, 0

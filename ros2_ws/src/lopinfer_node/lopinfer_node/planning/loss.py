@@ -1,8 +1,9 @@
 """LOSS: the local operation scheduling strategy of the thesis (4.4.3, Algorithm 5).
 
-Baselines seed and bound the search, a beam search over the operators in topological order finds
-where to cross the link, a large-neighbourhood search around the critical path refines it. Anytime,
-and deterministic for a seed; never worse than a baseline under the same estimate.
+The search starts from the baselines. A beam search over the operators in topological order finds
+where to cross the link. A large-neighbourhood search around the critical path refines the plan. The
+search can stop at any time and depends only on its seed; by the same estimate, its plan is never
+worse than a baseline.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # beams kept besides those that have just got a boundary
-POSITIONS = 24         # positions at which the beam may put a boundary
-ALIVE = 4              # times the inputs' bytes that may be alive at such a position
-HEAT = 0.03            # share by which the refinement may go on from a worse plan
-PATIENCE = 100         # evaluations per operator from which on that pays
+WIDTH = 6              # beams that are kept besides the beams with a boundary at this position
+POSITIONS = 24         # most positions at which the beam search may put a boundary
+ALIVE = 4              # at such a position at most ALIVE times the bytes of the inputs are alive
+HEAT = 0.03            # refinement may continue from a plan that is worse by about this share
+PATIENCE = 100         # heat is used only with at least this many evaluations per operator
 ROUND = 500            # evaluations between two looks at the clock
-DEADLINE = 1.0         # s, of SPSO-GA where the objective has none
+DEADLINE = 1.0         # s; deadline of SPSO-GA if the objective has no deadline
 
 
 def plan_loss(graph: Graph, costs: Costs, link: Link, objective: Objective | None = None,
               seed: int = 0, evaluations: int = 20_000, seconds: float | None = None,
               power: PowerModel | None = None, small_transfers: bool = True,
               known: Sequence[Plan] = ()) -> Plan:
-    """The best plan found within `evaluations` of the refinement, and `seconds` if given.
+    """Return the best plan that is found with `evaluations`, and within `seconds` if given.
 
-    :param known: plans to start from besides the baselines, such as a neighbouring bandwidth's.
-    :param small_transfers: the transmission-efficiency rule, `plan.check`; baselines are exempt.
+    :param evaluations: number of evaluations of the refinement.
+    :param known: plans to start from besides the baselines, such as plans for other bandwidths.
+    :param small_transfers: whether a plan must obey the transmission-efficiency rule (see
+        `plan.check`); baselines need not.
     """
     search_ = Search(graph, costs, link, objective, power, small_transfers)
     search_.construct(known)
@@ -47,7 +50,7 @@ def plan_loss(graph: Graph, costs: Costs, link: Link, objective: Objective | Non
 
 
 class Search:
-    """One search, in steps; `table.py` does many side by side."""
+    """One search, in steps; `table.py` runs many searches in parallel."""
 
     def __init__(self, graph: Graph, costs: Costs, link: Link, objective: Objective | None = None,
                  power: PowerModel | None = None, small_transfers: bool = True) -> None:
@@ -66,11 +69,11 @@ class Search:
 
     @property
     def best(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds (most, least) of the best plan that keeps to the rules."""
+        """Bounds (most, least) of the best plan that obeys the rule of `small_transfers`."""
         return self._beams[0]
 
     def construct(self, known: Sequence[Plan] = ()) -> None:
-        """Phase I, from the baselines and plans that are known."""
+        """Run phase I, the beam search, from the baselines and the plans ``known``."""
         starts = [bounds(p) for p in (*self.baselines, *known)]
         most, least = search.beam_search(
             self.problem, self._work, self._positions, WIDTH,
@@ -78,12 +81,12 @@ class Search:
         self._beams = [(m.copy(), s.copy()) for m, s in zip(most, least, strict=True)]
 
     def offer(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Go on from the best of these bounds and its own."""
+        """Continue with the best of these bounds and the search's own bounds."""
         most, least = min([*self._beams, *candidates], key=self._value)
         self._beams = [(most.copy(), least.copy())]
 
     def refine(self, seed: int, evaluations: int, stop: float | None = None) -> None:
-        """Phase II: half of the evaluations on all beams, half on what is then the best."""
+        """Run phase II: spend half of the evaluations on all beams, then half on the best beam."""
         generator = np.random.default_rng(seed)
         patient = evaluations >= PATIENCE * len(self.graph)
         for heat in (HEAT if patient else 0.0, 0.0):
@@ -105,14 +108,18 @@ class Search:
         return compiled.evaluate(self.problem, self._work, *candidate, as_is)[:3]
 
     def score(self, plan: Plan) -> tuple[float, int, float]:
-        """Value of any plan of cuts under this search's link and objective; lower is better.
+        """Return the value of a plan of cuts for this search's link and objective.
 
-        The objective, then bytes that cross, then seconds of computing.
+        The value is (objective, bytes that cross, seconds of computing); lower is better.
         """
         return self._value(bounds(plan), as_is=True)
 
     def plan(self, exempt: bool = True) -> Plan:
-        """The best plan so far; if `exempt`, or a baseline that breaks the rule and is better."""
+        """Return the best plan so far.
+
+        `exempt`: return a better baseline, if there is one, even if it breaks the rule of
+        `small_transfers`.
+        """
         best = min(self._beams, key=self._value)
         value = self._value(best)
         found = Plan.of_cuts(self.graph, *self._work.cut)
@@ -124,17 +131,18 @@ class Search:
 
 
 def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds (most, least) that give this plan, or a better one with the same transfers."""
+    """Return bounds (most, least) that give this plan, or a better plan with the same transfers."""
     most = plan.own[DEVICE, :, 1].copy()
     own = plan.own[SERVER]
     return most, np.where(own[:, 0] < own[:, 1], own[:, 0], plan.graph.extents)
 
 
 def positions(problem: Problem) -> np.ndarray:
-    """Where a boundary may pay: positions at which little is alive, spread over the costs.
+    """Return positions at which a boundary may help, int64, in topological order.
 
-    int64, in topological order; at most POSITIONS. After position i everything that is made at or
-    before i and used later is alive; none of it may be barred from crossing.
+    There are at most POSITIONS, spread evenly over the costs of the operators, where few bytes are
+    alive. A tensor is alive after position i if it is made at or before i and used later. No tensor
+    that must stay on its side may be alive there.
     """
     nodes = len(problem.kind)
     alive = np.zeros(nodes + 1)

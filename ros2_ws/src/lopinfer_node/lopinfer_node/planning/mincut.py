@@ -6,11 +6,11 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-FLOW = 1 << 30    # of a cut that is at most so heavy; SciPy computes with 32-bit integers
+FLOW = 1 << 30    # a known cut is scaled to this weight; SciPy computes with 32-bit integers
 
 
 class Network:
-    """Arcs with capacities between `nodes` nodes; infinite capacity for arcs never to be cut."""
+    """Arcs with capacities between `nodes` nodes; an arc of infinite capacity is never cut."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
@@ -19,23 +19,24 @@ class Network:
         self._capacity: list[float] = []
 
     def add(self, tail: int, head: int, capacity: float) -> None:
-        """Arc from tail to head; arcs of capacity 0 change nothing."""
+        """Add an arc from tail to head; an arc of capacity 0 changes nothing."""
         if capacity > 0:
             self._tail.append(tail)
             self._head.append(head)
             self._capacity.append(capacity)
 
     def source_side(self, source: int, sink: int) -> np.ndarray:
-        """The nodes on the source's side of a minimum cut, bool of shape (nodes,).
+        """Return the nodes on the source's side of a minimum cut, bool of shape (nodes,).
 
-        Of several minimum cuts the one with the fewest nodes on that side. Capacities are rounded
-        to 1e-9 of a cut that is known: all arcs into the sink, or out of the source.
+        If there are several minimum cuts, it takes the cut with the fewest nodes on that side.
+        Capacities are rounded to about 1e-9 of a known cut, which consists of all arcs into the
+        sink or of all arcs out of the source.
         """
         tail, head = np.array(self._tail, np.int32), np.array(self._head, np.int32)
         arcs = csr_array((np.array(self._capacity), (tail, head)), (self._nodes, self._nodes))
         finite = arcs.data[np.isfinite(arcs.data)].sum()
         known = min(arcs[:, [sink]].sum(), arcs[[source]].sum(), finite) or 1.0
-        # What is never cut weighs nearly twice as much as the whole of that cut.
+        # An arc that is never cut weighs nearly twice as much as the whole known cut.
         whole = np.rint(np.minimum(arcs.data * (FLOW / known), 2 * FLOW - 1)).astype(np.int32)
         arcs = csr_array((whole, arcs.indices, arcs.indptr), arcs.shape)
         left = arcs - maximum_flow(arcs, source, sink).flow

@@ -9,12 +9,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Objective:
-    """Least latency, unless one of these says otherwise.
+    """What a plan should minimise: by default the latency.
 
-    `weight` (s/J): least latency + weight * energy of the device. `deadline` (s): least energy
-    among the plans that meet it, and least latency if none does.
+    With `weight` (s/J) this is latency + weight * energy of the device. With `deadline` (s) it is
+    the energy among the plans that meet the deadline, or the latency if no plan meets it.
 
-    :raises ValueError: for both at once, or values that are negative or not finite.
+    :raises ValueError: both are given, or a value is negative or not finite.
     """
 
     weight: float = 0.0

@@ -1,7 +1,7 @@
 """Plans: which interval of every operator each side computes, and what then crosses the link.
 
-A plan may run only after `check` has proved from the footprints that every operator finds all it
-needs (thesis 4.4.2 and 4.4.3). Transfers are not stored: both sides derive the same list.
+A plan may run only after `check` has proved from the footprints that every operator gets all its
+inputs (thesis 4.4.2 and 4.4.3). Transfers are not stored: both sides derive the same list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIDES = ('device', 'server')
 
 @dataclass(frozen=True)
 class Transfer:
-    """One piece of a tensor that crosses the link as soon as it is computed.
+    """An interval of a tensor that crosses the link as soon as it is computed.
 
     `index` is its position in `Plan.transfers`, the same on both sides.
     """
@@ -39,8 +39,8 @@ class Transfer:
 class Plan:
     """Placement of every operator: `own[side, node]` is the interval [lo, hi) that side computes.
 
-    int64 of shape (2, nodes, 2); (0, 0) where a side computes nothing. Inputs are owned by the
-    device, outputs too; both are computed by nobody.
+    `own` is int64 of shape (2, nodes, 2); (0, 0) if a side computes nothing. Inputs and outputs of
+    the model belong to the device, but no side computes them.
     """
 
     def __init__(self, graph: Graph, own: np.ndarray) -> None:
@@ -55,10 +55,11 @@ class Plan:
 
     @classmethod
     def of_cuts(cls, graph: Graph, device_to: np.ndarray, server_from: np.ndarray) -> Plan:
-        """The device computes [0, device_to), the server [server_from, extent), per node.
+        """Return a plan: per node the device has [0, device_to), the server [server_from, extent).
 
-        Valid for every pair with server_from <= device_to, if each global operator is on one side:
-        what one side lacks the other has. Ends and starts at inputs and outputs are set here.
+        The plan is valid if server_from <= device_to at every node and each global operator is on
+        one side, because one side then has what the other lacks. The cuts of inputs and outputs are
+        set here, whatever the arguments say.
         """
         fixed = np.array([n.kind is not Kind.OPERATOR for n in graph.nodes])
         own = np.zeros((2, len(graph), 2), np.int64)
@@ -90,7 +91,7 @@ class Plan:
 
     @cached_property
     def needs(self) -> np.ndarray:
-        """Hull of what each side's consumers need of every tensor; (2, nodes, 2), int64."""
+        """Hull of what each side's consumers need of every tensor, int64 (2, nodes, 2)."""
         needs = np.zeros_like(self.own)
         for node in self.graph.nodes:
             for side in (DEVICE, SERVER):
@@ -131,9 +132,9 @@ class Plan:
         return tuple(found)
 
     def held(self, side: int, node: int) -> Interval:
-        """Interval of a tensor that `side` has once its transfers have arrived.
+        """Return the interval of a tensor that `side` has when its transfers have arrived.
 
-        What it computes and, where that is not enough, what its consumers need.
+        This is the hull of what the side computes and what its consumers need.
         """
         lo, hi = self.interval(side, node)
         start, end = (int(x) for x in self.needs[side, node])
@@ -150,10 +151,11 @@ class Plan:
 def check(plan: Plan, small_transfers: bool = False) -> None:
     """Prove a plan valid, or raise PlanError naming the operator and the interval.
 
-    Checked: intervals inside their tensors; whole coverage; indivisible operators whole; global
-    operators on exactly one side; inputs and outputs on the device alone; every interval that a
-    side needs is computed there or by the other side. With `small_transfers` also the
-    transmission-efficiency rule: no tensor larger than the model's input crosses the link.
+    A plan is valid if intervals lie inside their tensors; the two sides together cover every
+    operator; an indivisible operator is computed whole; only one side computes a global operator;
+    inputs and outputs are on the device alone; and every interval that a side needs is computed by
+    this side or by the other. `small_transfers` also checks the transmission-efficiency rule: no
+    tensor larger than the model's input crosses the link.
     """
     graph = plan.graph
     for side, index in np.argwhere((plan.own[..., 0] < 0) | (plan.own[..., 1] > graph.extents)):
@@ -182,7 +184,7 @@ def check(plan: Plan, small_transfers: bool = False) -> None:
 
 
 def _gap(own: list[Interval], extent: int) -> Interval | None:
-    """The first interval of [0, extent) that no side computes."""
+    """Return the first interval of [0, extent) that no side computes, or None."""
     covered = 0
     for lo, hi in sorted(i for i in own if i != EMPTY):
         if lo > covered:

@@ -1,6 +1,7 @@
 """Pictures of plans: the operator timeline, latency over bandwidth, where a request's time goes.
 
-The thesis's Figures 4.15, 4.17 and 4.16. Drawn without a display; PNG, SVG or PDF by the suffix.
+They correspond to Figures 4.15, 4.17 and 4.16 of the thesis. They need no display; the suffix of
+the file selects PNG, SVG or PDF.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
 
-PAGE = 7.0  # inches: both columns of a paper
+PAGE = 7.0  # width of both columns of a paper, inches
 _STYLE: Any = {
     'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'legend.fontsize': 7,
     'xtick.labelsize': 7, 'ytick.labelsize': 7, 'lines.linewidth': 1.1, 'axes.linewidth': .6,
@@ -32,8 +33,8 @@ _STYLE: Any = {
     'legend.frameon': False, 'legend.handlelength': 1.2, 'legend.columnspacing': 1.0,
     'legend.handletextpad': .4, 'legend.borderaxespad': .2, 'svg.hashsalt': 'lopinfer'}
 
-# Okabe and Ito's colours, told apart by the colour-blind. The first word found in an operator's
-# name decides.
+# The colours are Okabe and Ito's, which colour-blind people can distinguish. An operator belongs to
+# the first class of which a word occurs in the operator's name.
 _CLASSES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ('convolution', '#0072b2', ('conv',)),
     ('normalisation', '#e69f00', ('norm',)),
@@ -55,7 +56,7 @@ _PHASES = (('robot computes', '#0072b2'), ('transfer', '#cc79a7'), ('server comp
 
 @dataclass(frozen=True)
 class View:
-    """One timeline of a picture and what made it; `bandwidth` in bytes/s."""
+    """One timeline of a picture, with its method and its `bandwidth` in bytes/s."""
 
     method: str
     bandwidth: float
@@ -65,10 +66,10 @@ class View:
 def draw_timeline(graph: Graph, views: Sequence[View], path: str | Path) -> None:
     """Draw what robot, link and server do during one inference, one panel per plan.
 
-    Operators are boxes in the colour of their class, transfers carry their size where it fits, the
-    black line runs along the critical path. All panels share the time axis.
+    Operators are boxes in the colour of their class. Transfers carry their size if it fits. The
+    black line follows the critical path. All panels share the time axis.
 
-    :raises ValueError: no plans, or one that never ends.
+    :raises ValueError: there is no plan, or a plan never ends.
     """
     if not views or not all(np.isfinite(v.timeline.latency) for v in views):
         raise ValueError('a picture needs at least one plan, and only plans that end')
@@ -76,7 +77,7 @@ def draw_timeline(graph: Graph, views: Sequence[View], path: str | Path) -> None
     with matplotlib.rc_context(_STYLE):
         figure = _figure(PAGE, .45 + 1.2 * len(views))
         panels = np.atleast_1d(figure.subplots(len(views), sharex=True))
-        panels[0].set_xlim(0, end * 1.01)   # shared
+        panels[0].set_xlim(0, end * 1.01)   # all panels share this axis
         figure.draw_without_rendering()     # widths of texts and boxes are known from here on
         for axes, view in zip(panels, views, strict=True):
             _panel(axes, graph, view)
@@ -107,7 +108,7 @@ def draw_bandwidth(bandwidths: Sequence[float], latencies: Mapping[str, Sequence
                       label=method, linewidth=1.8 if method == 'lopinfer' else 1.1,
                       zorder=3 if method == 'lopinfer' else 2)
             shown += [float(np.nanmax(values))] if method != 'server-only' else []
-        # Server-only at 1 MB/s would press all the others into a line.
+        # Server-only at 1 MB/s takes so long that all other lines would be flat.
         axes.set_ylim(0, 1.25 * max(shown) if shown else None)
         axes.set_xlim(0, max(bandwidths) / 1e6)
         axes.set_xlabel('bandwidth (MB/s)')
@@ -119,7 +120,7 @@ def draw_bandwidth(bandwidths: Sequence[float], latencies: Mapping[str, Sequence
 
 def draw_measured(rates: Mapping[float, Mapping[str, tuple[float, float]]], path: str | Path,
                   title: str = '') -> None:
-    """Draw measured requests: one group of bars per bandwidth, a line where the plan expected them.
+    """Draw measured requests: one group of bars per bandwidth, a line at the expected latency.
 
     :param rates: bandwidth in bytes/s -> method -> (measured, expected) seconds; NaN: not known.
     """
@@ -145,7 +146,7 @@ def draw_measured(rates: Mapping[float, Mapping[str, tuple[float, float]]], path
 
 
 def draw_breakdown(timelines: Mapping[str, Timeline], path: str | Path, title: str = '') -> None:
-    """Draw where the time of one request goes, one bar per method; the parts add up to it."""
+    """Draw where the time of one request goes: one bar per method, divided into its phases."""
     with matplotlib.rc_context(_STYLE):
         figure = _figure(PAGE / 2 + 1, .9 + .3 * len(timelines))
         axes = figure.subplots()
@@ -169,10 +170,10 @@ def draw_breakdown(timelines: Mapping[str, Timeline], path: str | Path, title: s
 
 
 def phases(timeline: Timeline) -> list[float]:
-    """Where the latency goes: five durations in seconds that add up to it.
+    """Return where the latency goes: five durations in seconds, which add up to the latency.
 
-    Only the robot computes, only the link carries, only the server computes, at least two of these
-    at once, none of them.
+    In them, in this order, only the robot computes, only the link carries bytes, only the server
+    computes, at least two of these three are busy, and none of them is busy.
     """
     spans = [np.stack([timeline.start[side], timeline.end[side]], 1) for side in (DEVICE, SERVER)]
     spans = [spans[DEVICE], timeline.transfers[:, 1:3], spans[SERVER]]
@@ -192,7 +193,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def operator_class(op: str) -> tuple[str, str]:
-    """Name and colour of the class that an ATen operator belongs to."""
+    """Return name and colour of the class to which an ATen operator belongs."""
     return next((name, color) for name, color, words in _CLASSES
                 if any(word in op.lower() for word in words))
 
@@ -225,7 +226,7 @@ def _boxes(axes: Axes, start: Any, end: Any, row: int, colors: list[str]) -> Non
     start, end = np.asarray(start) * 1e3, np.asarray(end) * 1e3
     corners = [[(a, row - .36), (b, row - .36), (b, row + .36), (a, row + .36)]
                for a, b in zip(start, end, strict=True)]
-    # A white edge parts wide boxes, and would paint over narrow ones.
+    # A white edge separates wide boxes, but it would cover narrow boxes.
     wide = end - start > axes.get_xlim()[1] / 400
     edges = ['white' if w else c for w, c in zip(wide, colors, strict=True)]
     axes.add_collection(PolyCollection(corners, facecolors=colors, edgecolors=edges,
@@ -246,7 +247,7 @@ def _label_transfers(axes: Axes, timeline: Timeline) -> None:
 
 
 def _draw_path(axes: Axes, path: Sequence[Segment]) -> None:
-    """Outline stretches on one row, and join stretches of different rows."""
+    """Outline the stretches of the critical path on each row, and join them by lines."""
     stretches: list[tuple[int, float, float]] = []
     for segment in path:
         row = (0 if segment.side == DEVICE else 3) if segment.transfer < 0 \

@@ -1,8 +1,8 @@
-"""What every operator of a model costs on one machine: a file that machines can exchange.
+"""The time of every operator of a model on one machine, in a file that machines can exchange.
 
 An operator that computes the share s of its extent (0 < s <= 1) takes `fixed + per_share * s`
-seconds. Small kernels are nearly all `fixed`: half of them costs as much as the whole, so a share
-alone does not describe them.
+seconds. The time of a small kernel is nearly all `fixed`: half of its extent takes as long as the
+whole, so its time is not proportional to the share.
 
 A profile file is one JSON object:
 
@@ -10,7 +10,7 @@ A profile file is one JSON object:
     version     1
     digest      graph.Graph.digest of the model, 64 hex digits
     model       name of the model, for people
-    machine     what it was measured on, for people
+    machine     name of the machine on which it was measured, for people
     torch       version of PyTorch, or "" if unknown
     names       one operator name per node of the graph
     fixed       one number >= 0 per node, seconds
@@ -38,12 +38,12 @@ _TEXTS = ('digest', 'model', 'machine', 'torch')
 class Profile:
     """Costs of the operators of one graph on one machine.
 
-    :param digest: `Graph.digest` of the graph it belongs to.
+    :param digest: `Graph.digest` of the graph to which the profile belongs.
     :param model: name of the model.
-    :param machine: what it was measured on.
+    :param machine: name of the machine on which the profile was measured.
     :param torch: version of PyTorch, '' if unknown.
     :param names: one name per node.
-    :param fixed: (nodes,) float64, seconds an operator takes however little it computes.
+    :param fixed: (nodes,) float64, seconds that an operator takes for any share of its extent.
     :param per_share: (nodes,) float64, further seconds for the whole extent.
     :raises ProfileError: a cost is missing, negative or not finite.
     """
@@ -71,7 +71,7 @@ class Profile:
 
     @property
     def whole(self) -> np.ndarray:
-        """(nodes,) seconds of each operator computed whole."""
+        """Seconds that each operator takes for its whole extent, (nodes,)."""
         return self.fixed + self.per_share
 
     def check(self, graph: Graph) -> None:
@@ -90,7 +90,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, state: Any) -> Profile:
-        """Check such an object; raises ProfileError."""
+        """Return the profile from an object that `as_json` returned; raise ProfileError if bad."""
         try:
             return cls(**_checked(state))
         except OverflowError as error:
@@ -104,7 +104,7 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Read and check a profile file.
 
-        :raises ProfileError: naming the file, the field and what to do.
+        :raises ProfileError: the file is invalid; the message names file, field and what to do.
         """
         try:
             state = json.loads(Path(path).read_text(encoding='utf-8'))
@@ -118,7 +118,7 @@ class Profile:
 
 
 def _checked(state: Any) -> dict[str, Any]:
-    """Return the constructor's arguments from parsed JSON, types checked."""
+    """Check the types of parsed JSON, and return the arguments of the constructor."""
     if not isinstance(state, dict) or state.get('format') != FORMAT:
         raise ProfileError(f'format: must be {FORMAT}; write a profile with `lopinfer profile`')
     if state.get('version') != VERSION:
@@ -141,13 +141,13 @@ def _checked(state: Any) -> dict[str, Any]:
 
 
 def fit(shares: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit `fixed + per_share * share` by least squares, both at least 0, all nodes at once.
+    """Fit `fixed + per_share * share` by least squares, both at least 0, for all nodes at once.
 
     :param shares: (samples, 1) or (samples, nodes), shares of the extent, above 0.
-    :param seconds: (samples, nodes), what they took, finite and at least 0.
-    :returns: fixed and per_share, (nodes,) float64 each, seconds. A node measured at one share
-        only is all fixed: nothing says that less would be cheaper.
-    :raises ValueError: wrong shapes, no samples, or values out of range.
+    :param seconds: (samples, nodes), measured seconds, finite and at least 0.
+    :returns: fixed and per_share, (nodes,) float64 each, seconds. If a node is measured at one
+        share only, all its time is fixed, because nothing shows that a smaller share is faster.
+    :raises ValueError: shapes are wrong, there are no samples, or values are out of range.
     """
     t = np.asarray(seconds, np.float64)
     s = np.asarray(shares, np.float64)

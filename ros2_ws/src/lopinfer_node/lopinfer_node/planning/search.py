@@ -1,10 +1,11 @@
 """The two searches of LOSS as kernels: beam search, and large-neighbourhood search.
 
-Both work on bounds (`compiled.py`). A *boundary* at position i lets a part of all tensors that are
-alive there, made at or before i and used after it, cross the link: upwards the server receives
-what it lacks of the first `fraction` of each, downwards the device what it lacks of the rest.
-Between boundaries each side computes what it needs, halos twice; or the operators are *held* at
-the fraction too, and every halo crosses.
+Both work on bounds (`compiled.py`). A tensor is alive at position i if it is made at or before i
+and used after i. A *boundary* at position i lets a part of all tensors that are alive there cross
+the link. At an upward boundary the server receives what it lacks of the first `fraction` of each
+tensor; at a downward boundary the device receives what it lacks of the rest. Between two boundaries
+each side computes what it needs, so both sides compute the halos. Or the operators between them are
+*held*: they are bounded by the same fraction, too, and every halo crosses the link.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from . import compiled
 from .compiled import OPERATOR, kernel
 from .plan import DEVICE, SERVER
 
-STEPS = 8                  # fractions that the beam tries are eighths
+STEPS = 8                  # the beam search tries fractions that are multiples of 1 / STEPS
 UP, DOWN = DEVICE, SERVER
 APART, ON_DEVICE, ON_SERVER = 0, 1, 2
-_KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # boundaries that the beam tries: direction, held
+_KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # boundaries of the beam search: direction, held
 
 
 @kernel
@@ -84,13 +85,13 @@ def _bound_one(p, most, least, v, direction, fraction):
 
 @kernel
 def beam_search(p, w, positions, width, most, least):
-    """Phase I: Algorithm 5's beam over the operators in topological order.
+    """Run phase I: the beam search of Algorithm 5 over the operators in topological order.
 
-    `most`, `least`: int64 (beams, nodes), complete plans to start from. At every position a beam
-    goes on as it is, or puts a boundary there and gives everything after it to one side, whatever
-    scores best as a complete plan; a boundary is tried only where the operators between the last
-    boundary and here are on the beam's critical path, others can't shorten it. Returns the best
-    `width` plans, best first.
+    `most`, `least`: int64 (beams, nodes), bounds of complete plans to start from. At every position
+    each beam goes on unchanged, or gets a boundary there, with all later operators on one side. The
+    best of these complete plans are kept. A boundary is tried only if an operator between the last
+    boundary and this position is on the critical path of the beam; otherwise it cannot shorten this
+    path. Returns the bounds of the best `width` plans, best first.
     """
     beams, nodes = most.shape
     last = np.full(beams, -1)
@@ -101,7 +102,8 @@ def beam_search(p, w, positions, width, most, least):
         value[k] = _value(p, w, most[k], least[k])
         _path(p, w, value[k], on_path[k])
     for position in positions:
-        # One row per way to go on: parent, direction (-1: as it is), side of globals, held, step.
+        # One row for each way to extend a beam: its number, direction of the boundary (-1: none),
+        # side of the global operators, held, step.
         ways = np.zeros((beams * (1 + 6 * STEPS), 5), np.int64)
         values = np.full((len(ways), 3), np.inf)
         made = 0
@@ -138,7 +140,10 @@ def _value(p, w, most, least):
 
 @kernel
 def _path(p, w, value, sums):
-    """Return the running count of operators on the critical path; with energy, of all operators."""
+    """Store in `sums` the running count of operators on the critical path.
+
+    All operators count if the objective contains energy or if the plan is invalid.
+    """
     on_path = np.ones(len(p.kind), np.bool_)
     if p.weight == 0:
         _mark(p, w, value, on_path)
@@ -147,14 +152,18 @@ def _path(p, w, value, sums):
 
 @kernel
 def _mark(p, w, value, on_path):
-    """Mark the critical path of the last evaluation, unless the plan is invalid or saves energy."""
+    """Mark the critical path of the last evaluation in `on_path`.
+
+    Change nothing if the plan is invalid, or if there is a deadline, which means that the objective
+    is the energy.
+    """
     if p.deadline == np.inf and np.isfinite(value[0]):
         compiled.critical(p, w, on_path)
 
 
 @kernel
 def _extend(p, most, least, last, position, way):
-    """Extend a beam in one way; return the number of global operators placed."""
+    """Extend a beam in one way; return the number of global operators that it places."""
     _, direction, side, held, step = way
     place(p, most, least, last + 1, position + 1, APART)
     several = place_globals(p, most, least, last + 1, position + 1, side)
@@ -170,7 +179,8 @@ def _extend(p, most, least, last, position, way):
 def _expand(p, w, most, least, last, position, parent, before, ways, values):
     """Evaluate the boundaries that one beam may put at one position; return their number.
 
-    `before`: the beam's last extension. In two upward boundaries the device's part never grows.
+    `before`: the beam's last extension. After an upward boundary, the next upward boundary must not
+    have a larger fraction.
     """
     made = 0
     for choice in range(6 * STEPS):
@@ -190,7 +200,10 @@ def _expand(p, w, most, least, last, position, parent, before, ways, values):
 
 @kernel
 def _select(values, ways, width):
-    """Select the best row of each boundary at this position and the best `width` other rows."""
+    """Select the best row of each direction and step, and the best `width` rows without boundary.
+
+    Returns the numbers of these rows, best first.
+    """
     kept = np.zeros(len(values), np.int64)
     used = np.zeros(len(values), np.bool_)
     here = np.zeros((2, STEPS), np.bool_)
@@ -218,12 +231,14 @@ def _select(values, ways, width):
 
 @kernel
 def improve(p, w, positions, most, least, rng, evaluations, heat):
-    """Phase II: large-neighbourhood search; betters `most`, `least` in place, returns the value.
+    """Run phase II, a large-neighbourhood search; improve `most` and `least` in place.
 
-    Every step changes the bounds of a window, mostly around an operator on the critical path. The
-    best plan changes only for a strictly better one: lower score, then fewer bytes, then less
-    computing. The search goes on from a plan that is worse by a share of about `heat`, which falls
-    to 0: of 100 small graphs 99 instead of 97 then end within 1 % of the optimum.
+    Returns the value of the best plan: (score, bytes, seconds of computing).
+
+    Every step changes the bounds in a window, mostly around an operator on the critical path. A
+    strictly better plan replaces the best plan: lower score, then fewer bytes, then less computing.
+    The search may continue from a plan that is worse by a share of about `heat`, which falls to 0.
+    With heat, 99 instead of 97 of 100 small graphs end within 1 % of the optimum.
     """
     on_path = np.ones(len(p.kind), np.bool_)
     best = now = _value(p, w, most, least)
@@ -254,7 +269,7 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
 
 @kernel
 def _centre(on_path, rng):
-    """Draw an operator, mostly one on the critical path."""
+    """Draw an operator, usually one that is on the critical path."""
     v = 0
     for _ in range(8):
         v = rng.integers(0, len(on_path))
@@ -265,7 +280,7 @@ def _centre(on_path, rng):
 
 @kernel
 def _window(nodes, positions, centre, rng):
-    """Draw a range of operators around `centre`, every other time between two positions."""
+    """Draw a range of operators around `centre`; half of the ranges lie between two `positions`."""
     if len(positions) > 1 and rng.random() < 0.5:
         before = np.searchsorted(positions, centre)
         size = int((len(positions) + 1) ** rng.random())
@@ -330,7 +345,7 @@ def _shift(p, cut, most, least, begin, end, rng):
 
 @kernel
 def _relocate(p, cut, most, least, position, direction, rng):
-    """Move a boundary near `position` some operators up or down, with its fraction."""
+    """Move a boundary near `position` forwards or backwards by some operators."""
     nodes = len(p.kind)
     v = position
     while v >= 0 and (p.whole[v] or p.kind[v] != OPERATOR

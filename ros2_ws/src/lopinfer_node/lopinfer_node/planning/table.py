@@ -1,7 +1,7 @@
 """A plan for every bandwidth, made before the robot drives (thesis 4.4.4).
 
-Planning for one bandwidth helps its neighbours: every third bin is searched from the start, every
-plan is then tried at every other bin, and the best is refined there.
+A plan for one bandwidth helps to plan for others. So only every third bin has a beam search. Then
+every bin tries the best plans of all bins, and refines the best of them for its own bandwidth.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .plan import Plan, check
 from .timeline import Costs, Link
 
 FORMAT = 'lopinfer plan table 1'
-ANCHORS = 3            # bins per beam search; the others start from its result
-BANDWIDTHS = tuple(k * 1e6 for k in range(31))
-EFFORT = 1_500_000     # evaluations times operators that refine a bin: about 0.1 s
-LEAST = 5000           # evaluations, however large the graph
+ANCHORS = 3            # one of ANCHORS bins has a beam search; the others start from its result
+BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # bytes/s
+EFFORT = 1_500_000     # a bin is refined by EFFORT / (number of operators) evaluations, about 0.1 s
+LEAST = 5000           # least number of evaluations of a bin, for a large graph
 
 
 class PlanTable(Sequence[Plan]):
     """Plans by bandwidth in bytes/s, ascending; the first serves all below the second bandwidth.
 
     The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency`
-    (s), `plans` (different plans: `Plan.own` as a flat list of integers, (2, nodes, 2) in row-major
-    order), `bins` (for each bandwidth the position in `plans`).
+    (s), `plans` (the distinct plans, each `Plan.own` as a flat list of integers, (2, nodes, 2) in
+    row-major order), `bins` (for each bandwidth the position of its plan in `plans`).
     """
 
     def __init__(self, graph: Graph, bandwidths: Sequence[float], latency: float,
@@ -61,7 +61,7 @@ class PlanTable(Sequence[Plan]):
         return self.plans[index]
 
     def bin(self, bandwidth: float) -> int:
-        """Return the bin of a measured bandwidth (bytes/s): the greatest that is not above it."""
+        """Return the last bin whose bandwidth is not above a measured bandwidth (bytes/s)."""
         return max(0, int(np.searchsorted(self.bandwidths, bandwidth, 'right')) - 1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -121,9 +121,9 @@ def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWID
                message: float = 0.0) -> PlanTable:
     """Plan every bandwidth (bytes/s, both directions; ascending).
 
-    The same seed gives the same table, however many `workers` (threads; default: one per core).
-    `latency` and `message` are the link's, s. `evaluations` is the refinement of each bin; by
-    default the more, the smaller the graph. No plan is worse than a baseline at its bandwidth.
+    The same seed gives the same table for any number of `workers` (threads; default: one per core).
+    `latency` and `message` of the link are in s, see `Link`. `evaluations` refine each bin; by
+    default there are more for a smaller graph. No plan is worse than a baseline at its bandwidth.
     """
     workers = workers or len(os.sched_getaffinity(0))
     half = (evaluations or max(LEAST, EFFORT // len(graph))) // 2

@@ -1,9 +1,9 @@
 """Estimate one inference under a plan: schedule, latency, critical path, overlap, energy.
 
-The thesis's event-driven simulator (4.4.3). Each processor runs its operators in topological order
-and each direction of the link sends in the order in which producers finish, which is the same
-order; so one pass over the operators gives the exact schedule. `compiled.py` does the same for the
-search, faster and for cuts only.
+This is the event-driven simulator of the thesis (4.4.3). Each processor runs its operators in
+topological order. Each direction of the link sends in the order in which producers finish, which is
+the same order. So one pass over the operators gives the exact schedule. `compiled.py` does the same
+for the search; it is faster, but accepts only plans that consist of cuts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from .plan import DEVICE, SERVER, SIDES, Plan, Transfer
 class Costs:
     """Seconds of every operator on each side: `fixed + per_share * share of its extent`.
 
-    Both float64 of shape (2, nodes), finite and not negative; inputs and outputs cost nothing
-    whatever stands there. A side that computes nothing of an operator pays nothing for it.
+    Both arrays are float64 of shape (2, nodes), finite and not negative. Inputs and outputs cost
+    nothing, whatever the arrays contain. An operator costs nothing on a side that computes no part
+    of it.
 
-    :raises ValueError: for other shapes or values.
+    :raises ValueError: the arrays have other shapes or values.
     """
 
     fixed: np.ndarray
@@ -32,7 +33,7 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ('fixed', 'per_share'):
-            # Contiguous: kernels are compiled for each memory order that they meet.
+            # Make the array contiguous: kernels are compiled again for every other memory order.
             value = np.ascontiguousarray(getattr(self, name), np.float64)
             if value.ndim != 2 or len(value) != 2:
                 raise ValueError(f'{name} must have shape (2, nodes), got {value.shape}')
@@ -45,9 +46,10 @@ class Costs:
 
 @dataclass(frozen=True)
 class Link:
-    """Rates in bytes/s, 0 for a dead link; latency in s, during which the link is free.
+    """Rates in bytes/s, 0 for a dead link, and the costs of a transfer beyond its bytes.
 
-    `message`: seconds that a transfer costs beyond its bytes, at both ends together.
+    `latency`: delay of each direction, s, which does not occupy the link. `message`: seconds that a
+    transfer occupies the link beyond its bytes, for both ends together.
     """
 
     up: float
@@ -68,9 +70,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Segment:
-    """One computation or transfer of the critical path, seconds; a transfer ends on arrival.
+    """One computation or transfer of the critical path; times in seconds.
 
-    `transfer` is the index in `Plan.transfers`, -1 for a computation; `side` computes or sends.
+    A transfer ends at its arrival. `transfer` is the index in `Plan.transfers`, -1 for a
+    computation. `side` is the side that computes or sends.
     """
 
     side: int
@@ -87,13 +90,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Schedule of one inference, seconds from the arrival of the input; J.
+    """Schedule of one inference; times in seconds from the arrival of the input, energy in J.
 
-    `start`, `end`: float64 (2, nodes), NaN where a side computes nothing. `transfers`: one row
-    (queued, start, end, arrival) per `Plan.transfers`. `overlap`: seconds in which at least two of
-    device, server, up and down are busy. `hidden`: share of the time in which the link is busy
-    that lies behind computation. `energy` is the device's. Latency and energy are infinite where
-    something would have to cross a link that carries nothing.
+    `start`, `end`: float64 (2, nodes), NaN if a side computes nothing. `transfers`: one row
+    (queued, start, end, arrival) for each of `Plan.transfers`. `overlap`: seconds in which at least
+    two of device, server, uplink and downlink are busy. `hidden`: share of the time in which the
+    link is busy and a side computes, too. `energy`: energy of the device. Latency and energy are
+    infinite if a tensor would have to cross a dead link.
     """
 
     plan: Plan
@@ -171,7 +174,8 @@ class _Schedule:
             if not np.isnan(self.end[side, source]):
                 local = max(local, self.end[side, source])
         if node.kind is not Kind.OPERATOR:
-            # These are not computed, so they wait only for their inputs, not for the processor.
+            # Inputs and outputs of the model are not computed. So they wait only for the tensors
+            # that they need, not for the processor.
             self.start[side, index] = self.end[side, index] = max(ready, local)
             self.before[side, index] = self._latest_of(side, node.inputs)
             self.waited[side, index] = cause if ready > local else None
@@ -200,7 +204,10 @@ class _Schedule:
         self._sent[source] = transfer.index
 
     def critical_path(self) -> tuple[Segment, ...]:
-        """Return the critical path, found from the last output back by what each waited for."""
+        """Return the critical path.
+
+        It is found backwards: from the last output to what each segment waited for.
+        """
         if not np.isfinite(self.latency):
             return ()
         side = DEVICE
@@ -226,9 +233,10 @@ class _Schedule:
 
 
 def _busy(schedule: _Schedule, latency: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of (device, server, up, down) are busy between two events, and how long.
+    """Return which of (device, server, uplink, downlink) are busy in each interval between events.
 
-    bool (4, intervals), float64 (intervals,) seconds; the time after the result does not count.
+    Types: bool (4, intervals), and the lengths of the intervals, float64 (intervals,), seconds. The
+    time after the result does not count.
     """
     if not np.isfinite(latency):
         return np.zeros((4, 0), bool), np.zeros(0)

@@ -24,7 +24,7 @@ from .images import image_tensor, result_message
 
 
 class ClientNode(Node):
-    """Answer images of topic `image` on topic `lopinfer/result`; skip all but the newest image.
+    """Answer images of topic `image` on topic `lopinfer/result`; skip images that are not newest.
 
     `parameters.ClientSettings` declares the parameters.
     """
@@ -32,7 +32,7 @@ class ClientNode(Node):
     def __init__(self, **options: Any) -> None:
         super().__init__('lopinfer_client', **options)
         bound_parameters(self, writable=False)
-        self.error = ''              # why it ended, if not cleanly
+        self.error = ''              # why the node ended; '': no error
         self.settings = s = declare(self, ClientSettings)
         if s.threads:
             torch.set_num_threads(s.threads)
@@ -42,7 +42,7 @@ class ClientNode(Node):
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
             s, s.shaped_link(), recording=s.open_recording(), slowdown=s.slowdown))
-        self._newest: tuple[Any, float] | None = None   # image, and when it came
+        self._newest: tuple[Any, float] | None = None   # image, time of its arrival
         self._there = threading.Condition()
         self._closing = False
         self._results = self.create_publisher(Result, 'lopinfer/result', qos.RESULT)

@@ -1,4 +1,4 @@
-"""The client's shell: `ClientMachine` on the topics of a ROS 2 node, and the robot's computing.
+"""The client's shell: connects `ClientMachine` to a ROS 2 node, and computes the robot's part.
 
 Three threads share one lock: the executor (messages, time), the caller of `infer` (computes and
 sends), and a background thread for long tasks (planning, compiling, sending the model).
@@ -72,11 +72,16 @@ Tensors = tuple[torch.Tensor, ...]
 class ClientOptions:
     """Options of a client.
 
+<<<<<<< HEAD
     ``planner(traced, fixed, per_share)``: yields plan tables for a server with this profile, s per
     operator; each is used until the next one is made. ``server``: its namespace. ``settings``: of
     the protocol. ``link``: an emulated link; by default the real one alone. ``power``: W per state,
     where no meter is found. ``recording``: collects the steps of every request. ``slowdown``: how
     many times more slowly this machine computes, at least 1, to emulate a robot.
+=======
+    ``planner(traced, fixed, per_share)`` yields plan tables for a server with this profile; the
+    client uses each table until the next table is made.
+>>>>>>> w1
     """
 
     planner: Planner
@@ -89,28 +94,28 @@ class ClientOptions:
 
 
 class Client:
-    """Runs inferences of one model, shared with the server where that is faster.
+    """Runs inferences of one model; shares them with the server if that is faster.
 
-    ``node``: any node of the robot, spun by somebody; its namespace is the robot's name.
+    ``node``: any node of the robot, which the caller must spin; its namespace is the robot's name.
     """
 
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
         self.node = node
         self.traced = traced
-        self._digest = traced.digest            # slow with many weights
+        self._digest = traced.digest            # computed here: it is slow with many weights
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options
         self._changed = threading.Condition()   # guards machine and link
         self._turn = threading.Lock()           # one inference at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # has left the link; to be published
+        self._ready: list[Piece | Ack] = []     # left the emulated link; must be published
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
         self._call: Any = None                  # client and future of the last service call
         self._closing = False
-        self._reminder = Reminder()             # that there is no server
+        self._reminder = Reminder()             # for the message that there is no server
         self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
         self._acks = node.create_publisher(msg.Ack, 'lopinfer/down_ack', qos.PIECE)
         self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
@@ -138,9 +143,9 @@ class Client:
     # -- one inference ---------------------------------------------------------------------------
 
     def infer(self, inputs: Sequence[torch.Tensor], check: float = 0.0) -> Tensors:
-        """Return the outputs of the model; call this from any thread but the executor's.
+        """Return the outputs of the model; do not call this from the executor's thread.
 
-        ``check``: seconds that the request already spent to detect changes of the model.
+        ``check``: seconds that the request has already spent on detecting changes of the model.
         """
         with self._turn:
             started = time.monotonic() - check
@@ -158,7 +163,7 @@ class Client:
                 self._meter.enter('stalled', time.monotonic())
 
     def note_whole(self, reason: str) -> None:
-        """Count a request that the model itself computes on the robot, and say why."""
+        """Count a request that the model itself computes on the robot; ``reason`` says why."""
         with self._changed:
             self.machine.report.requests += 1
             self.machine.alone = reason
@@ -189,7 +194,7 @@ class Client:
                 return run.outputs()
 
     def _next_steps(self) -> range | None:
-        """Wait for steps to compute; return None to finish alone."""
+        """Wait for steps to compute; return None if the robot must finish the request alone."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -202,7 +207,7 @@ class Client:
                 self._changed.wait(self.machine.limit - now)
 
     def wait_until(self, done: Callable[[], bool], limit: float) -> bool:
-        """Wait until ``done()`` or the time ``limit``; returns ``done()``."""
+        """Wait until ``done()`` is true or the time is ``limit``; return ``done()``."""
         with self._changed:
             return self._changed.wait_for(done, limit - time.monotonic())
 
@@ -295,13 +300,13 @@ class Client:
             answer = future.result()
             self._step(lambda now: self.machine.on_plans_set(answer.status, answer.reason, now))
 
-    # -- what takes long -------------------------------------------------------------------------
+    # -- long tasks ------------------------------------------------------------------------------
 
     def _send_model(self) -> None:
         reason = ''
         try:
             nbytes = sum(w.numel() * w.element_size() for w in self.traced.parameters.values())
-            announce(self._digest, nbytes, self._send_part)   # before all of it is written down
+            announce(self._digest, nbytes, self._send_part)   # before the model is written to disk
             with tempfile.TemporaryDirectory() as folder:
                 save(self.traced, Path(folder))
                 send_model(Path(folder), self.traced.digest, self._send_part)
@@ -330,7 +335,7 @@ class Client:
                 compiled = {plan: self._program(plan) for plan in set(table.plans)}
                 made = replace(table, programs=[compiled[plan] for plan in table.plans])
                 self._step(partial(self.machine.on_plans_made, made))
-        except Exception as error:  # the planner may be the user's; the robot continues alone
+        except Exception as error:  # any error of a user's planner; the robot continues alone
             reason = f'no plans: {type(error).__name__}: {error}'
             self.node.get_logger().error(reason)
             with self._changed:

@@ -1,4 +1,4 @@
-"""Between the values of the protocol and the messages of lopinfer_msgs."""
+"""Convert between the values of the protocol and the messages of lopinfer_msgs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
 
 
 def byte_array(data: Buffer) -> array[int]:
-    """Return bytes in the type that rclpy does not check element by element."""
+    """Return the bytes as an array, a type that rclpy does not check element by element."""
     made = array('B')
     made.frombytes(data)
     return made
 
 
 def to_ros(value: Piece | Ack) -> Any:
-    """Message of a piece or an acknowledgement."""
+    """Convert a `Piece` or an `Ack` to a ROS message."""
     if isinstance(value, Ack):
         return msg.Ack(**{name: getattr(value, name) for name in _ACK})
     return msg.Piece(data=byte_array(value.data),
@@ -32,18 +32,18 @@ def to_ros(value: Piece | Ack) -> Any:
 
 
 def piece_of(message: Any) -> Piece:
-    """Piece of a message."""
+    """Convert a ROS message to a `Piece`."""
     return Piece(data=memoryview(message.data),
                  **{name: getattr(message, name) for name in _PIECE})
 
 
 def ack_of(message: Any) -> Ack:
-    """Acknowledgement of a message."""
+    """Convert a ROS message to an `Ack`."""
     return Ack(**{name: getattr(message, name) for name in _ACK})
 
 
 def open_to_ros(request: OpenRequest) -> Any:
-    """Request of the open service."""
+    """Convert an `OpenRequest` to a request of the ROS service `Open`."""
     return srv.Open.Request(
         protocol=request.protocol, client=request.client, incarnation=request.incarnation,
         model=request.model, digest=request.digest, names=list(request.names),
@@ -51,13 +51,13 @@ def open_to_ros(request: OpenRequest) -> Any:
 
 
 def open_of(message: Any) -> OpenRequest:
-    """What a request of the open service says."""
+    """Convert a request of the ROS service `Open` to an `OpenRequest`."""
     return OpenRequest(message.protocol, message.client, message.incarnation, message.model,
                        message.digest, list(message.names), list(message.hashes))
 
 
 def reply_to_ros(reply: OpenReply, message: Any) -> Any:
-    """Fill the answer of the open service."""
+    """Fill ``message``, a response of the ROS service `Open`, with an `OpenReply`; return it."""
     message.status, message.reason = reply.status, reply.reason
     message.incarnation, message.planned = reply.incarnation, reply.planned
     message.fixed = array('d', reply.fixed.tobytes())
@@ -66,19 +66,19 @@ def reply_to_ros(reply: OpenReply, message: Any) -> Any:
 
 
 def reply_of(message: Any) -> OpenReply:
-    """What an answer of the open service says."""
+    """Convert a response of the ROS service `Open` to an `OpenReply`."""
     return OpenReply(message.status, message.reason, message.incarnation, message.planned,
                      np.array(message.fixed, np.float64), np.array(message.per_share, np.float64))
 
 
 def plans_to_ros(request: PlansRequest) -> Any:
-    """Request of the set_plans service."""
+    """Convert a `PlansRequest` to a request of the ROS service `SetPlans`."""
     return srv.SetPlans.Request(
         client=request.client, incarnation=request.incarnation, digest=request.digest,
         bins=byte_array(request.bins), own=array('i', request.own.tobytes()))
 
 
 def plans_of(message: Any) -> PlansRequest:
-    """What a request of the set_plans service says."""
+    """Convert a request of the ROS service `SetPlans` to a `PlansRequest`."""
     return PlansRequest(message.client, message.incarnation, message.digest, bytes(message.bins),
                         np.array(message.own, np.int32))

@@ -1,4 +1,4 @@
-"""From sensor_msgs/Image to a model's input, and from its outputs to lopinfer_msgs/Result."""
+"""Convert a sensor_msgs/Image to a model's input, and a model's outputs to lopinfer_msgs/Result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BYTES = {'rgb8': 3, 'bgr8': 3, 'rgba8': 4, 'bgra8': 4, 'mono8': 1}
 
 
 def image_tensor(image: Any, size: tuple[int, int]) -> torch.Tensor:
-    """Uint8 (1, 3, rows, columns) of ``size``: red, green, blue.
+    """Convert a ROS image to uint8 (1, 3, rows, columns), scaled to ``size``: red, green, blue.
 
-    Raises LopinferError for an encoding or a size of data that does not fit.
+    Raises LopinferError if the encoding is unknown or the data has the wrong size.
     """
     if image.encoding not in CHANNELS:
         raise LopinferError(f"image encoding must be one of {', '.join(CHANNELS)}, got "
@@ -37,7 +37,7 @@ def image_tensor(image: Any, size: tuple[int, int]) -> torch.Tensor:
 
 
 def scaled(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Scale uint8 (n, channels, rows, columns) to ``size``, as libraries of pictures do."""
+    """Scale uint8 images (n, channels, rows, columns) to ``size``: bilinear with antialiasing."""
     if tuple(images.shape[2:]) == size:
         return images
     other = torch.nn.functional.interpolate(images.float(), size, mode='bilinear', antialias=True,
@@ -47,7 +47,7 @@ def scaled(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 def result_message(outputs: Sequence[torch.Tensor], header: Any, latency: float, shared: bool
                    ) -> Any:
-    """Message of the outputs; tensors of other types become float32."""
+    """Return the ROS message of a model's outputs; all tensors are converted to float32."""
     message = msg.Result(header=header, latency=latency, offloaded=shared)
     message.outputs = [msg.Tensor(shape=array('I', t.shape),
                                   values=array('f', t.float().contiguous().numpy().tobytes()))

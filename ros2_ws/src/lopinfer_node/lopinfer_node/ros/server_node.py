@@ -17,7 +17,7 @@ from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
-DRAIN = 2.0  # s in which requests that are under way are finished when the node is shut down
+DRAIN = 2.0  # s; most time for running requests to finish after the node is shut down
 
 
 class ServerNode(ManagedNode):
@@ -49,7 +49,7 @@ class ServerNode(ManagedNode):
             self.server.add(traced_of_images(name.strip(), zoo.IMAGE[2:]))
 
     def activate(self) -> None:
-        """Serve."""
+        """Accept requests of robots."""
         self.server.pause(False)
         self.get_logger().info('serving')
 
@@ -58,7 +58,7 @@ class ServerNode(ManagedNode):
         self.server.pause(True)
 
     def shutdown(self) -> None:
-        """Refuse new requests; the process ends after the running ones."""
+        """Refuse new requests; the process ends after the running requests."""
         if self.configured:
             self.server.pause(True)
         self._ends_at = time.monotonic() + DRAIN * self.configured

@@ -1,7 +1,7 @@
-"""The server's shell: `ServerMachine` on the topics of a ROS 2 node, and the server's computing.
+"""The server's shell: connects `ServerMachine` to a ROS 2 node, and computes the server's part.
 
-Four threads share one lock: the executor (messages, services, time), one that computes for all
-clients, and two for long tasks: one tries and loads models, one checks and compiles plans.
+Four threads share one lock: the executor (messages, services, time), a thread that computes for all
+clients, a thread that tries and loads models, and a thread that checks and compiles plans.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ from .convert import ack_of, open_of, piece_of, plans_of, reply_to_ros, to_ros
 
 @dataclass
 class ServerOptions:
-    """``directory`` of the models, ``device`` that computes; ``link()``: emulated, to a client."""
+    """Options of a server.
+
+    ``directory``: folder of the models. ``device``: device that computes. ``link()`` returns an
+    emulated link to a client.
+    """
 
     directory: Path
     device: str = 'cpu'
@@ -75,10 +79,10 @@ class _Topics:
             subscribe(node, msg.Ack, base + 'down_ack', partial(server.on_ack, client), qos.PIECE)]
 
     def publish(self, value: Piece | Ack) -> None:
-        """Publish on the topic that the value belongs to; nothing once they are removed."""
+        """Publish ``value`` on its topic; do nothing if the topics have been removed."""
         try:
             (self.down if isinstance(value, Piece) else self.acks).publish(to_ros(value))
-        except Exception:  # rclpy has no common type for a publisher that was destroyed meanwhile
+        except Exception:  # rclpy raises several types if the publisher was destroyed
             if not self.removed:
                 raise
 
@@ -92,7 +96,7 @@ class _Topics:
 
 
 class Server:
-    """Serves models to robots; somebody spins ``node``."""
+    """Serves models to robots; the caller must spin ``node``."""
 
     def __init__(self, node: Node, options: ServerOptions) -> None:
         self.node = node
@@ -102,8 +106,8 @@ class Server:
         self._changed = threading.Condition()   # guards machine and topics
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
-        self._tables: dict[str, PlansRequest] = {}   # by client, to be prepared
-        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # has left its link, to be published
+        self._tables: dict[str, PlansRequest] = {}   # tables to be prepared, by client
+        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # left a link; must be published
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
@@ -133,12 +137,12 @@ class Server:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Return whether a request is running."""
         with self._changed:
             return self.machine.busy
 
     def add(self, traced: Traced) -> None:
-        """Prepare a model of this machine."""
+        """Store and prepare a model that this machine has made."""
         self.store.add(traced)
         prints = traced.fingerprints
         with self._changed:
@@ -162,7 +166,7 @@ class Server:
         reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
                                               request.size, request.offset, bytes(request.data)),
                                 served)
-        if reply.complete or not request.offset:   # the first part makes room for a model
+        if reply.complete or not request.offset:   # the first part may delete an old model
             with self._changed:
                 self.machine.on_stored(self.store.digests())
         response.accepted, response.reason = reply.accepted, reply.reason
@@ -221,7 +225,7 @@ class Server:
             elif isinstance(action, Prepare):
                 self._models_jobs.submit(self._prepare, action.digest)
             elif isinstance(action, PreparePlans):
-                client = action.request.client   # a repeated request waits as one job, not two
+                client = action.request.client   # a client has at most one waiting job
                 if client not in self._tables:
                     self._plans_jobs.submit(self._prepare_plans, client)
                 self._tables[client] = action.request
@@ -238,7 +242,7 @@ class Server:
             nbytes = len(value.data) if isinstance(value, Piece) else 0
             topics.link.send(nbytes, partial(self._ready.append, (topics, value)), now)
 
-    # -- what takes long -------------------------------------------------------------------------
+    # -- long tasks ------------------------------------------------------------------------------
 
     def _prepare(self, digest: str) -> None:
         costs, reason = (np.empty(0), np.empty(0)), ''
@@ -253,7 +257,8 @@ class Server:
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # an error of the model concerns only its clients
             reason = f'the model cannot be served: {error}'
-            # Else it is this machine's: no more files or processes, or the server is ending.
+            # Any other error is a fault of this machine (no more files or processes) or comes from
+            # the end of the server, so the model is kept.
             if isinstance(error, ModelError) and not self._closing:
                 self.store.remove(digest)
         if reason:
@@ -262,7 +267,7 @@ class Server:
             self.machine.on_model(digest, *costs, reason)
 
     def _try(self, digest: str) -> Trial:
-        """Return the memory and profile of a model on this machine, by one trial."""
+        """Return memory and profile of a model on this machine; try the model if not known yet."""
         folder = self.store.use(digest)
         path = folder / 'trial.json'
         try:
@@ -271,11 +276,11 @@ class Server:
                     and trial.profile.whole.sum() <= self.options.limits.longest:
                 return trial
         except ProfileError:
-            pass  # there is none yet, or it is damaged
+            pass  # there is no stored trial yet, or it is damaged
         trial = self._trier(folder)
         try:
             trial.save(path)
-        except OSError as error:   # it is tried again next time
+        except OSError as error:   # the model is tried again next time
             self.node.get_logger().warning(f'cannot keep the measurements of the model: {error}')
         return trial
 
@@ -321,7 +326,10 @@ class Server:
 
 def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None
                   ) -> list[Prepared]:
-    """Prove the plans of a request valid and make their programs; raises PlanError, RemoteError."""
+    """Prove the plans of a request valid and return their programs, one for each bin.
+
+    Raises PlanError for an invalid plan, RemoteError for an invalid table.
+    """
     prepared: dict[Plan, Prepared] = {}
     table = []
     for own in decode_plans(request.bins, request.own, len(traced.graph)):

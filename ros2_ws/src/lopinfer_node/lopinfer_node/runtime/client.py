@@ -1,4 +1,4 @@
-"""The client's protocol: connect to a server, use it, and run without it. Sans-I/O.
+"""The client's protocol, without I/O: connect to a server, use it, and run without it.
 
     OPENING -> [UPLOADING ->] PLANNING -> CHECKING -> OPEN
                                             ^-----------'   fallback, or no answer
@@ -49,26 +49,26 @@ CALL_LIMIT = 2.0       # seconds after which a call is repeated
 PREPARING_WAIT = 0.2   # seconds until a call is repeated if the answer was "ask again"
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
-BIN_SLACK = 0.25e6     # bytes/s; a link at the edge of a bin is measured a little below it
+BIN_SLACK = 0.25e6     # bytes/s; a rate may be measured this far below the bin that it belongs to
 HYSTERESIS = 0.02      # share by which another plan must be faster than the present one
-LATER = 1.25           # factor on the longest of the latest requests, above which an answer is late
-LEAST_WAIT = 0.02      # seconds by which an answer may always be late
+LATER = 1.25           # an answer is late after LATER times the longest of the latest requests
+LEAST_WAIT = 0.02      # but never before this many seconds after the expected time
 MAX_PENALTY = 30.0     # longest time without the server after consecutive fallbacks, s
 
 
 @dataclass(frozen=True)
 class CallOpen:
-    """Call the server's open service."""
+    """Call the server's service `Open`."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """Send the model's files in the background, then say `on_uploaded`."""
+    """Send the model's files in the background, then call `on_uploaded`."""
 
 
 @dataclass(frozen=True)
 class MakePlans:
-    """Make the plan table for a server with this profile, then say `on_plans_made`."""
+    """Make the plan table for a server with this profile, then call `on_plans_made`."""
 
     fixed: np.ndarray
     per_share: np.ndarray
@@ -76,7 +76,7 @@ class MakePlans:
 
 @dataclass(frozen=True)
 class CallSetPlans:
-    """Call the server's set_plans service."""
+    """Call the server's service `SetPlans`."""
 
 
 Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
@@ -87,8 +87,9 @@ class PlannedTable:
     """The best of ``plans`` for each pair of bandwidths of uplink and downlink.
 
     ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
-    the plan. ``estimates``: float (up, down), its expected latency, s (NaN: unknown). ``others``
-    and ``other_estimates`` (ways, up, down): alternatives if the chosen plan is slower than that.
+    the best plan. ``estimates``: float (up, down), expected latency of that plan, s (NaN: unknown).
+    ``others`` and ``other_estimates`` (ways, up, down): plans to use instead if the chosen plan is
+    slower than its estimate.
     """
 
     bandwidths: Sequence[float]
@@ -97,7 +98,7 @@ class PlannedTable:
     estimates: np.ndarray
     others: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0), np.int64))
     other_estimates: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
-    programs: Sequence[AnyProgram] = ()  # of the plans, for the device; for the shell
+    programs: Sequence[AnyProgram] = ()  # device's program of each plan; the shell fills this
 
     def ways(self, up: int, down: int) -> list[tuple[int, float]]:
         """Return plans (index, estimate) for a pair of bandwidths, the chosen plan first."""
@@ -114,7 +115,7 @@ class PlannedTable:
 class Settings(fleet_env.settings.Settings):
     """Settings of the protocol for users.
 
-    ``piece_bytes``: most bytes in one piece; the loss of one network packet loses the whole piece.
+    ``piece_bytes``: most bytes in one piece; if one network packet is lost, so is the whole piece.
     """
 
     probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,
@@ -130,12 +131,16 @@ class Settings(fleet_env.settings.Settings):
 class Report:
     """Counters since the start, and times of the last request in s.
 
+<<<<<<< HEAD
     ``requests``: inferences; ``offloaded``: of those, finished with the server; ``fallbacks``:
     begun with the server and finished on the robot alone. ``bin``: position in the plan table
     of the last request's plan. ``estimate``: its expected latency, NaN on the robot alone;
     ``latency``: the measured one. ``check``: time to detect changes of the model, which both
     include. ``device``, ``server``, ``transfer``: times in which the robot computed, the server
     computed, and a direction of the link was busy. ``bytes_down``: received since the start, B.
+=======
+    ``check``: time to detect changes of the model; ``latency`` and ``estimate`` include it.
+>>>>>>> w1
     """
 
     requests: int = 0
@@ -168,28 +173,28 @@ class ClientMachine:
         self.report = Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
-        self.down = 0.0                    # bytes/s of the down link, as the server measured
+        self.down = 0.0                    # bytes/s of the downlink; the server measures it
         self.table = PlannedTable((), (), np.empty(0), np.empty(0))
-        self._next_table: PlannedTable | None = None  # waits for the end of a request
-        self._numbers: list[int] = []      # of the plans, in pieces
+        self._next_table: PlannedTable | None = None  # adopted at the end of the request
+        self._numbers: list[int] = []      # numbers by which pieces name the plans
         self._arrivals = Arrivals()
-        self._server = 0                   # incarnation
+        self._server = 0                   # incarnation of the server
         self._again = -math.inf            # time of the next call or probe
         self._heard = -math.inf            # time of the last answer
         self._probed = -math.inf           # time of the last probe
         self._checking = 0                 # an answer to this packet or a later one ends CHECKING
         self._penalties = 0                # consecutive fallbacks
-        self._not_before = -math.inf       # the server is not used until then
+        self._not_before = -math.inf       # time before which the server is not used
         self._number = 0
         self._request: Execution | None = None
-        self.changed = False               # `work` or `state` may differ; the reader resets it
+        self.changed = False               # `work` or `state` may have changed; the shell resets it
         self._abandoned = False
-        self._feedback = Feedback()        # of the plans of the present table
-        self._way = 0, math.nan            # plan that `choose` gave, and its estimate
-        self._expected = math.nan          # that, by what was measured and with the check, s
+        self._feedback = Feedback()        # measured latencies of the plans of the present table
+        self._way = 0, math.nan            # plan that `choose` returned, and its estimate, s
+        self._expected = math.nan          # estimate corrected by measurements, and the check, s
         self._limit = math.inf             # time at which the request stops waiting
         self._sending_since = math.inf
-        self._bytes_down = 0               # of the present request
+        self._bytes_down = 0               # bytes received in the present request
 
     # -- connection ------------------------------------------------------------------------------
 
@@ -228,7 +233,7 @@ class ClientMachine:
         return self.on_time(now)
 
     def on_plans_made(self, table: PlannedTable, now: float) -> list[Action]:
-        """Adopt a plan table; a later table counts from the next request on."""
+        """Adopt a plan table; if a request is running, adopt the table at its end."""
         if self._request is not None:
             self._next_table = table
             return []
@@ -264,8 +269,9 @@ class ClientMachine:
     # -- requests --------------------------------------------------------------------------------
 
     def choose(self, now: float, check: float = 0.0) -> int | None:
-        """Return the index of the plan for a request that begins now; None: the robot alone.
+        """Return the index of the plan for a request that begins now.
 
+        None: the robot computes the request alone.
         ``check``: seconds already spent on the request.
         """
         self.report.requests += 1
@@ -281,7 +287,10 @@ class ClientMachine:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Return bytes/s up and down; until the server has measured down, it equals up."""
+        """Return the rates of uplink and downlink, bytes/s.
+
+        Until the server has measured the downlink, return the rate of the uplink for both.
+        """
         up = self.outbox.link.rate
         return up, self.down or up
 
@@ -293,7 +302,7 @@ class ClientMachine:
     def _best_way(self, now: float) -> tuple[tuple[int, float], float]:
         """Return the fastest plan by estimates and measurements, and its expected latency.
 
-        The table's plan stays unless another is faster by `HYSTERESIS`.
+        The plan that the table has chosen stays, unless another plan is faster by `HYSTERESIS`.
         """
         ways = self.table.ways(*self._bins())
         expected = [way[1] * self._feedback.factor(way[0], now) for way in ways]
@@ -303,7 +312,7 @@ class ClientMachine:
         return ways[best], expected[best]
 
     def _alone_way(self) -> tuple[int, float]:
-        """Return the plan in which the robot computes everything, as over a dead link."""
+        """Return the plan for a dead link, in which the robot computes everything."""
         if not len(self.table.plans) or self.table.shares(int(self.table.chosen[0, 0])):
             return 0, math.nan
         return self.table.ways(0, 0)[0]
@@ -346,10 +355,11 @@ class ClientMachine:
         return self._request
 
     def _patience(self, known: float, now: float) -> float:
-        """Return the seconds that a request waits for the server; fewer after enough measurements.
+        """Return the seconds that a request waits for the server.
 
-        A request that waits twice the expected time and then runs alone takes three times as long.
-        An answer later than the longest of many requests is unlikely to come soon.
+        After enough measurements it waits less. A request that waits twice the expected time and
+        then runs alone takes about three times the expected time. But if an answer takes longer
+        than in the longest of many requests, it is unlikely to come soon.
         """
         most = max(2 * known, known + self.settings.deadline)
         plan, estimate = self._way
@@ -358,7 +368,10 @@ class ClientMachine:
             LATER * longest, known + LEAST_WAIT))
 
     def work(self, now: float) -> range | None:
-        """Return steps to compute now; empty: the request must wait; None: finish it alone."""
+        """Return the steps to compute now.
+
+        Empty: the request must wait for the server. None: the robot must finish the request alone.
+        """
         assert self._request is not None
         steps = self._request.runnable()
         if not steps and not self._abandoned and now >= self._limit:
@@ -383,12 +396,12 @@ class ClientMachine:
         return self._request is not None and self._request.done
 
     def end(self, now: float, started: float) -> list[Action]:
-        """Finish the request, whose result is complete; ``started``: time of its arrival."""
+        """Finish a request whose result is complete; ``started``: time at which it began."""
         report = self.report
         report.latency = now - started
         plan, estimate = self._way
         self._feedback.note(plan, report.latency - report.check, estimate, now)
-        if self._request is None:      # the robot alone
+        if self._request is None:      # the robot has computed it alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0
             return []
@@ -413,7 +426,10 @@ class ClientMachine:
     # -- the link --------------------------------------------------------------------------------
 
     def on_piece(self, piece: Piece, now: float) -> list[Action]:
-        """Handle a piece from the server; acknowledge and drop late pieces, so that it stops."""
+        """Handle a piece from the server.
+
+        A late piece is dropped, but acknowledged, so that the server does not send it again.
+        """
         if piece.incarnation != self.incarnation:
             self.dropped['foreign'] += 1
             return []
@@ -491,7 +507,7 @@ class ClientMachine:
         return pieces
 
     def _note_sending(self, now: float) -> None:
-        """Add up the time in which pieces of the request are in flight."""
+        """Add the time in which pieces of the request were in flight to the report."""
         if self._sending_since < now:
             self.report.transfer += now - self._sending_since
         busy = self._request is not None and not self.outbox.idle

@@ -37,26 +37,29 @@ class AnyRun(Protocol):
 
     @property
     def outputs(self) -> Callable[[], Any]:
-        """The model's outputs, after the last step of the device."""
+        """Return the function that returns the model's outputs after the device's last step."""
 
     @property
     def finish_alone(self) -> Callable[[], Any]:
-        """The model's outputs, all that is missing computed here."""
+        """Return the function that computes all that is missing and returns the outputs."""
 
 
 class AnyProgram(Protocol):
-    """A plan made ready for one side, see `program.Program`."""
+    """A compiled plan for one side, see `program.Program`."""
 
     @property
     def steps(self) -> Sequence[AnyStep]:
-        """In the order in which they are computed."""
+        """Return the steps in the order in which they are computed."""
 
     def start(self, inputs: Any) -> AnyRun:
         """Begin an inference; ``inputs`` is None on the server."""
 
 
 class Execution:
-    """Progress of one request on ``side``; steps run in order, each once its waits are over."""
+    """Progress of one request on ``side``.
+
+    Steps run in order; a step may run when the transfers that it waits for have been delivered.
+    """
 
     def __init__(self, side: int, route: Route, steps: Sequence[AnyStep],
                  transfers: Sequence[Transfer], run: AnyRun) -> None:
@@ -79,7 +82,7 @@ class Execution:
         return True
 
     def runnable(self) -> range:
-        """The next steps that need nothing more, up to the first that sends; may be empty."""
+        """Return the next steps that may run, up to the first step that sends; may be empty."""
         end = self._position
         while end < len(self._steps) and self._delivered.issuperset(self._steps[end].waits):
             end += 1
@@ -88,10 +91,11 @@ class Execution:
         return range(self._position, end)
 
     def compute(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Compute the steps that `runnable` gave; return the transfers to send with their bytes.
+        """Compute the steps that `runnable` returned; return the transfers to send, with bytes.
 
-        It takes long, and on a GPU it waits for the bytes to arrive in the host's memory: only one
-        thread calls `runnable` and this, without the lock that guards the machine.
+        This takes long, and on a GPU it also waits until the bytes are in the host's memory. So
+        only one thread calls `runnable` and `compute`, and does not hold the lock of the machine
+        while it computes.
         """
         for position in steps:
             self.run.compute(position)
@@ -100,5 +104,5 @@ class Execution:
 
     @property
     def done(self) -> bool:
-        """Whether this side has nothing more to compute."""
+        """Return whether this side has computed all its steps."""
         return self._position == len(self._steps)

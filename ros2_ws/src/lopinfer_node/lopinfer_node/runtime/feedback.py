@@ -1,4 +1,4 @@
-"""What requests took, by plan, as a share of what was estimated of them."""
+"""The ratio of measured to estimated latency of recent requests, by plan."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections import defaultdict, deque
 from statistics import median_low
 
-ENOUGH = 4       # requests of a plan from which on their median corrects its estimate
-MEDIAN = 7       # latest requests of which that is
-LATEST = 20      # requests whose longest says when an answer is late,
-KNOWN = 8        # once there are so many
-AGE = 60.0       # seconds after which a request no longer counts: a plan is tried again
+ENOUGH = 4       # least number of requests of a plan whose median corrects the plan's estimate
+MEDIAN = 7       # largest number of latest requests of which that median is taken
+LATEST = 20      # largest number of latest requests whose longest says when an answer is late
+KNOWN = 8        # least number of requests for that
+AGE = 60.0       # seconds after which a request no longer counts, so a slow plan is tried again
 
 
 class Feedback:
-    """Ratios of measured to estimated latency, the latest of each plan."""
+    """The latest ratios of measured to estimated latency, for each plan."""
 
     def __init__(self) -> None:
         self._ratios: defaultdict[int, deque[tuple[float, float]]] = defaultdict(

@@ -1,11 +1,12 @@
 """Estimate a sender's link from the acknowledgements of its own pieces.
 
-The bandwidth is the rate at which pieces that queue behind one another arrive: bytes divided by
-the time in which the link is busy, by the receiver's clock. Neither the sender's pauses nor the
-round trip count. A run of such pieces is a train. Within a train the last `TRAIN_BYTES` count. A
-longer train has a larger weight in the estimate. A train that differs from the estimate by a
-factor of two replaces it, so after a fade the first train of a request or probe is enough. For an
-increase a probe is not enough, because a busy receiver may read all its pieces at once.
+Pieces that queue behind one another form a train. The bandwidth is the rate at which the pieces of
+a train arrive: bytes divided by the time in which the link is busy, measured by the receiver's
+clock. Neither the sender's pauses nor the round trip count. Within a train, about the last
+`TRAIN_BYTES` count. A longer train has a larger weight in the estimate. A train that differs from
+the estimate by a factor of two replaces it. So after a fade the first train of a request or probe
+corrects the estimate. For an increase a probe is too short, because a busy receiver may read all
+its pieces at once.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from dataclasses import dataclass, field
 from .wire import MAX_PIECE
 
 INITIAL_RATE = 5e6       # bytes/s, until the first train
-PIECE_TIME = 0.003       # seconds that a piece should take: what a fade costs at most
+PIECE_TIME = 0.003       # seconds that sending a piece should take; a fade costs no more than that
 MIN_PIECE = 4096         # bytes
 QUEUE_TIME = 0.02        # seconds of data that may be on their way beyond the round trip
 MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bytes
-MIN_RTO, MAX_RTO = 0.05, 2.0
+MIN_RTO, MAX_RTO = 0.05, 2.0   # seconds; bounds of the time-out
 MIN_RATE = 1e4           # bytes/s
-TRAIN_BYTES = 256e3      # memory within a train
-TRUST_BYTES = 48e3       # a train of that many bytes counts as much as all before it
-SURE_BYTES = 192e3       # a shorter train never more than doubles the rate
-MIN_TRAIN = 24e3         # bytes; what a shorter train says is noise
+TRAIN_BYTES = 256e3      # after this many later bytes, the weight of a piece has fallen to exp(-1)
+TRUST_BYTES = 48e3       # a train of this many bytes counts as much as all trains before it
+SURE_BYTES = 192e3       # a train of fewer bytes can at most double the rate
+MIN_TRAIN = 24e3         # a train of fewer bytes does not count, because it is too inaccurate
 
 
 @dataclass
@@ -38,13 +39,13 @@ class LinkEstimate:
     round_trip: float = 0.02
     known: bool = False       # whether a train has been measured
     delivered: int = 0        # bytes
-    backoff: float = 1.0      # factor on the time-out since the last one that fired
+    backoff: float = 1.0      # factor on the time-out; each time-out that fires doubles it
     _trips: deque[float] = field(default_factory=lambda: deque([0.02], 64), repr=False)
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf
-    _last: tuple[int, float] = (-1, 0.0)   # packet, and its arrival, to which the next is compared
+    _last: tuple[int, float] = (-1, 0.0)   # last packet and its arrival
     _before: float = math.inf              # rate before the present train; infinite: unknown
-    _bytes: float = 0.0                    # of the present train, the last ones only
+    _bytes: float = 0.0                    # bytes and seconds of the present train, by weight
     _seconds: float = 0.0
     _length: float = 0.0                   # bytes of the whole train
 
@@ -67,13 +68,15 @@ class LinkEstimate:
 
     def sample(self, packet: int, nbytes: int, sent_at: float, delivered_then: int, arrived: float,
                now: float) -> None:
-        """Update by the acknowledgement of ``packet``; ``arrived`` is by the receiver's clock.
+        """Update the estimate with the acknowledgement of ``packet``.
 
-        ``delivered_then``: bytes that had arrived when it was sent.
+        ``arrived``: time of its arrival by the receiver's clock. ``delivered_then``: bytes that had
+        arrived when the packet was sent.
         """
         trip = max(now - sent_at, 1e-6)
-        # The bytes that arrived since are a lower bound of the link's rate. Without this bound a
-        # window too small to keep the link busy would never grow, because there would be no train.
+        # The bytes that have arrived in this round trip give a lower bound of the link's rate.
+        # Without this bound, a window that is too small to keep the link busy would never grow,
+        # because there would be no train.
         self.rate = max(self.rate, (self.delivered - delivered_then) / trip)
         self._trips.append(trip)
         weight = 1 / 8 if self.backoff == 1 else 1.0
@@ -82,9 +85,10 @@ class LinkEstimate:
         self._delays.append(arrived - sent_at)
         former, former_arrived = self._last
         if packet <= former:
-            return  # overtaken on the way: says nothing about the time between two
+            return  # a later packet came first, so the time between the two says nothing
         self._last = packet, arrived
-        # When it was sent the one before had not arrived yet, so the link was busy in between.
+        # When this packet was sent, the packet before it had not arrived yet. So the link was busy
+        # between their arrivals.
         if packet == former + 1 and sent_at <= former_arrived - min(self._delays):
             self._extend(nbytes, max(arrived - former_arrived, 1e-6))
         else:

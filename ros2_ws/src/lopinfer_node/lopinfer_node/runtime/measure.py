@@ -26,8 +26,8 @@ def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence
     """Run the model `repeats` times at each share, operator by operator, and fit the medians.
 
     Every pass runs the whole model in order, so caches are as warm as in an inference. The function
-    calls `progress(done, passes)` after each pass. `slowdown`: factor of a robot emulated by pauses
-    (`slow.py`), after which caches are colder.
+    calls `progress(done, passes)` after each pass. `slowdown`: factor by which pauses emulate a
+    slower robot (`slow.py`); after a pause, caches are colder.
     """
     sizes = [_sizes(traced, share) for share in shares]
     actual = np.array(sizes) / traced.graph.extents
@@ -61,7 +61,11 @@ def _sizes(traced: Traced, share: float) -> list[int]:
 
 
 class _Pass:
-    """The whole model, each operator computing [0, size) of its result and, untimed, the rest."""
+    """One pass over the whole model.
+
+    Each operator computes [0, size) of its result, which is timed, and then, if size is smaller
+    than its extent, the whole result, which is not timed.
+    """
 
     def __init__(self, traced: Traced, sizes: list[int], slowdown: float) -> None:
         self.traced, self.slowdown = traced, slowdown
@@ -118,7 +122,7 @@ class _Pass:
     def _seconds(self, marks: list[tuple[int, Any, Any]]) -> np.ndarray:
         found = np.zeros(len(self.traced.graph))
         if self.device.type == 'cuda' and marks:
-            marks[-1][2].synchronize()   # of this pass; not of what others have asked of the GPU
+            marks[-1][2].synchronize()   # wait for this pass, not for other work of the GPU
         for index, begin, end in marks:
             found[index] = begin.elapsed_time(end) / 1e3 if self.device.type == 'cuda' \
                 else (end - begin) * self.slowdown

@@ -1,8 +1,8 @@
-"""Sender of one direction: send pieces within a bounded window, and send lost pieces again.
+"""Send pieces in one direction within a bounded window, and send lost pieces again.
 
 Topics are best effort, and this module bounds the bytes in flight. A reliable queue in the
-middleware would keep old messages behind a dead link and deliver them before newer ones. Every
-transmission has its own packet number (as in QUIC), so an acknowledgement identifies one
+middleware would keep old messages while the link is dead and deliver them before newer messages.
+Every transmission has its own packet number (as in QUIC), so an acknowledgement identifies one
 transmission and its duration.
 """
 
@@ -16,7 +16,7 @@ from ..errors import RemoteError
 from .link import LinkEstimate
 from .wire import MASK_BITS, PROBE, Ack, Buffer, Piece, bounds, parts_of
 
-REORDER = 3  # a piece is lost when one sent that many packets later has arrived
+REORDER = 3  # a packet counts as lost when a packet sent this many packets later has arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +37,31 @@ class _Part:
     part: int
     parts: int
     data: Buffer
-    repeat: bool = True     # when it is lost
+    repeat: bool = True     # whether it is sent again if it is lost
     arrived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """One sending of a part."""
+    """One transmission of a part."""
 
     part: _Part
     at: float
-    delivered: int          # bytes that had arrived then
+    delivered: int          # bytes that had arrived at that time
 
 
 class Outbox:
-    """Accept transfers, acknowledgements and time; `poll` returns the pieces to send now."""
+    """Accepts transfers and acknowledgements; `poll` returns the pieces to send now."""
 
     def __init__(self, incarnation: int, piece_bytes: int) -> None:
         self.incarnation = incarnation
         self.link = LinkEstimate(piece_bytes)
-        self.busy = 0.0             # goes out with every piece
+        self.busy = 0.0             # seconds of computing; every piece carries this number
         self.bytes_sent = 0
         self.next_packet = 0
         self._waiting: deque[_Part] = deque()
         self._flight: dict[int, _Sent] = {}  # by packet, ascending
-        self._late: dict[int, _Sent] = {}    # the last that counted as lost
+        self._late: dict[int, _Sent] = {}    # the latest packets that counted as lost
         self.in_flight = 0         # bytes
 
     def clear(self) -> None:

@@ -23,18 +23,19 @@ from .measure import measure
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
-MESSAGE = 0.001   # s: threads that wake each other at both ends; measured on loopback
-MARGIN = 0.05     # share of a plan's latency that a less simple one must gain,
-TRANSFER = 0.5e-3   # and s for each transfer that it sends more
+MESSAGE = 0.001   # s per transfer, because threads at both ends wake each other; from loopback
+MARGIN = 0.05     # a less simple plan must save this share of the simpler plan's latency,
+TRANSFER = 0.5e-3   # plus this many seconds for each additional transfer
 FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bins of the first table
 
 
 @dataclass
 class TablePlanner:
-    """Make a table by one of `METHODS`, or estimate a given table.
+    """Makes a table by one of `METHODS`, or estimates a given table.
 
-    ``profile``: of this machine; None: measure it, ``slowdown`` times slower. ``latency``: delay of
-    the link per direction, and the cost of a transfer beyond its bytes, s.
+    ``profile``: profile of this machine; None: measure it, emulating a machine that is ``slowdown``
+    times slower. ``latency``: delay of the link per direction, s. ``message``: seconds that a
+    transfer costs beyond its bytes.
     """
 
     method: str = LOSS
@@ -50,9 +51,9 @@ class TablePlanner:
                  ) -> Iterator[PlannedTable]:
         """Plan for a server with this profile, seconds per operator; yield one table or two.
 
-        Measuring and searching take seconds, on a busy machine minutes. So without a profile the
-        first of two tables comes from a short measurement and has two plans: the whole model on the
-        robot, or the whole model on the server.
+        Measuring and searching take seconds, or minutes on a busy machine. So without a profile the
+        first of two tables comes from a short measurement and has at most two plans: the whole
+        model on the robot, and the whole model on the server.
         """
         if self.profile is None and self.table is None and self.method == LOSS:
             own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
@@ -84,13 +85,14 @@ class TablePlanner:
         """Return the plan for each pair of bandwidths, up and down, and its alternatives.
 
         The search assumes links with equal rates in both directions. For other links, a plan made
-        for another bandwidth may be better than the plan for the uplink's bandwidth. A layer plan
-        replaces the two plans on one side only if it is faster by a margin, and a plan of LOSS
-        replaces all three only then, because estimates are not more exact than the margin.
+        for another bandwidth may be better than the plan for the uplink's bandwidth. The simplest
+        plans run the whole model on one side. A layer plan must be better than the best of these by
+        a margin to replace it, and a plan of LOSS must be better than both by a margin, because
+        estimates are not more exact than the margin.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
-        if self.method != LOSS:      # a baseline's plan is the baseline's
+        if self.method != LOSS:      # use only the plans of the baseline
             plans = searched
             seconds, _ = self._grids(graph, plans, costs, table.bandwidths)
             chosen = np.repeat([plans.index(p) for p in table.plans], bins).reshape(bins, bins)
@@ -106,13 +108,13 @@ class TablePlanner:
         best = [np.where((kinds == k)[:, None, None], score, np.inf).argmin(0) for k in range(3)]
         chosen = best[0]
         for other in best[1:]:
-            with np.errstate(invalid='ignore'):   # neither crosses a link that carries nothing
+            with np.errstate(invalid='ignore'):   # inf - inf: a dead link
                 gain = _at(score, chosen) - _at(score, other)
             chosen = np.where((kinds[other] > 0) & (gain > self._margin(
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        if not self._fastest:       # of what was measured only the latency is known
+        if not self._fastest:       # requests measure only the latency
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)
         position = positions.reshape(1 + len(others), bins, bins)
@@ -121,7 +123,10 @@ class TablePlanner:
             position[1:], np.take_along_axis(seconds, others, 0))
 
     def _margin(self, score: np.ndarray, more: np.ndarray) -> np.ndarray:
-        """Return how much better a plan must be than one with this score and fewer transfers."""
+        """Return by how much a plan must be better to replace a simpler plan.
+
+        ``score``: score of the simpler plan; ``more``: how many transfers more the new plan has.
+        """
         if not self._fastest:
             return np.zeros_like(score)
         return MARGIN * score + TRANSFER * np.maximum(more, 0)

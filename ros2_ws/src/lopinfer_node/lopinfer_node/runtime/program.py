@@ -1,4 +1,4 @@
-"""Run one side's part of a plan: compile once per plan, then make one `Run` per inference."""
+"""Run one side's part of a plan: make one `Program` per plan, and one `Run` per inference."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Stretch = tuple[int, int, torch.Tensor]   # [lo, hi) of a tensor
 class Step:
     """One operator on one side, in the order of the graph.
 
-    It may run once the transfers `waits` have been delivered; the transfers `sends` may leave
-    after it. Model inputs are steps without arithmetic.
+    It may run when the transfers `waits` have been delivered; after it, the transfers `sends` may
+    leave. The inputs of the model are steps without arithmetic.
     """
 
     node: int
@@ -56,7 +56,7 @@ def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Int
 
 
 class Program:
-    """The work of `side` in every inference under `plan`.
+    """The work of `side` in each inference with `plan`.
 
     The constructor first proves the plan valid (`plan.check`), so every program is valid.
     """
@@ -92,7 +92,10 @@ class Program:
                      for source, footprint in zip(node.inputs, node.footprints, strict=True))
 
     def _mark_last_uses(self) -> None:
-        """Mark intermediate tensors to be freed early; keep inputs, as a side may finish alone."""
+        """Mark the last use of intermediate tensors, which frees them.
+
+        Inputs are kept, because the device may have to finish alone.
+        """
         seen: set[int] = set()
         nodes = self.traced.graph.nodes
         for at in range(len(self._compiled) - 1, -1, -1):
@@ -106,7 +109,7 @@ class Program:
             self._compiled[at] = _Compiled(c.sources, c.run, c.own, tuple(last))
 
     def start(self, inputs: Sequence[torch.Tensor] | None = None) -> Run:
-        """Begin one inference; the device passes the inputs."""
+        """Begin one inference; only the device passes the inputs."""
         if self.side == DEVICE:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)
@@ -122,12 +125,12 @@ class Run:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
-        self._arrived: deque[tuple[int, Stretch]] = deque()   # node, and what is on the host yet
+        self._arrived: deque[tuple[int, Stretch]] = deque()   # node, stretch on the host
         self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
-                own = tensor.detach().resolve_conj().resolve_neg()   # in memory, not in name
+                own = tensor.detach().resolve_conj().resolve_neg()   # PyTorch does both lazily
                 self._stretches[index] = [(0, extent, own.contiguous())]
         self._inputs = dict(self._stretches)
 
@@ -183,7 +186,7 @@ class Run:
     def deliver(self, transfer: int, data: Any) -> None:
         """Store the bytes of a transfer from the other side.
 
-        `data` must not change until the run is over. Raises RemoteError for a wrong length.
+        `data` must not change until the run has ended. Raises RemoteError for a wrong length.
         """
         t = self.program.plan.transfers[transfer]
         made = self.program.traced.tape.records[t.node]

@@ -1,9 +1,10 @@
 """Record what one side did and when: the measured counterpart of `timeline.Timeline`.
 
-A file of JSON lines: `side` (0 device, 1 server), `run` (counts the side's inferences), `what`
-(`compute` of the step at `index`, `send` or `receive` of the transfer at `index`), `start` and
-`end` in seconds of the machine's monotonic clock, so the files of two processes on one machine fit
-together: a transfer lasts from its `send` to its `receive`.
+The file has one JSON object per line: `side` (0 device, 1 server), `run` (counts the side's
+inferences), `what` (`compute` of the step at `index`, `send` or `receive` of the transfer at
+`index`), `start` and `end` in seconds of the machine's monotonic clock. Two processes on one
+machine have the same clock, so a transfer lasts from its `send` in one file to its `receive` in the
+other file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .wire import Buffer
 
 
 class Recording:
-    """Append lines to the file at ``path``; any thread may call."""
+    """Appends lines to the file at ``path``; any thread may call its methods."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open('a', buffering=1)

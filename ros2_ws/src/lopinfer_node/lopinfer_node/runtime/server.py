@@ -1,7 +1,7 @@
-"""The server's protocol: models, clients with their plan tables, one request of each at a time.
+"""The server's protocol, without I/O: models, and clients with their plan tables and requests.
 
-Sans-I/O. The server chooses no plan: each request names its plan. A new request of a client
-replaces the client's former request. A client's messages affect only that client's session.
+The server does not choose plans: each request names its plan. A new request of a client replaces
+the client's former request. A client's messages affect only that client's session.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from .wire import (
 )
 
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
-MAX_NAME = 200   # characters; a topic of a longer name can't be made
-MAX_NAMES = 1 << 20   # bytes that the names of a model's parameters may take, with their hashes
-REFUSALS = 64    # refused models whose reason is kept for later requests
+MAX_NAME = 200   # most characters of a client's name; ROS refuses longer topics
+MAX_NAMES = 1 << 20   # most bytes of a model's name and its parameters' names and hashes
+REFUSALS = 64    # most refused models whose reason is kept for later requests
 TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
 
@@ -69,14 +69,17 @@ class Leave:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Try a stored model in the background, ask `admit`, load it, then say `on_model`."""
+    """Prepare a stored model in the background.
+
+    Try the model (`trial.py`), ask `admit` for memory, load the model, then call `on_model`.
+    """
 
     digest: str
 
 
 @dataclass(frozen=True)
 class PreparePlans:
-    """Check and compile a plan table in the background, then say `on_plans`."""
+    """Check and compile a plan table in the background, then call `on_plans`."""
 
     request: PlansRequest
 
@@ -116,14 +119,14 @@ class Limits(Settings):
     """Bounds on what one server serves."""
 
     clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
-    request_bytes: int = 1 << 28   # incoming transfers of one request
+    request_bytes: int = 1 << 28   # most bytes of the incoming transfers of one request
     lease: float = setting(30.0, 'silence after which a robot is dropped', 's', ge=3.0, le=3600.0)
     uploads: bool = setting(True, 'whether robots may send models')
     memory: int = setting(4096, 'most memory for models and open requests', 'MiB', ge=64,
                           le=1 << 24)
     longest: float = setting(30.0, 'longest duration of one inference; slower models are refused',
                              's', ge=0.1, le=3600.0)
-    piece_bytes: int = MAX_PIECE   # of one piece
+    piece_bytes: int = MAX_PIECE   # most bytes of one piece
 
 
 @dataclass
@@ -135,10 +138,10 @@ class _Model:
     hashes: Sequence[int]
     status: int = PREPARING
     reason: str = ''
-    kept: bool = False       # is not unloaded
-    loaded: int = 0          # bytes
-    request: int = 0         # bytes besides for each request
-    plan: int = 0            # bytes besides for each plan
+    kept: bool = False       # never unloaded
+    loaded: int = 0          # bytes of the model
+    request: int = 0         # further bytes for each request
+    plan: int = 0            # further bytes for each plan
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
     per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -154,11 +157,11 @@ class _Session:
     outbox: Outbox
     arrivals: Arrivals = field(default_factory=Arrivals)
     plans: Sequence[Prepared] = ()
-    asked: PlansRequest | None = None   # the table being prepared, or refused
-    refusal: str = ''
-    plans_bytes: int = 0                # set aside for the plans
-    reserved: int = 0                   # and for a request
-    number: int = 0                     # of the newest request
+    asked: PlansRequest | None = None   # the latest table that the client has sent
+    refusal: str = ''                   # why that table was refused
+    plans_bytes: int = 0                # bytes reserved for the plans
+    reserved: int = 0                   # bytes reserved for a request
+    number: int = 0                     # number of the newest request
     execution: Execution | None = None
 
 
@@ -183,11 +186,11 @@ class ServerMachine:
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
-        self.paused = False         # starts nothing new; open requests are finished
-        self.changed = False        # `work` may have changed; the reader resets it
+        self.paused = False         # no new request begins; running requests are finished
+        self.changed = False        # `work` may have changed; the shell resets this
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # the computing one goes last
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # in order of turns
 
     @property
     def clients(self) -> list[str]:
@@ -244,9 +247,10 @@ class ServerMachine:
 
     def admit(self, digest: str, loaded: int, request: int, plan: int = 0
               ) -> tuple[str, list[Action]]:
-        """Reserve memory for a model, with its bytes per request and per plan.
+        """Reserve memory for a model.
 
-        Returns the reason if there is not enough memory, else '', and models to unload first.
+        ``loaded``, ``request`` and ``plan``: bytes of the model, of a request and of a plan.
+        Returns why there is not enough memory, else '', and actions to unload other models first.
         """
         model = self._models[digest]
         reason, actions = self._make_room(f'{model.name} and one request of it', loaded + request)
@@ -257,7 +261,7 @@ class ServerMachine:
     def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
         """Unload unused models, the oldest first, until enough bytes are free.
 
-        Returns the reason if that is not possible, else '', and the models to unload.
+        Returns why that is not possible, else '', and actions to unload the models.
         """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}
@@ -324,7 +328,7 @@ class ServerMachine:
         return fresh, [] if session is not None else [Join(request.client)]
 
     def on_stored(self, digests: Collection[str]) -> None:
-        """Update which models are stored, after one has arrived or was deleted."""
+        """Update which models are stored, after a model has arrived or was deleted."""
         self._stored = set(digests)
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
@@ -360,7 +364,7 @@ class ServerMachine:
                        ) -> tuple[int, str, list[Action]]:
         """Start to check and compile a table, if there is memory for its plans."""
         model = self._models[request.digest]
-        numbers = 4 * max(1, len(model.fixed))   # of one plan
+        numbers = 4 * max(1, len(model.fixed))   # numbers that encode one plan
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
         session.asked, session.plans, session.refusal = request, (), ''
         session.plans_bytes = session.reserved = 0
@@ -421,9 +425,9 @@ class ServerMachine:
 
     def _take(self, session: _Session, piece: Piece) -> int:
         if self.paused and (piece.transfer == PROBE or piece.request > session.number):
-            return NOT_OPEN  # the client asks again and gets the reason
+            return NOT_OPEN  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
-            if piece.part == piece.parts - 1 and session.outbox.idle:   # the way back, as much
+            if piece.part == piece.parts - 1 and session.outbox.idle:   # probe the way back
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
             return OK if session.plans else NO_PLAN
         if piece.request < session.number:
@@ -460,7 +464,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def work(self) -> Work | None:
-        """Return the next steps to compute, in turn over the clients; None: nothing to do."""
+        """Return the next steps to compute, for the clients in turn; None: nothing to do."""
         for name, session in self._sessions.items():
             if session.execution is not None:
                 steps = session.execution.runnable()

@@ -9,13 +9,13 @@ import numpy as np
 
 from ..errors import RemoteError
 
-PROTOCOL = 2  # version; both sides must speak the same
+PROTOCOL = 2  # version; both sides must use the same version
 REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # answers, as in lopinfer_msgs/Open and SetPlans
 
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """Request of the open service, fields as in lopinfer_msgs/Open."""
+    """Request of the service `Open`; fields as in lopinfer_msgs/Open."""
 
     protocol: int
     client: str
@@ -28,7 +28,7 @@ class OpenRequest:
 
 @dataclass(frozen=True)
 class PlansRequest:
-    """Request of the set_plans service, fields as in lopinfer_msgs/SetPlans."""
+    """Request of the service `SetPlans`; fields as in lopinfer_msgs/SetPlans."""
 
     client: str
     incarnation: int
@@ -39,7 +39,7 @@ class PlansRequest:
 
 @dataclass(frozen=True)
 class OpenReply:
-    """Answer of the open service, fields as in lopinfer_msgs/Open."""
+    """Answer of the service `Open`; fields as in lopinfer_msgs/Open."""
 
     status: int
     reason: str = ''
@@ -56,7 +56,7 @@ def number(fingerprint: bytes) -> int:
 
 def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: Iterable[str],
                      other_hashes: Iterable[int]) -> str:
-    """Name the first parameter in which two models differ; empty if they have the same ones."""
+    """Return a text about the first difference between two models' parameters; '' if equal."""
     mine, theirs = list(zip(names, hashes, strict=True)), list(zip(other_names, other_hashes,
                                                                    strict=True))
     for (name, value), (other, its) in zip(mine, theirs, strict=False):
@@ -71,7 +71,7 @@ def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: I
 
 
 def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
-    """Encode a plan table: the index of each bin's plan, and the distinct plans, int32.
+    """Encode a plan table: return the index of each bin's plan, and the distinct plans, int32.
 
     ``own``: for each bin the plan's intervals, int64 of shape (2, nodes, 2).
     """

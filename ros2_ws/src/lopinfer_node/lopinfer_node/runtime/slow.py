@@ -10,27 +10,31 @@ import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # s; shorter pauses cost more than they last
+SHORTEST = 1e-3   # s; the overhead of a shorter pause is longer than the pause
 
 
 def computing_time() -> float:
-    """Return the processor seconds of this thread, for differences.
+    """Return a clock, s, whose differences are the computing time of this thread.
 
-    Time of other processes on the processor does not count, because a pause would multiply it. If
-    several threads compute, the calling thread waits for the others.
+    If one thread computes, the clock is the thread's processor time. It does not contain the time
+    of other processes on the processor, which a pause would multiply. If several threads compute,
+    the clock is the wall clock, because the calling thread waits for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class Pause:
-    """Sleep so that computing takes ``factor`` times as long, in few pauses."""
+    """Sleeps, in few pauses, so that computing takes ``factor`` times as long."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._owed = 0.0
 
     def after(self, seconds: float, at_once: bool = False) -> None:
-        """Account for computed seconds; ``at_once``: sleep for all that is owed."""
+        """Account for computed seconds, and sleep if the owed time is long enough.
+
+        ``at_once``: sleep now for all the time that is owed.
+        """
         self._owed += seconds * (self._factor - 1)
         if self._owed > (0 if at_once else SHORTEST):
             start = time.perf_counter()

@@ -3,8 +3,8 @@
     <directory>/<digest>/graph.json, weights.safetensors      complete
     <directory>/<digest>.part/...                             still arriving
 
-A file arrives in parts, each at the offset that the server names, so a lost call, a restart or a
-second robot that sends the same model costs nothing.
+A file arrives in parts. Before each part, the server names its offset. So after a lost call or a
+restart, or if a second robot sends the same model, no part is sent again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PART_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class UploadRequest:
-    """Request of the upload service, fields as in lopinfer_msgs/Upload."""
+    """Request of the service `Upload`; fields as in lopinfer_msgs/Upload."""
 
     digest: str
     file: str
@@ -43,7 +43,7 @@ class UploadRequest:
 
 @dataclass(frozen=True)
 class UploadReply:
-    """Answer of the upload service, fields as in lopinfer_msgs/Upload."""
+    """Answer of the service `Upload`; fields as in lopinfer_msgs/Upload."""
 
     accepted: bool
     reason: str = ''
@@ -52,16 +52,16 @@ class UploadReply:
 
 
 class Store:
-    """At most ``models`` models under ``directory``, with files of at most ``memory`` bytes.
+    """Stores at most ``models`` models under ``directory``, each file of at most ``memory`` bytes.
 
-    A new model replaces the least recently used one.
+    A new model replaces the least recently used model.
     """
 
     def __init__(self, directory: Path, memory: int = 4 << 30, models: int = 64) -> None:
         self.directory = directory
         self.models = models
         self.memory = memory
-        self._hashes: dict[Path, Any] = {}  # of files that are arriving, so far
+        self._hashes: dict[Path, Any] = {}  # of the arrived bytes, by incomplete file
         directory.mkdir(parents=True, exist_ok=True)
 
     def digests(self) -> set[str]:
@@ -86,7 +86,7 @@ class Store:
         return traced
 
     def add(self, traced: Traced) -> None:
-        """Store a model of this machine."""
+        """Store a model that this machine has made."""
         if traced.digest not in self.digests():
             folder = self.directory / f'{traced.digest}.part'
             shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +100,7 @@ class Store:
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:
-        """Store a part of a file; never more than announced, nor outside the store.
+        """Store a part of a file; refuse a file that is too large or lies outside the store.
 
         ``served``: digests of models that must not be deleted.
         """
@@ -174,16 +174,16 @@ class Store:
 
 
 def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadReply]) -> None:
-    """Ask whether weights of this size may be sent. Raises RemoteError when the server refuses."""
+    """Ask whether weights of this size may be sent; raise RemoteError if the server refuses."""
     reply = call(UploadRequest(digest, WEIGHTS, '', nbytes, 0, b''))
     if not reply.accepted:
         raise RemoteError(f'the server refuses the model: {reply.reason}')
 
 
 def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> None:
-    """Send both files of a model, each from where the server has it.
+    """Send both files of a model, each from the first byte that the server does not have.
 
-    Raises RemoteError when the server refuses, and what ``call`` raises.
+    Raises RemoteError if the server refuses, and the errors of ``call``.
     """
     for name in FILES:
         path = folder / name

@@ -1,7 +1,8 @@
 """Try a model in its own process before a server serves it.
 
-A robot may send a model that needs any amount of memory or time, or that ends its process. In a
-trial only the trial process fails. The server reserves the memory that the trial has used.
+A robot may send a model that needs any amount of memory or time, or that ends its process. A trial
+runs in a process of its own, so only this process fails. The server then reserves the memory that
+the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
@@ -35,11 +36,11 @@ from ..planning.profile import Profile
 from .measure import SHARES, measure
 from .program import Program
 
-LOADING = 300.0    # seconds in which a model is read and checked, however busy the machine is
+LOADING = 300.0    # most seconds to read and check a model; enough on a busy machine
 MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
-TURNS = 9          # passes of a fast model at each share
-ROOM = 64 << 20    # least bytes for what is not the model's
-MAX_TEXT = 1000    # characters of a reason; names in it are the robot's
+TURNS = 9          # most passes over the model at each share
+ROOM = 64 << 20    # the trial may use at least this many bytes more than a model may
+MAX_TEXT = 1000    # most characters of a reason, which may contain long names from the robot
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Trial:
 
 
 class Trier:
-    """Try models, one at a time; ``close`` from another thread ends the running trial.
+    """Tries models, one at a time; ``close`` from another thread ends the running trial.
 
-    ``memory``: most bytes of a model and one request; ``longest``: most seconds of one
+    ``memory``: most bytes of a model and one request together; ``longest``: most seconds of one
     inference.
     """
 
@@ -93,8 +94,9 @@ class Trier:
         command = [sys.executable, '-m', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
+        # In a session of its own, the process does not get the user's Ctrl+C.
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              text=True, start_new_session=True) as process:   # without Ctrl+C
+                              text=True, start_new_session=True) as process:
             self._process = process
             if self._closed:
                 process.kill()
@@ -125,7 +127,7 @@ def main(arguments: list[str]) -> int:
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
-    warm_up(torch.device('meta'))     # loads what computes shapes, 70 MB that are not the model's
+    warm_up(torch.device('meta'))     # its code needs 70 MB, which are not the model's
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)
@@ -162,7 +164,7 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
 
 
 def _plan_bytes(traced: Traced) -> int:
-    """Return the bytes of a plan in which the server has the lower half of each divisible axis."""
+    """Return the bytes that a plan takes, measured for one that halves each divisible operator."""
     whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
     cuts = np.where(whole, 0, traced.graph.extents // 2)
     tracemalloc.start()

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from ..errors import RemoteError
 
-PROBE = 0xFFFFFFFF      # transfer of a piece that belongs to no request
-PROBE_PIECES = 4
-MAX_PROBE = 240000      # bytes of them together
+PROBE = 0xFFFFFFFF      # transfer number of a piece that measures the link, for no request
+PROBE_PIECES = 4        # pieces of a probe
+MAX_PROBE = 240000      # most bytes of all pieces of a probe together
 MAX_PIECE = 245760      # most bytes of data in one piece
 MAX_PARTS = 0xFFFF
 MASK_BITS = 64
@@ -45,7 +45,7 @@ class Piece:
     check: int = 0
 
     def checksum(self) -> int:
-        """CRC-32 of header and data."""
+        """Return the CRC-32 of header and data."""
         header = _HEADER.pack(self.incarnation, self.plan, self.packet, self.request, self.transfer,
                               self.part, self.parts, self.bin, self.busy)
         return zlib.crc32(self.data, zlib.crc32(header))
@@ -97,7 +97,7 @@ def plan_number(digest: bytes) -> int:
 
 
 class Arrivals:
-    """Track arrived packets and make the acknowledgement of each."""
+    """Tracks the packets that have arrived, and makes the acknowledgement of each."""
 
     def __init__(self) -> None:
         self._newest = -1
@@ -116,9 +116,9 @@ class Arrivals:
 
 
 class Inbox:
-    """Assemble the incoming transfers of one request from parts in any order.
+    """Assembles the incoming transfers of one request from parts in any order.
 
-    ``sizes``: expected transfer -> bytes.
+    ``sizes``: number of an expected transfer -> its bytes.
     """
 
     def __init__(self, sizes: Mapping[int, int]) -> None:

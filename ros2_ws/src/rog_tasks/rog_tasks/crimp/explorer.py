@@ -9,16 +9,17 @@ from rog_tasks.crimp.frames import Frames, Poses, trajectory_error
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.tracking import align
 
-BEHIND = 0.15  # m behind a surface to which samples reach
-_RECENT = 3    # newest frames, from which half of the samples come
-_WARM_UP = 30  # steps on the first frame alone
+BEHIND = 0.15  # m; samples lie at most this far behind a surface
+_RECENT = 3    # half of the samples come from this many newest frames
+_WARM_UP = 30  # number of steps on the first frame alone
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Points (n, 3) of the world and the map's target there: ``distances`` (n,), in its units.
+    """Points (n, 3) of the world, and the distances and colours that the map should learn there.
 
-    ``colours`` (m, 3) are those of the first m points, which lie on surfaces.
+    ``distances`` (n,): targets of the map, in units of `TRUNCATION`. ``colours`` (m, 3): colours of
+    the first m points, which lie on surfaces.
     """
 
     points: Tensor
@@ -27,10 +28,10 @@ class Samples:
 
 
 class Explorer:
-    """Drives along its frames, a new one every ``every`` steps, and finds its poses in the map.
+    """Takes a new frame every ``every`` steps and finds the pose of each frame in the map.
 
-    :param every: training steps from one new frame to the next.
-    :param rays: pixels from which a step learns.
+    :param every: number of training steps from one new frame to the next.
+    :param rays: number of pixels from which a step learns.
     :param gain: factor on the gradients of the map's grids, see `ImplicitMap.forward`.
     """
 
@@ -44,7 +45,7 @@ class Explorer:
         self.known, self._steps = 1, 0  # the first pose is given
 
     def step(self, model: ImplicitMap) -> Samples:
-        """Take the next frame, or look again at an old one; return what to learn from."""
+        """Find the pose of the next frame, or correct an old one; return samples to learn from."""
         self._steps += 1
         with torch.no_grad():
             if self._steps > _WARM_UP and self._steps % self._every == 0 \
@@ -58,7 +59,10 @@ class Explorer:
             return self._samples()
 
     def error(self) -> float:
-        """Return the error of the whole trajectory, m, as if it stood still after the last pose."""
+        """Return the error of the whole trajectory, m.
+
+        After its last known pose the robot counts as standing still.
+        """
         return trajectory_error(self.poses.positions, self.frames.truth.positions)
 
     def worst(self) -> float:
@@ -71,7 +75,7 @@ class Explorer:
         self.poses.positions[last:] = self.poses.positions[last].clone()
 
     def _predict(self) -> None:
-        """Predict the next pose: the last motion continues."""
+        """Predict the next pose: the robot repeats its last motion."""
         new, poses = self.known, self.poses
         if new > 1:
             motion = poses.rotations[new - 1] @ poses.rotations[new - 2].T
@@ -115,8 +119,8 @@ class Explorer:
 def _facing(frames: Frames, directions: Tensor) -> Tensor:
     """Return the cosine between the ray of each pixel and the surface normal, (n, p), at least 0.2.
 
-    The distance along the ray times the cosine is about the distance to the surface. If the
-    neighbours of a pixel are not known, it is 1.
+    The distance along the ray times the cosine is about the distance to the surface. The cosine is
+    1 if the neighbours of a pixel are not known.
     """
     height, width = frames.camera.height, frames.camera.width
     points = (frames.depths[..., None] * directions).view(len(frames), height, width, 3)
@@ -130,7 +134,8 @@ def _facing(frames: Frames, directions: Tensor) -> Tensor:
 def _slope(points: Tensor, axis: int) -> Tensor:
     """Return the slope of ``points`` (n, height, width, 3) along an axis; 0 where it is unknown.
 
-    From neighbour to neighbour, or to the pixel itself where one neighbour is missing.
+    It is the difference, per pixel, between the two neighbours of a pixel, or between the pixel and
+    one neighbour if the other neighbour is missing.
     """
     after, before = points.roll(-1, axis), points.roll(1, axis)
     after.narrow(axis, points.shape[axis] - 1, 1).zero_()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Poses:
-    """Poses of a camera: ``rotations`` (n, 3, 3) to the world, ``positions`` (n, 3) in it, m.
+    """Poses of a camera in the world: ``rotations`` (n, 3, 3) and ``positions`` (n, 3), m.
 
-    The axes of a camera are x right, y down, z forward.
+    A rotation turns camera axes to world axes. Camera axes are x right, y down, z forward.
     """
 
     rotations: Tensor
@@ -22,13 +22,13 @@ class Poses:
         return len(self.positions)
 
     def __getitem__(self, part: slice | Tensor) -> 'Poses':
-        """Return some of them."""
+        """Return the poses of a slice or of an index tensor."""
         return Poses(self.rotations[part], self.positions[part])
 
 
 @dataclass(frozen=True)
 class Camera:
-    """A pinhole: size, focal lengths and centre, in pixels."""
+    """A pinhole camera: size, focal lengths and centre, in pixels."""
 
     width: int
     height: int
@@ -38,7 +38,7 @@ class Camera:
     cy: float
 
     def rays(self) -> Tensor:
-        """Return the direction of each pixel, (height * width, 3), of depth 1, row by row."""
+        """Return the directions (height * width, 3) of all pixels, row by row, each of depth 1."""
         v, u = torch.meshgrid(torch.arange(self.height), torch.arange(self.width), indexing='ij')
         return torch.stack([(u - self.cx) / self.fx, (v - self.cy) / self.fy,
                             torch.ones_like(u, dtype=torch.float32)], 2).reshape(-1, 3).float()
@@ -46,9 +46,9 @@ class Camera:
 
 @dataclass(frozen=True)
 class Frames:
-    """n images of p pixels: ``colours`` (n, p, 3), 0 to 1, ``depths`` (n, p), m, 0: not known.
+    """n images of p pixels: ``colours`` (n, p, 3), 0 to 1, and ``depths`` (n, p), m (0: unknown).
 
-    ``truth``: the true poses; the robot is given only the first.
+    ``truth``: the true poses; the robot is given only the first pose.
     """
 
     camera: Camera
@@ -61,18 +61,18 @@ class Frames:
         return len(self.depths)
 
     def __getitem__(self, part: slice) -> 'Frames':
-        """Return some of them."""
+        """Return the frames of a slice."""
         return Frames(self.camera, self.colours[part], self.depths[part], self.truth[part])
 
     def points(self) -> Tensor:
-        """Return the points in the world of all pixels with known depth, (k, 3)."""
+        """Return the world points (k, 3) of all pixels with known depth."""
         rays = torch.einsum('nij,pj->npi', self.truth.rotations, self.camera.rays())
         points = self.truth.positions[:, None] + self.depths[..., None] * rays
         return points[self.depths > 0]
 
 
 def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
-    """Return the root mean square distance of positions (n, 3) after the best rigid motion, m."""
+    """Return the root mean square distance, m, of positions (n, 3) after rigid alignment."""
     estimate, truth = estimate.double(), truth.double()
     a, b = estimate - estimate.mean(0), truth - truth.mean(0)
     u, _, vt = torch.linalg.svd(a.T @ b)
@@ -82,10 +82,13 @@ def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
 
 
 def corners(seen: list[Frames], margin: float) -> Tensor:
-    """Return the lowest and the highest corner, (2, 3), of the cameras and what they saw.
+    """Return the lowest and the highest corner, (2, 3), of a box around the cameras and all points.
 
-    The outermost 0.1 % of points at each end do not count, since a depth may be far off. Rounded to
-    decimetres, so that machines with different rounding errors agree.
+    The outermost 0.1 % of the points at each end do not count, because some depths are badly wrong.
+    The corners are rounded outwards to decimetres, so that machines with different rounding errors
+    agree.
+
+    :param margin: added at every side of the box, m.
     """
     points = torch.cat([frames.points() for frames in seen]).numpy()
     cameras = torch.cat([frames.truth.positions for frames in seen]).numpy()
@@ -97,9 +100,10 @@ def corners(seen: list[Frames], margin: float) -> Tensor:
 
 
 def upright(seen: list[Frames]) -> Tensor:
-    """Return the rotation (3, 3) to axes whose third points up, as cameras are usually held.
+    """Return the rotation (3, 3) from world axes to axes of which the third points up.
 
-    Recordings differ in their axes; up is the axis of the world nearest to the cameras' up.
+    The axes of the world differ between recordings. Cameras are usually held upright, so up is the
+    world axis nearest to the mean upward direction of the cameras.
     """
     up = -torch.cat([frames.truth.rotations for frames in seen])[:, :, 1].mean(0)
     axis = int(up.abs().argmax())

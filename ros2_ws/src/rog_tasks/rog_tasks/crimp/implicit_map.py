@@ -1,8 +1,8 @@
 """The implicit map: feature grids of several resolutions and a small decoder.
 
-It gives the distance to the nearest surface, in units of `TRUNCATION` and never above about 1, and
-the colour there. A grid is a parameter with one row per block of cells, so that a robot's view
-changes few rows.
+For a point of the world it returns the distance to the nearest surface, in units of `TRUNCATION`
+and at most about 1, and a colour. A grid is a parameter with one row per block of cells, so that a
+robot's view changes few rows.
 """
 
 from typing import Any
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 FEATURES = 6
-"""Of a cell: the first four are added to distance and colour; the decoder uses all."""
+"""Features of a cell. The first four are added to distance and colour; the decoder uses all."""
 
 TRUNCATION = 0.3
-"""Distance, m, beyond which all space counts as free."""
+"""Space farther than this from every surface, m, counts as free."""
 
 
 class ImplicitMap(nn.Module):
-    """Distances and colours between two corners of the world.
+    """Distances and colours in the box between two corners of the world.
 
     :param low, high: the corners (3,), m.
-    :param cells: length of a cell, m, of each level.
-    :param blocks: cells of a block along each side, of each level; a block is a row.
+    :param cells: side of a cell for each level, m.
+    :param blocks: number of cells along each side of a block, for each level; a block is a row.
     :param hidden: width of the decoder.
     """
 
@@ -46,8 +46,8 @@ class ImplicitMap(nn.Module):
         """Return distances (n,) and colours (n, 3) at ``points`` (n, 3).
 
         :param gain: factor on the gradient of the grids. The gradient of a cell is the mean over
-            the points around it, while the loss is a mean over all points: so a wall that fills the
-            image is learnt no faster than one far away.
+            the points around the cell, although the loss is the mean over all points. So the map
+            learns a distant wall as fast as a wall that fills the image.
         """
         found = [_Interpolate.apply(grid.view(-1, FEATURES), *self._around(level, points),
                                     gain * len(points))
@@ -59,9 +59,9 @@ class ImplicitMap(nn.Module):
 
     def cast(self, origins: Tensor, directions: Tensor, far: float = 8.0, step: float = 0.1
              ) -> Tensor:
-        """Return the distance of the first surface of the map, in lengths of ``directions``, (n,).
+        """Return the distance (n,) to the first surface of the map, in lengths of ``directions``.
 
-        Infinite where there is none within ``far``.
+        The distance is infinite if there is no surface within ``far``.
         """
         at = torch.arange(0.1, far, step, device=origins.device)
         points = origins[:, None] + at[:, None] * directions[:, None]
@@ -93,7 +93,7 @@ def _corners(device: torch.device) -> Tensor:
 
 
 class _Interpolate(torch.autograd.Function):
-    """Weighted means of cells; backwards each cell gets the weighted mean of the gradients."""
+    """Weighted means of cells; the backward pass gives a cell the weighted mean of gradients."""
 
     @staticmethod
     def forward(ctx: Any, cells: Tensor, index: Tensor, weight: Tensor, gain: float) -> Tensor:
@@ -104,7 +104,7 @@ class _Interpolate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         index, weight = ctx.saved_tensors
-        given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)  # with the weight
+        given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)  # last column: weight
         total = gradient.new_zeros(ctx.count, given.shape[1])
         total.index_add_(0, index.reshape(-1), (weight[..., None] * given[:, None]).flatten(0, 1))
         return ctx.gain * total[:, :-1] / (total[:, -1:] + 1), None, None, None

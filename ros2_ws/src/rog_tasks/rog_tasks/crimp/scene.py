@@ -14,18 +14,19 @@ from torch import Tensor
 
 from rog_tasks.crimp.frames import Camera, Frames, Poses
 
-HEIGHT = 2.4   # of a room, m
+HEIGHT = 2.4   # height of a room, m
 DOOR = 1.2     # width of a door, m
 WALL = 0.4     # thickness of a wall, m
 EYES = 1.1     # height of the cameras, m
-STEP = 0.07    # between two frames, m
+STEP = 0.07    # distance between two frames, m
 
 
 @dataclass(frozen=True)
 class Scene:
-    """``boxes`` (K, 2, 3): lowest and highest corners; the first one is the flat, seen from inside.
+    """The boxes of a flat: ``boxes`` (K, 2, 3) are their lowest and highest corners.
 
-    ``tints`` (K, 3) and ``waves`` (K, 3, 4): colour of a box and parameters of its pattern.
+    The first box is the flat, seen from inside. ``tints`` (K, 3) and ``waves`` (K, 3, 4): colour of
+    a box and parameters of its pattern.
     """
 
     boxes: Tensor
@@ -34,13 +35,13 @@ class Scene:
 
     @property
     def bounds(self) -> Tensor:
-        """Lowest and highest corner of all, (2, 3)."""
+        """Lowest and highest corner of the flat, (2, 3)."""
         return self.boxes[0]
 
     def cast(self, origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return distance and colour of the first surface.
+        """Return distance and colour of the first surface along each ray.
 
-        Distances are (n,), in lengths of ``directions`` (n, 3); colours (n, 3), 0 to 1.
+        Distances are (n,), in lengths of ``directions`` (n, 3); colours are (n, 3), 0 to 1.
         """
         inverse = 1 / torch.where(directions.abs() < 1e-9, 1e-9, directions)
         low, high = ((self.boxes[:, end] - origins[:, None]) * inverse[:, None] for end in (0, 1))
@@ -52,17 +53,17 @@ class Scene:
         return nearest, self._colour(origins + nearest[:, None] * directions, box)
 
     def _colour(self, points: Tensor, box: Tensor) -> Tensor:
-        """Return the colour of points (n, 3) on the surface of a box (n,): a few smooth waves."""
+        """Return the colours (n, 3) of points (n, 3), each on the box with a number in ``box``."""
         wave = self.waves[box]
         pattern = torch.sin(torch.einsum('nk,nck->nc', points, wave[..., :3]) + wave[..., 3])
         return (self.tints[box] + 0.22 * pattern).clamp(0, 1)
 
 
 def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
-    """Return a flat of four rooms; the same for the same arguments.
+    """Return a flat of four rooms; equal arguments give equal flats.
 
-    :param width, depth: of the whole flat, m.
-    :param furniture: pieces in each room, along its walls.
+    :param width, depth: size of the whole flat, m.
+    :param furniture: number of pieces of furniture in each room, along its walls.
     """
     rng = np.random.default_rng([seed % 2**63, *b'flat'])
     x, y = width / 2, depth / 2
@@ -91,9 +92,10 @@ def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
 
 
 def way(width: float, depth: float, part: int, parts: int) -> Poses:
-    """Return the true poses of one robot: its part of a round through all rooms, and beyond it.
+    """Return the true poses of one robot on its part of a round through all rooms.
 
-    It ends well inside the next robot's part; robots look around while they drive.
+    If there are several parts, the robot drives well into the next part. Robots look around while
+    they drive.
     """
     turn = np.linspace(0, 2 * np.pi, 4000)
     rounded = [np.sign(f) * np.abs(f) ** .6 for f in (np.cos(turn), np.sin(turn))]
@@ -117,7 +119,11 @@ def way(width: float, depth: float, part: int, parts: int) -> Poses:
 
 
 def film(scene: Scene, camera: Camera, poses: Poses, noise: float, seed: int) -> Frames:
-    """Return what a camera sees from ``poses``; depth noise is ``noise`` times depth squared."""
+    """Return what a camera sees from ``poses``.
+
+    :param noise: standard deviation of a depth measured at 1 m, m; it grows with the square of the
+        depth. Twice this number is the standard deviation of the colours.
+    """
     rays = camera.rays()
     directions = torch.einsum('nij,pj->npi', poses.rotations, rays)
     origins = poses.positions[:, None].expand_as(directions)

@@ -21,11 +21,11 @@ MOST = 20_000
 """Most frames of a recording."""
 
 FARTHEST = 10.0
-"""Depth, m, from which on it counts as unknown: no such camera measures there, and 65535 stands for
-unknown, too."""
+"""Depths of at least this, m, count as unknown: no such camera measures so far, and a pixel of
+65535 also means unknown."""
 
 _LATE = 0.02
-"""Most seconds between image, depth and pose of one frame (as TUM's own tool)."""
+"""Most seconds between an image and the depth image or pose of its frame, as in TUM's own tool."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class _Frame:
 class Layout:
     """The files of a kind of recording.
 
-    ``scale``: of a depth pixel, per m. ``camera``: of the depth images, if the folder has no file
-    of intrinsics. ``alike``: whether images have the size of their depth images. ``intrinsics``:
-    name of that file, and number of rows and columns of its matrix. ``aside``: if colours and
-    depths are from two cameras, the focal length of the colour camera, in pixels of ``camera``, and
-    its distance to the right of the other, m.
+    ``frames``: lists the frames in a folder. ``scale``: value of a depth pixel at 1 m. ``camera``:
+    the camera of the depth images, if the folder has no file of intrinsics. ``alike``: whether
+    images have the size of their depth images. ``intrinsics``: name of the file of intrinsics, and
+    number of rows and columns of its matrix. ``aside``: for a second camera that takes the colours,
+    its focal length in pixels of ``camera``, and its distance to the right of ``camera``, m.
     """
 
     frames: Callable[[Path], list[_Frame]]
@@ -56,14 +56,14 @@ class Layout:
 
 def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, width: int,
                   most: int = MOST) -> Frames:
-    """Return part ``share[0]`` of the ``share[1]`` successive parts of a recording.
+    """Divide a recording into ``share[1]`` successive parts; return part ``share[0]``, from 0.
 
     :param kind: a key of `LAYOUTS`.
     :param stride: use one of every ``stride`` frames.
-    :param width: pixels of a row; images are reduced to it, the height follows.
-    :param most: largest number of frames; of more, some are chosen, evenly spread.
-    :raises DataError: names what is missing, damaged, or does not fit: a depth image of another
-        size, a pose that is not a number.
+    :param width: number of pixels of a row to which images are reduced, with the same proportions.
+    :param most: largest number of frames; if there are more, evenly spread frames are chosen.
+    :raises DataError: names what is missing, is damaged, or does not fit, such as a depth image of
+        another size or a pose that is not a number.
     """
     layout, root = LAYOUTS[kind], Path(path)
     if not root.is_dir():
@@ -131,7 +131,10 @@ def _reduced(camera: Camera, width: int, height: int) -> Camera:
 def _looked_up(layout: Layout, camera: Camera, colour: NDArray[np.generic],
                metres: NDArray[np.float32], row: NDArray[np.int_], column: NDArray[np.int_]
                ) -> NDArray[np.float32]:
-    """Return the colours, 0 to 1, at rows and columns of the depths, which are ``metres``."""
+    """Return the colours, 0 to 1, of the pixels at ``row`` and ``column`` of a depth image.
+
+    ``colour``: the colour image; ``metres``: the depths of these pixels, m.
+    """
     height, width = colour.shape[:2]
     if layout.aside is None:
         y = (row * (height / camera.height))[:, None]
@@ -153,7 +156,7 @@ def _tum(root: Path) -> list[_Frame]:
         near = {name: int(np.abs(times[name] - time).argmin()) for name in ('depth', 'groundtruth')}
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
             continue
-        # If a depth image is missing, that of the next frame may be near enough, too.
+        # If a depth image is missing, the depth image of another frame may be near enough in time.
         if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]
@@ -239,7 +242,7 @@ LAYOUTS = {
                       ('intrinsic/intrinsic_depth.txt', 4)),
     '7scenes': Layout(_seven_scenes, 1000.0, Camera(640, 480, 585.0, 585.0, 320.0, 240.0), True,
                       aside=(525.0, .025))}
-"""Kinds of recordings; intrinsics are the published defaults."""
+"""Kinds of recordings; the cameras are the published defaults."""
 
 
 def _rigid(where: str, text: str) -> NDArray[np.float64]:
@@ -264,7 +267,7 @@ def _of_quaternion(seven: NDArray[np.float64], where: str) -> NDArray[np.float64
 
 
 def _numbers(where: str | Path, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return the numbers of a text in this shape; all must be finite."""
+    """Return the numbers of a text as an array of this shape; all must be finite."""
     words = text.split()
     try:
         values = np.array([float(word) for word in words])

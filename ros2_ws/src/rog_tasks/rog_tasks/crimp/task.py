@@ -21,44 +21,47 @@ from rog_tasks.sources.spec import parse
 from rog_tasks.task import Task
 
 COLOUR = 0.2
-"""Weight of the squared error of the colours, beside that of the distances."""
+"""Weight of the squared error of the colours; the squared error of the distances has weight 1."""
 
 FAR = 1.0
-"""Error, m, of a pixel where the map has no surface, and the largest that counts."""
+"""Largest depth error of a pixel, m; also the error of a pixel where the map has no surface."""
 
-_CELLS = 1e8  # most cells of a map
+_CELLS = 1e8  # largest number of cells in a map
 
 _VIEWS, _PIXELS = 24, 96  # number of views, and of pixels in each, to measure a map's depth
-_SURVEY = 4 * _VIEWS      # frames of a recording that give the bounds of its map
+_SURVEY = 4 * _VIEWS      # number of frames from which the bounds of a recording's map are computed
 
 
 class Crimp(Task):
     """Coordinated robotic implicit mapping and positioning.
 
     A robot is given its first pose. From then on, between training steps, it finds the pose of each
-    new frame by fitting it to its map, and learns from what it has seen so far. The metric of a
-    robot is the error of its whole trajectory after rigid alignment, relative to that of a robot
-    that never moves: 1 is exact, 0 as wrong as that. It counts as standing still for the part that
-    it has not driven yet. The metric of the server's model, which has no robot, is the error of the
-    map's depth: 1 is exact, 0 an empty map. With a recording it is measured only if the recording
-    is on the server's machine, too.
+    new frame by fitting the frame to its map, and learns from all frames so far. The metric of a
+    robot is 1 minus the error of its whole trajectory after rigid alignment, relative to the error
+    of a robot that never moves: 1 is exact, 0 is as wrong as a robot that never moves. For the part
+    that it has not driven yet, a robot counts as standing still. The server's model has no robot;
+    its metric is 1 minus the error of the map's depth, relative to `FAR`: 1 is exact, 0 is an empty
+    map. With a recording, the server's model is measured only if the recording is on the server's
+    machine, too.
 
-    :param seed: of the generated flat, the noise of its frames, the decoder and the samples.
+    :param seed: random seed of the generated flat, the noise of its frames, the decoder and the
+        samples.
     :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``, ``scannet:PATH``,
-        ``7scenes:PATH``; each robot has a part of the recording, or with ``{rank}`` in the path its
-        own recording.
-    :param bounds: lowest and highest corner of the map, m; by default what a recording shows, which
-        must then be the same on every machine.
+        ``7scenes:PATH``. Each robot has a part of the recording, or its own recording if the path
+        contains ``{rank}``.
+    :param bounds: lowest and highest corner of the map, m. By default they are computed from the
+        recording, which must then be the same on every machine.
     :param size: width and depth of the generated flat, m.
-    :param furniture: pieces in each of its four rooms.
-    :param noise: deviation of a depth measured at 1 m, m; it grows with the square of the depth.
-    :param parts, first: the round through the flat (or the recording) has ``parts`` parts, by
-        default one for each robot; the first robot has part ``first``.
-    :param width: pixels in a row of an image, whose sides are as 4 to 3.
-    :param every: training steps from one new frame to the next.
+    :param furniture: number of pieces of furniture in each of the four rooms of the flat.
+    :param noise: standard deviation of a depth measured at 1 m, m; it grows with the square of the
+        depth.
+    :param parts, first: the round through the flat (or the recording) is divided into ``parts``
+        parts, by default one for each robot; the first robot has part ``first``.
+    :param width: pixels in a row of an image. Images of the generated flat have proportions 4:3.
+    :param every: number of training steps from one new frame to the next.
     :param stride: use one of every ``stride`` frames of a recording.
-    :param rays: pixels from which a step learns, and by which a pose is found.
-    :param cell: length of the finest cells of the map, m; the coarse cells are four times as long.
+    :param rays: number of pixels from which a step learns, and from which it finds a pose.
+    :param cell: side of the finest cells of the map, m; the coarse cells are four times as long.
     :raises TaskError: names an invalid option.
     """
 
@@ -94,15 +97,15 @@ class Crimp(Task):
             return ImplicitMap(self._bounds[0], self._bounds[1], (4 * self._cell, self._cell))
 
     def batches(self, rank: int, world: int) -> Iterator[Explorer]:
-        """Yield the robot itself at each step, as its samples depend on the map."""
+        """Yield the robot's `Explorer` at each step, because its samples depend on the map."""
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        # Where robots see different places, the mean of their gradients is too small by `world`.
+        # If robots see different places, the mean of their gradients is `world` times too small.
         return repeat(Explorer(self._frames(rank, world), self._every, self._rays, float(world),
                                self._number('samples', rank)))
 
     def loss(self, model: nn.Module, batch: Explorer) -> Tensor:
-        """Find the pose of the next frame; return the map's error on what the robot has seen."""
+        """Let the robot find a pose; return the map's error on samples of the robot's frames."""
         assert isinstance(model, ImplicitMap)
         self._robots[model] = batch
         samples = batch.step(model)
@@ -113,7 +116,7 @@ class Crimp(Task):
             + COLOUR * (seen ** 2).sum(1).sum() / 2 / max(len(seen), 1)
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the metric of the robot that trains ``model``, or of the server; see the class."""
+        """Return the metric of the robot that trains ``model``, or of the server; see `Crimp`."""
         robot = self._robots.get(model)
         if robot is None:
             return 1 - self.depth_error(model) / FAR
@@ -127,9 +130,9 @@ class Crimp(Task):
     def depth_error(self, model: nn.Module) -> float:
         """Return the mean absolute error of the map's depth, m, at most `FAR` for a pixel.
 
-        Measured with views along all ways through the generated flat, or with frames of the
-        recording at their true poses and pixels of known depth; NaN if the recording is not on this
-        machine.
+        The depth is compared with views along all ways through the generated flat, or with frames
+        of the recording, at their true poses and at pixels of known depth. The error is NaN if the
+        recording is not on this machine.
         """
         assert isinstance(model, ImplicitMap)
         errors = [_depth_errors(model, views) for views in self._views]
@@ -182,7 +185,7 @@ class Crimp(Task):
 
     @cached_property
     def _survey(self) -> list[Frames]:
-        """Frames of the whole recording, or of each robot's; none if it is not on this machine."""
+        """Some frames of the recording, or of each robot's; empty if it is not on this machine."""
         assert self._source
         own = '{rank}' in self._source.target
         folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]
@@ -205,7 +208,7 @@ class Crimp(Task):
 
     @cached_property
     def _upright(self) -> Tensor:
-        """The rotation (3, 3) to axes whose third points up."""
+        """The rotation (3, 3) from world axes to axes of which the third points up."""
         return upright(self._survey) if self._source and self._survey else torch.eye(3)
 
     def _camera(self) -> Camera:

@@ -1,7 +1,8 @@
 """Finds the pose from which a frame fits the map: least squares on distances and colours.
 
-The points of a frame lie on surfaces. So the map's distance at each is its residual (Bylow et al.,
-2013), and so is the difference of the colours. Gauss-Newton on the six numbers of a rigid motion.
+The points of a frame lie on surfaces. So the residuals of a point are the distance that the map
+returns there (Bylow et al., 2013), and the differences of the colours. Gauss-Newton iterations find
+the six numbers of a rigid motion.
 """
 
 import torch
@@ -9,21 +10,24 @@ from torch import Tensor
 
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 
-COLOUR = 0.3   # m; weight of a colour difference of 1
-ROBUST = 0.05  # m; the influence of a larger residual is limited to this
+COLOUR = 0.3   # m; a colour difference of 1 weighs as much as this distance
+ROBUST = 0.05  # m; a larger residual has no more influence than this
 ITERATIONS = 8
-FAR = 0.5      # m from the given pose: a fit this far away is a false one
+FAR = 0.5      # m; a pose at least this far from the given pose is rejected
 _STEP = 0.05   # m; step of the numerical derivatives
-_LEAST = 30    # fewest points in known space to move a pose
+_LEAST = 30    # a pose moves only if at least this many points lie in known space
 
 
 def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor, position: Tensor
           ) -> tuple[Tensor, Tensor]:
-    """Return rotation (3, 3) and position (3,) of a camera, near the ones given.
+    """Return the pose of a camera that fits the map best: rotation (3, 3) and position (3,).
 
-    Returns the given ones if the map holds too little of the view, or the best fit is `FAR` away.
+    The search begins at the given pose and ends early if the map holds too little of the view. If
+    the fit is `FAR` from the given pose, return the given pose.
 
-    :param points: (n, 3) that it sees, in its own axes, m; ``colours``: (n, 3) of them.
+    :param points: the points (n, 3) that the camera sees, in camera axes, m.
+    :param colours: the colours (n, 3) of these points, 0 to 1.
+    :param rotation, position: the given pose.
     """
     target = torch.cat((points.new_zeros(len(points), 1), COLOUR * colours), 1)
     given = rotation, position
@@ -53,7 +57,7 @@ def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor,
 
 
 def turn(vector: Tensor) -> Tensor:
-    """Return the rotation (3, 3) about an axis, by its length in radians."""
+    """Return the rotation (3, 3) about the axis ``vector``, by its length in radians."""
     x, y, z = vector.tolist()
     return torch.matrix_exp(torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]],
                                          dtype=vector.dtype))

@@ -25,9 +25,10 @@ class Recording:
 
     Types that are not part of ROS 2 are read with the definitions in the recording.
 
-    :param topics: name -> types that it may have.
-    :param read: makes a message of its bytes and type; by default `rosbags` does. It does not read
-        what Fast DDS writes behind a last list that is empty, such as the efforts of a JointState.
+    :param topics: name of a topic -> types that the topic may have.
+    :param read: converts the bytes of a message, given its type; by default `rosbags` does. But
+        `rosbags` cannot read the bytes that Fast DDS writes after an empty list at the end of a
+        message, such as the efforts of a JointState.
     :raises DataError: the recording is missing or damaged, or lacks a topic.
     """
 
@@ -44,9 +45,9 @@ class Recording:
         self.path, self._reader, self._topics = path, Reader, topics
         self._store = get_typestore(Stores.ROS2_JAZZY)
         self._read = read or self._store.deserialize_cdr
-        self.types: dict[str, str] = {}  # topic -> type, of all that the recording holds
-        self.damaged = 0  # messages that do not fit their type
-        self.damage = ''  # the fault of the last of them
+        self.types: dict[str, str] = {}  # topic -> type, for all topics of the recording
+        self.damaged = 0  # number of messages that do not fit their type
+        self.damage = ''  # the fault of the last damaged message
         next(self._events(only_look=True), None)
 
     def __iter__(self) -> Iterator[Event]:
@@ -109,7 +110,7 @@ class Recording:
             if len(data) > LARGEST + 2**16:
                 raise DataError(f'it has {len(data)} bytes')
             return self._read(data, kind)
-        except Exception as error:  # numpy, struct and rosbags each have their own
+        except Exception as error:  # numpy, struct and rosbags have different ones
             self.damaged += 1
             self.damage = f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
             return None
@@ -123,9 +124,10 @@ class BagSource(Source):
         self._played: list[tuple[Recording, Frames]] = []
 
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Return endless batches, drawn from the images played last.
+        """Return endless batches, drawn at random from the images that were played last.
 
-        Each batch plays ``count`` new images; after its end the recording begins anew.
+        Before the first batch, enough images are played to fill the buffer. Before each later
+        batch, ``count`` new images are played. At its end the recording begins again.
         """
         path = self._spec.target.replace('{rank}', str(rank))
         if self._played and path == self._spec.target:
@@ -140,12 +142,12 @@ class BagSource(Source):
         return self._play(*self._played[-1], count, rank)
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Refuse."""
+        """Raise TaskError: a recording has no whole shard."""
         raise TaskError(f'{self._spec.target} is played through a bounded buffer, never as a whole '
                         'shard; this method of training needs a folder of images')
 
     def report(self) -> Report:
-        """Return which part of the recording could not be used."""
+        """Return how many images of the recordings could be used, and the last fault."""
         name = f'{self._spec.topic} in {self._spec.target}'
         counts: Counter[str] = sum((frames.counts for _, frames in self._played), Counter())
         damaged = sum(recording.damaged for recording, _ in self._played)
@@ -172,11 +174,11 @@ class BagSource(Source):
             yield self._batch(*frames.draw(count, generator))
 
     def _is_all(self, frames: Frames) -> bool:
-        """Whether the whole recording is kept, so that there is nothing new to play."""
+        """Return whether the buffer holds the whole recording, so that nothing new can come."""
         return frames.counts['passes'] > 0 and frames.counts['kept'] <= self._spec.keep
 
     def _fill(self, recording: Recording, frames: Frames) -> Iterator[bool]:
-        """Play into the buffer repeatedly; yield False at the end of each pass."""
+        """Play the recording into the buffer repeatedly; yield False at the end of each pass."""
         while True:
             for topic, time, message in recording:
                 if topic != self._spec.topic:

@@ -1,7 +1,7 @@
-"""A live topic of images as a source: the robot's node feeds it, the training takes from it.
+"""A live topic of images as a source: the robot's node adds images, the training takes them.
 
-Two threads use it. The receiving thread calls `on_image` and `on_label`, which only check and keep
-messages. The training thread decodes the images that it draws, and waits if there are none.
+Two threads use a source. The receiving thread calls `on_image` and `on_label`, which only check and
+keep messages. The training thread decodes the images that it takes, and waits if there are none.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LOOK = 0.2
 
 
 class CameraSource(Source):
-    """The newest labelled images of a topic; times are those at which messages arrive.
+    """The newest labelled images of a topic; the time of a message is the time of its arrival.
 
-    If no usable image comes, training continues with those in the buffer for ``patience`` seconds.
-    Then it pauses, reports this in `report`, and continues with the next image.
+    If no usable image comes, training continues with the images in the buffer for ``patience``
+    seconds. Then training pauses until the next image, and `report` says so.
 
-    :param clock: the time in seconds; tests have their own.
+    :param clock: returns the time in seconds; tests pass their own clock.
     """
 
     def __init__(self, images: Spec, labels: Spec, wanted: Wanted,
@@ -45,7 +45,7 @@ class CameraSource(Source):
         self._changed = threading.Condition()
         self._closed = False
         self._hint = ''
-        self._blocked = math.inf  # since when the training waits
+        self._blocked = math.inf  # time at which the training began to wait
 
     @property
     def image_topic(self) -> str:
@@ -54,13 +54,13 @@ class CameraSource(Source):
 
     @property
     def label_topic(self) -> str:
-        """Topic of the labels, as the task names it; '': they come from elsewhere."""
+        """Topic of the labels, as the task names it; '': the labels do not come from a topic."""
         return self._label_spec.target if self._label_spec.kind == 'topic' else ''
 
     # -- the side that receives messages ---
 
     def on_image(self, message: Any) -> None:
-        """Take a sensor_msgs Image or CompressedImage; count one that is invalid."""
+        """Take a sensor_msgs Image or CompressedImage; count the message if it is invalid."""
         with self._changed:
             if self._buffer is None:
                 return
@@ -72,25 +72,25 @@ class CameraSource(Source):
             self._changed.notify_all()
 
     def on_label(self, message: Any) -> None:
-        """Take a std_msgs String: the class of the present images."""
+        """Take a std_msgs String, the class of the images at this time."""
         with self._changed:
             if self._buffer is not None:
                 self._buffer.label(self._clock(), message.data)
                 self._changed.notify_all()
 
     def hint(self, text: str) -> None:
-        """Note what the receiving side knows of a missing topic; '': none is missing."""
+        """Note what the receiving side knows about a missing topic; '': no topic is missing."""
         with self._changed:
             self._hint = text
 
     def close(self) -> None:
-        """End all waiting: the run is over."""
+        """End all waiting, because the run has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def report(self) -> Report:
-        """Return whether usable images come, and the fault if not."""
+        """Return whether usable images come, and if not, the fault."""
         name = f'camera {self.image_topic}'
         with self._changed:
             now, buffer = self._clock(), self._buffer
@@ -116,7 +116,7 @@ class CameraSource(Source):
     # -- the side that trains ---
 
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Return endless batches, each drawn at random from the images kept, once they suffice."""
+        """Return endless batches, drawn at random from the kept images; wait for enough images."""
         if self._buffer is not None:
             raise TaskError(f'the camera {self.image_topic} serves one robot once; a method that '
                             'gives copies of shards to robots needs a folder of images')
@@ -126,14 +126,14 @@ class CameraSource(Source):
         return self._draw(self._buffer, count, self._generator(rank))
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Refuse."""
+        """Raise TaskError: a live topic has no whole shard."""
         raise TaskError(f'the camera {self.image_topic} has no whole shard; this method of '
                         'training needs a folder of images')
 
     def wait(self) -> None:
-        """Wait until there is a usable image; do not wait before the first call of `batches`.
+        """Wait until there is a usable image; before the first call of `batches`, do not wait.
 
-        :raises SourceClosed: the run ends meanwhile.
+        :raises SourceClosed: the run ends during the wait.
         """
         if self._buffer is not None:
             self._gather(self._buffer, 1)
@@ -144,7 +144,7 @@ class CameraSource(Source):
             yield self._batch(*buffer.draw(count, generator))
 
     def _gather(self, buffer: Frames, need: int) -> None:
-        """Keep arrived images; wait until ``need`` are kept and the camera is not silent."""
+        """Decode and keep arrived images until ``need`` are kept and the camera is not silent."""
         while True:
             with self._changed:
                 if self._closed:
@@ -164,7 +164,7 @@ class CameraSource(Source):
                     self._changed.wait(LOOK)
 
     def _fault(self, now: float, buffer: Frames) -> str:
-        """Return why no usable image comes; '': no fault."""
+        """Return why no usable image comes; '': there is no fault."""
         hint = self._hint and f': {self._hint}'
         if now - buffer.newest_image > LATE:
             since = 'no image has come' if math.isinf(buffer.newest_image) else \

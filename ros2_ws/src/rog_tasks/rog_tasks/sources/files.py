@@ -1,8 +1,8 @@
 """The images in a folder or an archive of class folders, read in place.
 
-An image's class is the name of the folder that holds it. Nothing is unpacked to disk. A plain tar
-or a zip is read at the place of the image. This is impossible in a compressed tar, so the encoded
-images of one robot are held in memory.
+An image's class is the name of the folder that holds it. Nothing is unpacked to disk. Of a plain
+tar or a zip, only the bytes of the image are read. This is impossible with a compressed tar, so the
+encoded images that one robot needs are held in memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip')
 class Files:
     """Image files below ``path``, a folder or an archive; ``names`` are sorted.
 
-    ``others`` are the names of files without the suffix of an image, hidden ones left out.
+    ``others`` are the names of files without the suffix of an image, without hidden files.
 
-    :param memory: most bytes of a compressed tar's images that are held.
-    :raises DataError: the path is missing or cannot be read, or an archive holds a link, or a name
-        that leads out of it, which an honest archive of images does not.
+    :param memory: most bytes that the encoded images of a compressed tar may take in memory.
+    :raises DataError: the path is missing or cannot be read, or an archive holds a link or a name
+        that leads out of the archive; an honest archive of images holds neither.
     """
 
     def __init__(self, path: str, memory: float) -> None:
         self.path = Path(path)
         self._memory = memory
-        self._held: dict[str, bytes] | None = None  # of a compressed tar
+        self._held: dict[str, bytes] | None = None  # None: no compressed tar
         self._size: Callable[[str], int]
         self._read: Callable[[str], bytes]
         if self.path.is_dir():
@@ -60,12 +60,12 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """Prepare to read these images, and no others.
+        """Prepare to read these images; only prepared images of a compressed tar can be read.
 
-        :raises DataError: they would take more memory than is allowed.
+        :raises DataError: the images would take more memory than is allowed.
         """
         if self._held is None:
-            return  # they are read in place
+            return  # images are read in place
         needed = sum(map(self._size, self._held.keys() | set(names)))
         if needed > self._memory:
             raise DataError(f'{self.path}: its images take {needed / 2**20:.1f} MiB of memory, '
@@ -110,7 +110,7 @@ class Files:
         self._size, self._read = lambda name: archive.getinfo(name).file_size, archive.read
         for info in archive.infolist():
             self._check(info.filename, stat.S_ISLNK(info.external_attr >> 16))
-        # Of two files with one name the last counts, as in a tar.
+        # If two files have the same name, the last one counts, as in a tar.
         return list({info.filename: None for info in archive.infolist() if not info.is_dir()})
 
     def _tar(self) -> list[str]:
@@ -146,19 +146,19 @@ class Files:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file has the suffix of an image, and is not hidden."""
+    """Return whether a file has the suffix of an image and is not hidden."""
     return name.lower().endswith(SUFFIXES) and not is_hidden(name)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a part of a name begins with a dot: ._name.jpg of macOS, .ipynb_checkpoints."""
+    """Return whether a part of a name begins with a dot, as in ._name.jpg of macOS."""
     return any(part.startswith('.') for part in PurePosixPath(name).parts if part != '..')
 
 
 def _below(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
     """Yield the names of the files below a folder; follow links, but not to a folder above.
 
-    :param above: the folders that contain it, without links.
+    :param above: the real paths of the folders that contain ``folder``.
     """
     real = os.path.join(os.path.realpath(folder), '')
     if any(one.startswith(real) for one in above):

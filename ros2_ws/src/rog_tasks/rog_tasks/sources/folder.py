@@ -16,21 +16,24 @@ from rog_tasks.sources.source import Report, Source
 
 
 class FolderSource(Source):
-    """The images below a path, divided among the robots; with ``{rank}`` each has its own path."""
+    """The images below a path, divided among the robots.
+
+    If the path contains ``{rank}``, each robot has a path of its own.
+    """
 
     _files: Files | None = None
     _unreadable = 0
     _trouble = ''
 
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Return endless batches, each pass in a new order.
+        """Return endless batches; each pass over the images has a new order.
 
-        An image that cannot be read is left out, so that its batch is smaller.
+        If an image cannot be read, its batch is smaller.
         """
         return _Batches(self, self._share(rank, world), count, self._generator(rank))
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Yield the share once, in its order."""
+        """Yield the batches of the robot's share once, in the order of the share."""
         share = self._share(rank, world)
         for start in range(0, len(share), count):
             batch = self.read(share[start:start + count])
@@ -38,9 +41,9 @@ class FolderSource(Source):
                 yield batch
 
     def sample(self, most: int) -> Batch:
-        """Return ``most`` different images of all, or fewer, the same at every call.
+        """Return up to ``most`` different images of the folder, the same images at every call.
 
-        :raises DataError: one of them cannot be read.
+        :raises DataError: one of these images cannot be read.
         """
         batch = self.read(self._generator(0).permutation(self._share(0, 1))[:most])
         if batch is None or self._unreadable:
@@ -48,11 +51,11 @@ class FolderSource(Source):
         return batch
 
     def __len__(self) -> int:
-        """Return the number of images, once it is open."""
+        """Return the number of images; 0 before the folder is opened."""
         return len(self._names) if self._files else 0
 
     def report(self) -> Report:
-        """Return how many of the files cannot be read."""
+        """Return how many times an image could not be read, and the last fault."""
         name = f'images in {self._spec.target}'
         values = {'images': len(self), 'unreadable': self._unreadable, **self._label_values()}
         if self._unreadable:
@@ -61,7 +64,7 @@ class FolderSource(Source):
         return Report(name, 'ok', 'no image was refused', values)
 
     def read(self, chosen: NDArray[np.int64]) -> Batch | None:
-        """Return the batch of images by number; None if none can be read."""
+        """Return the batch of images with the numbers ``chosen``; None if no image can be read."""
         pixels, labels = [], []
         for index in chosen.tolist():
             found, error = self._pixels(self._names[index])
@@ -119,7 +122,7 @@ class FolderSource(Source):
 
 
 class _Batches(Iterator[Batch]):
-    """Endless batches of one share; batch n does not depend on what was skipped."""
+    """Endless batches of one share; batch n is the same whether or not others were skipped."""
 
     def __init__(self, source: FolderSource, share: NDArray[np.int64], count: int,
                  generator: np.random.Generator) -> None:

@@ -1,10 +1,10 @@
 """A bounded buffer of the newest labelled images of a camera, live or recorded.
 
-An image passes three stages. While its label may still come it is *pending*. Then it has *arrived*,
-still encoded. The training thread *takes* the newest, decodes them, and *keeps* the few pixels that
-the model needs; it draws batches from those. At every stage the newest replace the oldest, because
-a robot should learn from its present place. A robot that computes slower than its camera loses
-images, but its memory does not grow.
+An image passes three stages. While its label may still come, it is *pending*. Then it has
+*arrived*, still encoded. The training thread *takes* the newest arrived images, decodes them, and
+*keeps* the few pixels that the model needs; it draws batches from the kept images. At every stage
+the newest images replace the oldest, because a robot should learn from its present place. A robot
+that computes slower than its camera loses images, but its memory does not grow.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rog_tasks.errors import TaskError, some
 from rog_tasks.sources.pictures import Picture
 
 LABELS = 4096
-"""Labels that are remembered."""
+"""Most labels that are remembered; the newest replace the oldest."""
 
 UNKNOWN = -1
-"""Stands for the label of an image without one."""
+"""Number in place of a label for an image without a label."""
 
 
 @dataclass
@@ -38,15 +38,15 @@ class Frame:
 
 
 class Frames:
-    """The newest images with their labels; times are seconds on any one clock.
+    """The newest images with their labels; all times are seconds of the same clock.
 
     :param classes: names of the classes, in the order of their numbers.
     :param image: shape (C, H, W) of the pixels.
-    :param keep: most images that are kept.
-    :param memory: most bytes of all images together.
-    :param tolerance: largest difference between the times of a label and its image; None: images
-        need no labels.
-    :raises TaskError: the images that are kept would take more than half of the memory.
+    :param keep: largest number of kept images.
+    :param memory: largest size of all images together, bytes.
+    :param tolerance: largest difference, s, between the times of a label and its image; None:
+        images need no labels.
+    :raises TaskError: the kept images would take more than half of the memory.
     """
 
     def __init__(self, classes: Sequence[str], image: tuple[int, int, int], keep: int,
@@ -59,7 +59,7 @@ class Frames:
         self._numbers = {name: number for number, name in enumerate(classes)}
         self._tolerance = tolerance
         self._room = memory - size         # bytes for encoded images
-        self._bytes = 0                    # of encoded images
+        self._bytes = 0                    # size of the encoded images at present
         self._pending: deque[Frame] = deque()
         self._arrived: deque[Frame] = deque()
         self._pixels = np.empty((keep, *image), np.uint8)
@@ -70,8 +70,8 @@ class Frames:
         self.trouble = ''                  # what was refused last, and why
         self.trouble_at = -math.inf
         self.newest_image = -math.inf      # time of the newest image
-        self.newest_arrived = -math.inf    # of the newest that has its label
-        self.newest = -math.inf            # of the newest that is kept
+        self.newest_arrived = -math.inf    # time of the newest image that has arrived
+        self.newest = -math.inf            # time of the newest image that is kept
 
     def __len__(self) -> int:
         """Return the number of images that are kept."""
@@ -88,7 +88,7 @@ class Frames:
         return len(self._pending)
 
     def add(self, time: float, picture: Picture) -> None:
-        """Take an image."""
+        """Add an image; if the buffer is full, forget the oldest encoded images."""
         self._seen(time)
         if picture.bytes > self._room:
             self._trouble(time, f'{picture.name}: an image of {picture.bytes} bytes is larger than '
@@ -103,12 +103,12 @@ class Frames:
             self.counts['never looked at'] += 1
 
     def refuse(self, time: float, why: str) -> None:
-        """Count an invalid image."""
+        """Count an invalid image and note why it is invalid."""
         self._seen(time)
         self._trouble(time, why)
 
     def label(self, time: float, name: str) -> None:
-        """Take a label."""
+        """Add a label, the name of a class; count an unknown name."""
         self.counts['labels'] += 1
         number = self._numbers.get(name, UNKNOWN)
         if number == UNKNOWN:
@@ -134,13 +134,13 @@ class Frames:
             self.newest_arrived = frame.time
 
     def rewind(self) -> None:
-        """Prepare for an earlier time: a recording is played again."""
+        """Prepare for earlier times, because a recording is played again."""
         self.settle(math.inf)
         self._label_times.clear()
         self._labels.clear()
 
     def take(self, most: int) -> list[Frame]:
-        """Take out the newest images that have arrived; forget older ones."""
+        """Return at most ``most`` of the newest arrived images; forget all others that arrived."""
         taken = list(self._arrived)[-most:]
         self.counts['never looked at'] += len(self._arrived) - len(taken)
         self._bytes -= sum(frame.picture.bytes for frame in self._arrived)
@@ -148,9 +148,9 @@ class Frames:
         return taken
 
     def keep(self, frame: Frame, pixels: NDArray[np.uint8] | None, error: str = '') -> None:
-        """Keep the pixels (C, H, W) of a taken image in place of the oldest.
+        """Keep the pixels (C, H, W) of a taken image in place of the oldest kept image.
 
-        None: it could not be decoded, because of ``error``.
+        ``pixels`` is None if the image could not be decoded; then ``error`` says why.
         """
         if pixels is None:
             self._trouble(frame.time, error)
@@ -162,7 +162,7 @@ class Frames:
 
     def draw(self, count: int, generator: np.random.Generator
              ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return pixels (n, C, H, W) and labels (n,) of ``count`` images at random, or of all."""
+        """Return pixels (n, C, H, W) and labels (n,) of n random images, n at most ``count``."""
         chosen = generator.choice(len(self), min(count, len(self)), replace=False)
         return self._pixels[chosen], self._kept_labels[chosen]
 
@@ -180,7 +180,7 @@ class Frames:
         return bool(self._label_times) and self._label_times[-1] >= frame.time
 
     def _nearest(self, time: float) -> int:
-        """Return the label nearest to a time, UNKNOWN if it is too far away."""
+        """Return the label nearest to a time, or UNKNOWN if that label is too far away in time."""
         after = bisect_left(self._label_times, time)
         near = [(abs(self._label_times[at] - time), self._labels[at])
                 for at in (after - 1, after) if 0 <= at < len(self._labels)]

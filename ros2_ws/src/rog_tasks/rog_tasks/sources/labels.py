@@ -1,4 +1,4 @@
-"""Labels from a model: a teacher, or the trained model itself where it is sure."""
+"""Labels from a model: from a teacher, or from the trained model itself, if the model is sure."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from rog_tasks.sources.frames import UNKNOWN
 
 
 class Sure:
-    """The class of the highest probability, where that is high enough.
+    """Labels an image with its most probable class, if that class is probable enough.
 
-    :param threshold: least probability, 0 to 1.
+    :param threshold: least probability of the class, 0 to 1.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -21,7 +21,7 @@ class Sure:
         self.asked = self.given = 0
 
     def complete(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return ``labels`` (B,), those that are UNKNOWN replaced where ``logits`` are sure."""
+        """Return ``labels`` (B,); where a label is UNKNOWN and ``logits`` are sure, replace it."""
         probability, guess = logits.detach().softmax(1).max(1)
         unknown = labels == UNKNOWN
         sure = unknown & (probability >= self._threshold)
@@ -34,7 +34,8 @@ class Teacher:
     """A trained model that gives the labels.
 
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:Class``.
-    :param weights: safetensors file with its state.
+    :param weights: safetensors file with the state of the model.
+    :param threshold: least probability of a class for a label, 0 to 1.
     :param image: shape (C, H, W) of the images.
     :raises TaskError: the model cannot be made, or the weights do not fit it.
     """
@@ -57,11 +58,11 @@ class Teacher:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Number of images that it was given, and of those of which it was sure."""
+        """Number of images that the teacher was given, and number of labels that it gave."""
         return self._sure.asked, self._sure.given
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the labels (B,) of images (B, C, H, W), UNKNOWN where it is not sure."""
+        """Return the labels (B,) of images (B, C, H, W), UNKNOWN if the teacher is not sure."""
         with torch.inference_mode():
             logits = self._model(images)
         return self._sure.complete(logits.clone(), torch.full((len(images),), UNKNOWN))
@@ -70,7 +71,7 @@ class Teacher:
 def load_weights(model: nn.Module, path: str) -> None:
     """Fill a model, in place, from a safetensors file.
 
-    :raises DataError: names the file, and the first tensors that do not fit.
+    :raises DataError: names the file and, if tensors do not fit, the first of them.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

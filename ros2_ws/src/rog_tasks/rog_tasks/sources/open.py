@@ -21,15 +21,16 @@ _TOPIC = re.compile(r'(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*', re.ASCII)
 
 def open_source(images: str, labels: str = '', *, classes: Sequence[str], size: int = 32,
                 channels: int = 3, seed: int = 0) -> Source:
-    """Return the source of labelled images; open nothing yet.
+    """Return the source of labelled images; do not open any topic or file yet.
 
     :param images: ``topic:NAME``, ``bag:PATH?topic=NAME`` or ``folder:PATH``.
-    :param labels: ``folder``, ``topic:NAME``, ``teacher:MODEL?weights=PATH`` or ``self``; by
-        default those of the folders. ``docs/data.md`` has all options of both.
+    :param labels: ``folder``, ``topic:NAME``, ``teacher:MODEL?weights=PATH`` or ``self``; for
+        images in folders, ``folder`` is the default. ``docs/data.md`` lists all options of images
+        and labels.
     :param classes: names of the classes, in the order of their numbers.
     :param size, channels: images become (channels, size, size); 3 channels: colour, 1: grey.
-    :param seed: of every random order.
-    :raises TaskError: a text does not name a source; lists the possible ones.
+    :param seed: random seed of every random choice.
+    :raises TaskError: a text does not name a source; the message lists the possible ones.
     """
     given = parse(images, 'images', _IMAGES, memory=1024.0 if images.startswith('folder') else 64.0)
     meant = labels or ('folder' if given.kind == 'folder' else '')

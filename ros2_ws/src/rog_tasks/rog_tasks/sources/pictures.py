@@ -17,19 +17,20 @@ from PIL import Image, UnidentifiedImageError
 from rog_tasks.errors import DataError
 
 LARGEST = 64 * 2**20
-"""Most bytes of an encoded image, and most pixels of a decoded one."""
+"""Largest number of bytes of an encoded image, and of pixels of a decoded image."""
 
 FORMATS = ('JPEG', 'PNG')
 SUFFIXES = ('.jpg', '.jpeg', '.png')
 
-# Orientation of EXIF -> operation that sets an image upright; a turned camera only notes it.
+# EXIF orientation -> operation that sets an image upright. A turned camera does not turn the image,
+# it only stores the orientation.
 _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
             4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
             6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}
 _ORIENTATION = 0x0112
 
-# Encoding of sensor_msgs/Image -> bytes of a pixel, and pillow's names for that order of bytes.
+# Encoding of sensor_msgs/Image -> bytes of a pixel, Pillow's mode, and Pillow's raw mode.
 ENCODINGS = {'rgb8': (3, 'RGB', 'RGB'), 'bgr8': (3, 'RGB', 'BGR'), 'mono8': (1, 'L', 'L'),
              'rgba8': (4, 'RGB', 'RGBX'), 'bgra8': (4, 'RGB', 'BGRX')}
 
@@ -41,9 +42,9 @@ class Picture:
     name: str
     """Its name in messages: its file or its topic."""
     data: Any
-    """The bytes; anything with the buffer interface."""
+    """The bytes: any object with the buffer interface."""
     raw: tuple[str, int, int, int] | None = None
-    """Encoding, width, height, and bytes from row to row."""
+    """Encoding, width, height, and bytes from the start of a row to the start of the next."""
 
     @property
     def bytes(self) -> int:
@@ -52,7 +53,7 @@ class Picture:
 
 
 def from_message(message: Any, name: str) -> Picture:
-    """Return the image of a ``sensor_msgs`` Image or CompressedImage, checked, not yet decoded.
+    """Check a ``sensor_msgs`` Image or CompressedImage and return its image, still encoded.
 
     :raises DataError: says which field is invalid.
     """
@@ -75,11 +76,11 @@ def from_message(message: Any, name: str) -> Picture:
 def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     """Return the pixels, (channels, size, size); the image is squeezed to a square.
 
-    Its EXIF data say how to set it upright. Of 16 bits only the higher 8 are used; transparency is
-    ignored.
+    EXIF data say how to set the image upright. Of grey values of 16 bits only the higher 8 bits are
+    used; transparency is ignored.
 
     :param channels: 3: red, green and blue; 1: grey.
-    :raises DataError: names an image that is not a JPEG or PNG, is damaged or too large.
+    :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; it is named.
     """
     mode = 'RGB' if channels == 3 else 'L'
     try:
@@ -95,9 +96,9 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def as_stored(picture: Picture) -> NDArray[Any]:
-    """Return the pixels of a JPEG or PNG file as it stores them: (H, W) or (H, W, channels).
+    """Return the pixels as a JPEG or PNG file stores them: (H, W) or (H, W, channels).
 
-    :raises DataError: names an image that is not a JPEG or PNG, is damaged or too large.
+    :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; it is named.
     """
     try:
         with _unwarned():
@@ -108,7 +109,7 @@ def as_stored(picture: Picture) -> NDArray[Any]:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Turn pillow's warning about too large an image into an error, and silence all others."""
+    """Turn Pillow's warning about a too large image into an error; silence all other warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         warnings.simplefilter('error', Image.DecompressionBombWarning)
@@ -116,14 +117,14 @@ def _unwarned() -> Iterator[None]:
 
 
 def _in_8_bits(image: Image.Image) -> Image.Image:
-    """Reduce grey of 16 bits to its higher 8; pillow would make all but the darkest white."""
+    """Reduce 16-bit grey to its higher 8 bits; Pillow would turn all but the darkest white."""
     if not image.mode.startswith('I'):
         return image
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def _undecodable(picture: Picture, error: Exception) -> DataError:
-    # Pillow's text for an unknown kind is an address in memory.
+    # For an unknown kind of image, Pillow's text contains only an address in memory.
     why = 'it is not an image of a known kind' if isinstance(error, UnidentifiedImageError) \
         else str(error)[:200]
     return DataError(f'{picture.name}: cannot be decoded: {why}')

@@ -33,7 +33,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a task expects of a source: ``classes`` by name, images (``channels``, size, size)."""
+    """What a task expects of a source: names of classes, and images (channels, size, size)."""
 
     classes: Sequence[str]
     size: int
@@ -65,25 +65,25 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Open the source, and return endless batches of (about) ``count`` images.
+        """Open the source, and return endless batches of at most ``count`` images.
 
-        Images are (B, C, H, W) float32, 0 to 1; labels (B,) int64, -1 where there is none. Each
-        robot has its share of a folder, and the whole of a recording or topic.
+        Images are (B, C, H, W) float32, 0 to 1; labels are (B,) int64, -1 for an image without a
+        label. Each robot has a share of a folder, but a whole recording or topic.
 
-        :raises DataError: names the file or topic at fault, and what there is instead.
+        :raises DataError: names the file or topic at fault, and what is available instead.
         """
 
     @abstractmethod
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Yield the share of robot ``rank`` of ``world`` once, in order.
 
-        :raises TaskError: the source has no shard, as a live topic.
+        :raises TaskError: the source has no shard, for example a live topic.
         """
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy of those images that have a label; 0 if none has.
+        """Return the mean cross entropy of the images that have a label; 0 if no image has one.
 
-        With labels ``self`` the label of an image is the model's own prediction, if it is sure.
+        With labels ``self``, the label is the model's own prediction, if the model is sure.
         """
         if self._label_spec.kind == 'self':
             labels = self._sure.complete(logits, labels)
@@ -94,11 +94,11 @@ class Source(ABC):
     def wait(self) -> None:  # noqa: B027 (only a live topic must be waited for)
         """Wait until there is an image to learn from.
 
-        :raises SourceClosed: the run ends meanwhile.
+        :raises SourceClosed: the run ends during the wait.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End all waiting: the run is over."""
+        """End all waiting, because the run has ended."""
 
     @abstractmethod
     def report(self) -> Report:
@@ -140,7 +140,7 @@ class Source(ABC):
                       labels.tolerance if labels.kind == 'topic' else None)
 
     def _decode(self, picture: Picture) -> tuple[NDArray[np.uint8] | None, str]:
-        """Return the pixels (C, H, W), or None and the reason."""
+        """Return the pixels (C, H, W) and '', or None and the reason."""
         try:
             return decode(picture, self._wanted.size, self._wanted.channels), ''
         except DataError as error:

@@ -10,7 +10,7 @@ from rog_tasks.errors import TaskError
 
 @dataclass(frozen=True)
 class Spec:
-    """A kind of source, its target, and its options (each kind has some of them)."""
+    """A kind of source, its target, and its options; each kind uses some of the options."""
 
     kind: str
     target: str
@@ -34,10 +34,10 @@ _TYPES = {field.name: field.type for field in fields(Spec)}
 def parse(text: str, what: str, kinds: dict[str, tuple[str, ...]], **defaults: Any) -> Spec:
     """Parse ``text``.
 
-    :param what: what the text is to the user, for messages: ``images``, ``labels``.
+    :param what: the user's word for the text, in messages: ``images``, ``labels``.
     :param kinds: kind -> names of its options; kinds that need a target end in a colon.
-    :param defaults: of the options, where they differ from :class:`Spec`'s.
-    :raises TaskError: names the fault and what there is instead.
+    :param defaults: default values of options that differ from the defaults of :class:`Spec`.
+    :raises TaskError: names what is wrong and what is possible.
     """
     head, _, query = text.partition('?')
     kind, colon, target = head.partition(':')

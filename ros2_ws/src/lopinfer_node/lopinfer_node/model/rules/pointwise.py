@@ -1,4 +1,4 @@
-"""Element-wise operators: an output element needs the elements at the same place (thesis 4.4.1)."""
+"""Element-wise operators: an output element needs the inputs at the same index (thesis 4.4.1)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ BINARY = (
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
-    """Size of a broadcast operand at `axis` of a result of `rank` dimensions, if it has one."""
+    """Return the size of a broadcast operand at `axis` of the result; None: it has no such axis.
+
+    `rank`: number of dimensions of the result.
+    """
     at = axis - (rank - len(shape))
     return shape[at] if at >= 0 else None
 
 
 @rule(*UNARY, *BINARY)
 def pointwise(call: Call) -> Division:
-    """Any number of operands that broadcast against each other."""
+    """Divide an operator with any number of operands, which broadcast against each other."""
     rank = len(call.shape)
     axis = next((v.axis + rank - len(v.shape) for v in sorted(
         call.values, key=lambda v: -len(v.shape)) if v.axis is not None and v.extent > 1), None)
@@ -65,7 +68,7 @@ def pointwise(call: Call) -> Division:
 
 
 def narrowed(argument: Any, rank: int, axis: int, lo: int, hi: int) -> Any:
-    """A weight that broadcasts against the result, cut to [lo, hi) where it spans the axis."""
+    """Return an argument; if it is a weight that spans the axis, return its part [lo, hi)."""
     if isinstance(argument, Weight):
         size = placed(argument.shape, rank, axis)
         if size is not None and size > 1:
@@ -77,9 +80,10 @@ def narrowed(argument: Any, rank: int, axis: int, lo: int, hi: int) -> Any:
 @rule('batch_norm', '_native_batch_norm_legit_no_training', 'native_batch_norm',
       'cudnn_batch_norm')
 def batch_norm(call: Call) -> Division:
-    """With fixed statistics: element-wise; along the channels the statistics are cut too.
+    """Divide batch normalisation, which is element-wise if its statistics are fixed.
 
-    Without fixed ones it takes those of its input, over all axes but the channels.
+    If the channels are divided, the statistics are cut, too. Without fixed statistics, the operator
+    computes them over all axes except the channels, so only the channels can be divided.
     """
     value = call.values[0]
     assert value.axis is not None
@@ -98,7 +102,7 @@ def batch_norm(call: Call) -> Division:
 
 @rule('prelu')
 def prelu(call: Call) -> Division:
-    """Slopes stand along axis 1."""
+    """Divide along any axis, but along axis 1 only if all its indices share one slope."""
     value = call.values[0]
     weight = call.arguments['weight']
     if len(call.values) != 1 or value.axis == 1 and weight.shape[0] > 1:
@@ -108,7 +112,7 @@ def prelu(call: Call) -> Division:
 
 @rule('glu')
 def glu(call: Call) -> Division:
-    """Halves one axis; local along any other."""
+    """Divide along any axis except the axis that the operator halves."""
     value = call.values[0]
     if value.axis == call.arguments['dim'] % len(value.shape):
         return indivisible(call)
@@ -117,13 +121,17 @@ def glu(call: Call) -> Division:
 
 @rule('channel_shuffle')
 def channels(call: Call) -> Division:
-    """Moves channels about; local along any other axis."""
+    """Divide along any axis except the channels, whose order the operator changes."""
     value = call.values[0]
     return indivisible(call) if value.axis == 1 else same_axis(call, value)
 
 
 def same_axis(call: Call, value: Value, axis: int | None = None) -> Division:
-    """Index i of the result needs index i of `value`; no argument changes with the interval."""
+    """Return a division in which index i of the result needs index i of `value`.
+
+    The arguments of the call are the same for every interval. `axis`: the axis of the result, by
+    default that of `value`.
+    """
     at = value.axis if axis is None else axis
     assert at is not None
     return Division(at, tuple(identity(value.extent) if v == value

@@ -14,7 +14,7 @@ from .pointwise import narrowed, placed, pointwise, same_axis
 
 @rule('linear')
 def linear(call: Call) -> Division:
-    """Each row alone, whatever axis the rows stand along (thesis: row-separable)."""
+    """Divide along any axis but the last; each row is computed alone (thesis: row-separable)."""
     value = call.values[0]
     if isinstance(call.arguments['weight'], Value) or len(call.values) != 1 \
             or value.axis == len(value.shape) - 1:
@@ -24,7 +24,7 @@ def linear(call: Call) -> Division:
 
 @rule('addmm', 'baddbmm')
 def addmm(call: Call) -> Division:
-    """Rows of the first factor; what is added is cut with them."""
+    """Divide the product of two factors; cut the added tensor along the same axis."""
     names = ('mat1', 'mat2') if call.op == 'addmm' else ('batch1', 'batch2')
     bias = call.arguments['self']
     if isinstance(bias, Value):
@@ -34,12 +34,12 @@ def addmm(call: Call) -> Division:
 
 @rule('matmul', 'mm', 'bmm')
 def matmul(call: Call) -> Division:
-    """Rows of the left factor, columns of the right one, or a batch dimension of both."""
+    """Divide along rows of the left factor, columns of the right factor, or a batch dimension."""
     return product(call, 'self', 'mat2' if call.op in ('mm', 'bmm') else 'other')
 
 
 def product(call: Call, left: str, right: str) -> Division:
-    """Divide the product of two arguments."""
+    """Divide the product of the arguments named `left` and `right`."""
     a, b = call.arguments[left], call.arguments[right]
     rank = len(call.shape)
     if len(a.shape) < 2 or len(b.shape) < 2:
@@ -49,7 +49,7 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    if a == b and not batch:    # in part as one factor, whole as the other
+    if a == b and not batch:    # a part is needed as one factor, the whole as the other factor
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
             and v.axis is not None and v.axis + rank - len(v.shape) == axis
@@ -81,7 +81,7 @@ def product(call: Call, left: str, right: str) -> Division:
 
 
 def _product_axis(a: Any, b: Any, rank: int) -> int | None:
-    """Axis of the product that follows from how its factors are divided."""
+    """Return the axis of the product that belongs to the divided axis of a factor, or None."""
     for operand, contracted in ((a, rank - 1), (b, rank - 2)):
         if isinstance(operand, Value) and operand.axis is not None and operand.extent > 1:
             axis = operand.axis + rank - len(operand.shape)
@@ -92,7 +92,11 @@ def _product_axis(a: Any, b: Any, rank: int) -> int | None:
 
 @rule('scaled_dot_product_attention')
 def attention(call: Call) -> Division:
-    """Queries are local, keys and values are needed whole; causal masks need only the past."""
+    """Divide along the queries, or along a batch or head axis of all operands.
+
+    A query needs all keys and values. With a causal mask it needs only the keys and values up to
+    its own position.
+    """
     query, key = call.arguments['query'], call.arguments['key']
     mask = call.arguments.get('attn_mask')
     if not isinstance(query, Value) or query.axis is None or isinstance(mask, Value):
@@ -125,7 +129,7 @@ def attention(call: Call) -> Division:
             end = max(n[1] for v, n in zip(call.values, needs, strict=True) if v != query)
             visible = end if any(v.axis == rank - 2 for v in call.values if v != query) else keys
 
-            def on_slices(*tensors: torch.Tensor) -> torch.Tensor:   # the mask lives no longer
+            def on_slices(*tensors: torch.Tensor) -> torch.Tensor:   # frees the mask at the end
                 at = torch.arange(max(visible, hi), device=tensors[0].device)
                 past = at[None, :visible] <= at[lo:hi, None]
                 return call.bind(attn_mask=Weight('causal', past), is_causal=False)(*tensors)
@@ -147,7 +151,7 @@ def _past(extent: int, keys: int) -> Any:
 
 @rule('layer_norm', 'native_layer_norm', 'rms_norm')
 def layer_norm(call: Call) -> Division:
-    """Over the last axes: local along all before them."""
+    """Divide along an axis before the last axes, over which the operator normalises."""
     value = call.values[0]
     assert value.axis is not None
     if value.axis >= len(value.shape) - len(call.arguments['normalized_shape']) or call.pick:
@@ -157,7 +161,7 @@ def layer_norm(call: Call) -> Division:
 
 @rule('softmax', '_softmax', 'log_softmax', '_log_softmax', 'cumsum')
 def along_one_axis(call: Call) -> Division:
-    """Aggregates over one axis: global there, local along the others."""
+    """Divide along any axis except `dim`, along which the operator aggregates and is global."""
     value = call.values[0]
     assert value.axis is not None
     if value.axis == call.arguments['dim'] % len(value.shape):
@@ -167,7 +171,7 @@ def along_one_axis(call: Call) -> Division:
 
 @rule('embedding')
 def embedding(call: Call) -> Division:
-    """Row i of the result is looked up by index i."""
+    """Divide along the indices; index i selects row i of the result."""
     value = call.values[0]
     if value is not call.arguments['indices'] and value != call.arguments['indices']:
         return indivisible(call)
@@ -177,7 +181,7 @@ def embedding(call: Call) -> Division:
 @rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax',
       'var_mean', 'std_mean', 'aminmax')
 def reduction(call: Call) -> Division:
-    """Over some axes: global if the divided one is among them, else local."""
+    """Divide a reduction over some axes; it is global if the divided axis is one of them."""
     value = call.values[0]
     rank = len(value.shape)
     dims = call.arguments.get('dim')
@@ -193,5 +197,5 @@ def reduction(call: Call) -> Division:
 
 @rule('max', 'min')
 def extremum(call: Call) -> Division:
-    """Of two tensors, or of one over some axes."""
+    """Divide the extremum of two tensors, or of one tensor over some axes."""
     return pointwise(call) if 'other' in call.arguments else reduction(call)

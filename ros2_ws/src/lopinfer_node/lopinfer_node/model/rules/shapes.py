@@ -15,7 +15,7 @@ from .pointwise import same_axis
 
 @rule('permute', 'transpose', 't', 'numpy_T', 'mT', 'swapaxes', 'swapdims', 'movedim')
 def permute(call: Call) -> Division:
-    """The axis moves."""
+    """Divide along the divided axis of the input, which moves to another position."""
     value = call.values[0]
     rank = len(value.shape)
     order = list(range(rank))
@@ -37,9 +37,11 @@ def permute(call: Call) -> Division:
 
 @rule('view', 'reshape', '_unsafe_view', 'unflatten', 'flatten', 'squeeze', 'unsqueeze')
 def reshape(call: Call) -> Division:
-    """The axis keeps its place in memory order: it stays, joins inner axes, or loses some.
+    """Divide along the axis at the same place in memory order.
 
-    Only where it is the outermost of what it joins or splits into does an interval stay one.
+    The divided axis either stays as it is, joins inner axes, or is split. An interval stays an
+    interval only if the divided axis is the outermost of the axes that are joined, or becomes the
+    outermost of the axes into which it is split.
     """
     value = call.values[0]
     assert value.axis is not None
@@ -74,7 +76,7 @@ def reshape(call: Call) -> Division:
 
 
 def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
-    """Axis of `shape` that begins after `before` outer elements; the one of `extent` if several."""
+    """Return the axis of `shape`, longer than 1, that has `before` outer elements, or None."""
     outer, found = 1, []
     for axis, size in enumerate(shape):
         if outer == before and size > 1:
@@ -85,7 +87,7 @@ def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
 
 @rule('expand', 'broadcast_to')
 def expand(call: Call) -> Division:
-    """New leading axes, and axes of size one stretched."""
+    """Divide along an axis that is not stretched; the operator may also add leading axes."""
     value = call.values[0]
     assert value.axis is not None
     axis = value.axis + len(call.shape) - len(value.shape)
@@ -101,7 +103,7 @@ def expand(call: Call) -> Division:
 
 @rule('slice', 'narrow')
 def slice_(call: Call) -> Division:
-    """A slice along the divided axis is a shift."""
+    """Divide along the divided axis of the input; a slice along this axis shifts the footprint."""
     value = call.values[0]
     rank = len(value.shape)
     dim = call.arguments.get('dim', 0) % rank
@@ -124,7 +126,10 @@ def slice_(call: Call) -> Division:
 
 @rule('select')
 def select(call: Call) -> Division:
-    """One index of an axis: of the divided one it is a whole tensor that needs just that index."""
+    """Divide along the divided axis of the input, unless the operator selects an index of it.
+
+    Then the result is indivisible and needs only the selected index.
+    """
     value = call.values[0]
     dim = call.arguments['dim'] % len(value.shape)
     assert value.axis is not None
@@ -140,7 +145,11 @@ def select(call: Call) -> Division:
 
 @rule('cat', 'concat', 'concatenate')
 def cat(call: Call) -> Division:
-    """Along the divided axis each input fills a stretch of the result; else all alike."""
+    """Divide along the divided axis of the inputs.
+
+    If the inputs are joined along this axis, each input fills a stretch of the result. Otherwise
+    all inputs are divided alike.
+    """
     tensors = call.arguments['tensors']
     rank = len(call.shape)
     dim = call.arguments.get('dim', 0) % rank
@@ -195,7 +204,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
                     divided_here = isinstance(t, Value) and t.axis == axis
                     pieces.append(piece if divided_here
                                   else piece.narrow(axis, start - int(offset), end - start))
-            return torch.cat(pieces, axis).to(call.dtype)   # these few may have a narrower type
+            return torch.cat(pieces, axis).to(call.dtype)   # pieces may have a narrower type
         return on_slices
 
     return Division(axis, tuple(footprints), part)
@@ -203,7 +212,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
 
 @rule('stack')
 def stack(call: Call) -> Division:
-    """A new axis; the divided one moves behind it."""
+    """Divide along the divided axis of the inputs, before or behind the new axis."""
     tensors = call.arguments['tensors']
     rank = len(call.shape)
     dim = call.arguments.get('dim', 0) % rank
@@ -217,7 +226,10 @@ def stack(call: Call) -> Division:
 @rule('constant_pad_nd', 'pad', 'reflection_pad2d', 'replication_pad2d', 'reflection_pad1d',
       'replication_pad1d')
 def pad(call: Call) -> Division:
-    """Constant padding shifts; reflected borders need the other end of the tensor's border."""
+    """Divide constant padding, which shifts the footprint.
+
+    Other padding, such as reflection, of the divided axis is indivisible.
+    """
     value = call.values[0]
     assert value.axis is not None
     axis, rank = value.axis, len(value.shape)
@@ -246,7 +258,10 @@ def pad(call: Call) -> Division:
 
 @rule('pixel_shuffle')
 def pixel_shuffle(call: Call) -> Division:
-    """Channels become r x r blocks of pixels: an output row comes from input row // r."""
+    """Divide along any axis except the channels, which become r x r blocks of pixels.
+
+    Output row i needs input row i // r.
+    """
     value = call.values[0]
     factor = call.arguments['upscale_factor']
     assert value.axis is not None
@@ -264,7 +279,7 @@ def pixel_shuffle(call: Call) -> Division:
 
 @rule('pixel_unshuffle')
 def pixel_unshuffle(call: Call) -> Division:
-    """Blocks of r x r pixels become channels."""
+    """Divide along any axis except the channels; blocks of r x r pixels become channels."""
     value = call.values[0]
     assert value.axis is not None
     axis = value.axis
@@ -277,7 +292,10 @@ def pixel_unshuffle(call: Call) -> Division:
 @rule('upsample_nearest1d', 'upsample_nearest2d', 'upsample_nearest3d', 'upsample_linear1d',
       'upsample_bilinear2d', 'upsample_trilinear3d')
 def interpolate(call: Call) -> Division:
-    """Nearest needs one index, linear two neighbours; the divided axis is resampled by hand."""
+    """Divide along any axis; the rule itself resamples a divided spatial axis.
+
+    Nearest interpolation needs one input index, linear interpolation two neighbours.
+    """
     value = call.values[0]
     assert value.axis is not None
     axis = value.axis
@@ -285,7 +303,7 @@ def interpolate(call: Call) -> Division:
         return same_axis(call, value)
     if not call.dtype.is_floating_point or call.dtype is torch.float64 and 'nearest' in call.op \
             or _ambiguous(call, value):
-        return indivisible(call)   # kernels round in ways of their own
+        return indivisible(call)   # PyTorch's kernels round differently
     below, above, weight = _neighbours(call, value)
     footprint = ranges(below, above + 1, value.extent)
     target = list(call.shape[2:])
@@ -311,19 +329,19 @@ def interpolate(call: Call) -> Division:
 
 
 def _ambiguous(call: Call, value: Value) -> bool:
-    """Whether a scale is near 1 or 2 and the sizes are just in that proportion.
+    """Return whether a scale is not exactly 1 or 2, but the ratio of the sizes is.
 
-    Then some kernels go by the sizes and some by the scale, and which one runs depends on both.
+    Then some kernels use the sizes and others the scale, and which kernel runs depends on both.
     """
     return any(scale and size in (n, 2 * n) and scale * n != size for scale, n, size in zip(
         _scales(call, len(call.shape) - 2), value.shape[2:], call.shape[2:], strict=True))
 
 
 def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
-    """The same interpolation on all axes but `at`, the divided one, whose size stays as it is."""
+    """Return the interpolation on all axes except the divided axis `at`, which keeps its size."""
     packet = getattr(torch.ops.aten, call.op)
     corners = call.arguments.get('align_corners')
-    # The scales of the other axes as the call gave them: they decide where samples fall.
+    # Keep the scales of the other axes from the call, because they decide where samples fall.
     scales = [None if i == at else scale for i, scale in enumerate(_scales(call, len(sizes)))]
     if corners is None:
         return lambda x: packet(x, sizes, *scales)
@@ -340,7 +358,10 @@ def _scales(call: Call, dims: int) -> list[float | None]:
 
 
 def _neighbours(call: Call, value: Value) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Lower and upper input index of each output index, and the weight of the upper one."""
+    """Return lower and upper input index of each output index, and the weight of the upper index.
+
+    The weight is None for nearest interpolation, which uses the lower index only.
+    """
     assert value.axis is not None
     extent, outputs = value.extent, call.shape[value.axis]
     scale = _scales(call, len(value.shape) - 2)[value.axis - 2]

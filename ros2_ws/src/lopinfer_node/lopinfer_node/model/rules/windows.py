@@ -1,7 +1,7 @@
 """Window operators: convolution, transposed convolution and pooling (block-wise, thesis 4.4.1).
 
-A part is computed from a slice whose zero (or -inf) padding is laid on here, so that the border of
-a slice inside the tensor is never taken for the border of the tensor.
+These rules add the padding (0 or -inf) to a slice before the operator runs. Otherwise the operator
+would pad every border of a slice, even if that border lies inside the tensor.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from .pointwise import same_axis
 
 
 def each(setting: Any, dims: int) -> list[int]:
-    """A setting per spatial dimension; one number counts for all."""
+    """Return a setting for each spatial dimension; a single number holds for all of them."""
     items = list(setting) if isinstance(setting, (list, tuple)) else [setting]
     return [int(i) for i in (items * dims if len(items) == 1 else items)]
 
 
 def on_axis(items: Sequence[int], at: int, value: int) -> list[int]:
-    """The same settings, with `value` at position `at`."""
+    """Return the same settings, with `value` at position `at`."""
     return [value if i == at else item for i, item in enumerate(items)]
 
 
 def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 0.0
            ) -> torch.Tensor:
-    """`tensor` with `low` and `high` more indices along `axis`; negative: fewer."""
+    """Return `tensor` with `low` more indices at the start of `axis` and `high` more at its end.
+
+    A negative number removes indices. New elements have the value `value`.
+    """
     if not low and not high:
         return tensor
     pads = [0, 0] * (tensor.dim() - axis)
@@ -39,7 +42,11 @@ def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 
 
 
 def _first(call: Call) -> tuple[Value, int, int] | None:
-    """The operand, its number of spatial dimensions, and which of them is divided (< 0: none)."""
+    """Return the operand, its number of spatial dimensions, and which one is divided (< 0: none).
+
+    Returns None if the operand is not divided, or if other arguments depend on the inputs of the
+    model, too.
+    """
     value = call.arguments.get('input', call.arguments.get('self'))
     if not isinstance(value, Value) or value.axis is None or len(call.values) != 1:
         return None
@@ -51,7 +58,10 @@ def _first(call: Call) -> tuple[Value, int, int] | None:
 @rule('conv1d', 'conv2d', 'conv3d', 'convolution', '_convolution', 'conv_transpose1d',
       'conv_transpose2d', 'conv_transpose3d')
 def convolution(call: Call) -> Division:
-    """Spatial dimensions are local; the batch too; channels only all together."""
+    """Divide a convolution along a spatial dimension or along the batch.
+
+    An output needs all input channels, so a convolution is not divided along the channels.
+    """
     found = _first(call)
     if found is None or isinstance(call.arguments['weight'], Value):
         return indivisible(call)
@@ -93,7 +103,7 @@ def convolution(call: Call) -> Division:
 
 
 def _with_padding(call: Call, padding: list[int], **changes: Any) -> Arithmetic:
-    """The call with numbers for its padding, whichever overload it is."""
+    """Return the call with numbers as its padding, even if its overload takes a word instead."""
     if call.overload._overloadname == 'padding':
         plain = Call(getattr(torch.ops.aten, call.op).default, {**call.arguments}, call.shape,
                      call.dtype)
@@ -113,10 +123,10 @@ def _transposed(call: Call, value: Value, at: int, padding: list[int], dims: int
         start, end = needs[0]
         run = call.bind(padding=on_axis(padding, at, 0),
                         output_padding=on_axis(output_padding, at, 0))
-        if start == end:  # no input reaches: bias alone
+        if start == end:  # no input contributes: the result is the bias
             blank = [hi - lo if i == axis else n for i, n in enumerate(call.shape)]
             return lambda x: _bias(call, x).expand(blank)
-        origin = start * s - p  # place of the first result of the unpadded call
+        origin = start * s - p  # output index of the first result of the unpadded call
 
         def on_slice(x: torch.Tensor) -> torch.Tensor:
             y = run(x)
@@ -134,7 +144,7 @@ def _transposed(call: Call, value: Value, at: int, padding: list[int], dims: int
 
 
 def _bias(call: Call, like: torch.Tensor) -> torch.Tensor:
-    """What a transposed convolution gives where no input reaches: its bias."""
+    """Return the bias: the result of a transposed convolution where no input contributes."""
     bias = call.arguments.get('bias')
     rank = like.dim()
     if bias is None:
@@ -144,13 +154,13 @@ def _bias(call: Call, like: torch.Tensor) -> torch.Tensor:
 
 @rule('max_pool1d', 'max_pool2d', 'max_pool3d', 'max_pool2d_with_indices')
 def max_pool(call: Call) -> Division:
-    """Maximum over a window; padding counts as minus infinity."""
+    """Divide a maximum over a window; padding counts as minus infinity."""
     return _pool(call, -torch.inf)
 
 
 @rule('avg_pool1d', 'avg_pool2d', 'avg_pool3d')
 def avg_pool(call: Call) -> Division:
-    """Average over a window; how much of the border counts is settled per output index."""
+    """Divide an average over a window; each output index has its own divisor at the border."""
     return _pool(call, 0.0)
 
 
@@ -161,7 +171,7 @@ def _pool(call: Call, border: float) -> Division:
     value, dims, at = found
     if at < 0:
         return same_axis(call, value)
-    if not call.dtype.is_floating_point:   # which has no infinity, and is rounded
+    if not call.dtype.is_floating_point:   # integers have no infinity, and averages are rounded
         return indivisible(call)
     assert value.axis is not None
     axis = value.axis
@@ -187,14 +197,14 @@ def _pool(call: Call, border: float) -> Division:
 
 def _average(call: Call, at: int, axis: int, pads: tuple[int, int], interval: Interval,
              kernel: list[int], stride: list[int], padding: list[int], extent: int) -> Arithmetic:
-    """Average pooling of a slice; each window divided by what it counts."""
+    """Return average pooling of a slice, with the right divisor for each window."""
     lo, hi = interval
     k, s, p = kernel[at], stride[at], padding[at]
     run = call.bind(padding=on_axis(padding, at, 0))
     if call.arguments.get('divisor_override'):
         return lambda x: run(padded(x, axis, *pads)).narrow(axis, 0, hi - lo)
     begin = torch.arange(lo, hi) * s - p
-    # PyTorch counts padding up to the border it was asked for, never what ceil mode adds.
+    # PyTorch counts the padding that the call asks for, but not what ceil mode adds.
     counted = (begin + k).clamp(max=extent + p) - begin \
         if call.arguments.get('count_include_pad', True) \
         else (begin + k).clamp(max=extent) - begin.clamp(min=0)
@@ -210,7 +220,10 @@ def _average(call: Call, at: int, axis: int, pads: tuple[int, int], interval: In
 @rule('adaptive_avg_pool1d', 'adaptive_avg_pool2d', 'adaptive_avg_pool3d', '_adaptive_avg_pool2d',
       'adaptive_max_pool1d', 'adaptive_max_pool2d')
 def adaptive_pool(call: Call) -> Division:
-    """Output index o pools [floor(o L / O), ceil((o + 1) L / O)); with O = 1 it is global."""
+    """Divide adaptive pooling of input length L to output length O.
+
+    Output index o pools [floor(o L / O), ceil((o + 1) L / O)). The operator is global if O = 1.
+    """
     found = _first(call)
     if found is None or call.pick == 1:
         return indivisible(call)
