@@ -72,16 +72,12 @@ Tensors = tuple[torch.Tensor, ...]
 class ClientOptions:
     """Options of a client.
 
-<<<<<<< HEAD
     ``planner(traced, fixed, per_share)``: yields plan tables for a server with this profile, s per
-    operator; each is used until the next one is made. ``server``: its namespace. ``settings``: of
-    the protocol. ``link``: an emulated link; by default the real one alone. ``power``: W per state,
-    where no meter is found. ``recording``: collects the steps of every request. ``slowdown``: how
-    many times more slowly this machine computes, at least 1, to emulate a robot.
-=======
-    ``planner(traced, fixed, per_share)`` yields plan tables for a server with this profile; the
-    client uses each table until the next table is made.
->>>>>>> w1
+    operator; each is used until the next one is made. ``server``: namespace of the server.
+    ``settings``: settings of the protocol. ``link``: an emulated link; by default the real link
+    alone. ``power``: W per state, used where no meter is found. ``recording``: collects the steps of
+    every request. ``slowdown``: factor, at least 1, by which this machine computes more slowly to
+    emulate a robot.
     """
 
     planner: Planner

@@ -131,16 +131,13 @@ class Settings(fleet_env.settings.Settings):
 class Report:
     """Counters since the start, and times of the last request in s.
 
-<<<<<<< HEAD
-    ``requests``: inferences; ``offloaded``: of those, finished with the server; ``fallbacks``:
-    begun with the server and finished on the robot alone. ``bin``: position in the plan table
-    of the last request's plan. ``estimate``: its expected latency, NaN on the robot alone;
-    ``latency``: the measured one. ``check``: time to detect changes of the model, which both
-    include. ``device``, ``server``, ``transfer``: times in which the robot computed, the server
-    computed, and a direction of the link was busy. ``bytes_down``: received since the start, B.
-=======
-    ``check``: time to detect changes of the model; ``latency`` and ``estimate`` include it.
->>>>>>> w1
+    ``requests``: inferences; ``offloaded``: those finished with the server; ``fallbacks``: those
+    begun with the server and finished on the robot alone. ``bin``: position in the plan table of
+    the last request's plan. ``estimate``: expected latency of that plan, NaN on the robot alone;
+    ``latency``: measured latency. ``check``: time to detect changes of the model; ``estimate`` and
+    ``latency`` include it. ``device``, ``server``, ``transfer``: times in which the robot computed,
+    the server computed, and a direction of the link was busy. ``bytes_down``: bytes received since
+    the start.
     """
 
     requests: int = 0
