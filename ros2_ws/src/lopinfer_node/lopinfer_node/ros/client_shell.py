@@ -75,7 +75,7 @@ class ClientOptions:
     ``planner(traced, fixed, per_share)``: yields plan tables for a server with this profile, s per
     operator; each is used until the next one is made. ``server``: namespace of the server.
     ``settings``: settings of the protocol. ``link``: an emulated link; by default the real link
-    alone. ``power``: W per state, used where no meter is found. ``recording``: collects the steps of
+    alone. ``power``: W per state, used without a meter. ``recording``: collects the steps of
     every request. ``slowdown``: factor, at least 1, by which this machine computes more slowly to
     emulate a robot.
     """
