@@ -9,6 +9,7 @@ The robot is a mock; its joints move, because the server skips observations that
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import math
@@ -27,7 +28,7 @@ CAMERAS = ('top', 'wrist')
 def prepare() -> None:
     """Let torchvision be imported beside PyTorch's CPU build, which lacks two schemas."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module('torchvision')
     except RuntimeError:
         prepare.library = torch.library.Library('torchvision', 'DEF')
         for op in ('nms', 'qnms'):
