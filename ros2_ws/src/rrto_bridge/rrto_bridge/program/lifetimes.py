@@ -69,7 +69,7 @@ class Lifetimes:
             tensor.handle = handle
 
     def existing(self, values: Any) -> Iterator[RemoteTensor]:
-        """Create deferred tensors among `values`, also in nested lists; yield all remote tensors."""
+        """Yield the remote tensors in `values` and nested lists; create deferred tensors first."""
         for value in values:
             if isinstance(value, RemoteTensor):
                 self.materialise(value)

@@ -79,7 +79,7 @@ def install() -> None:
         if frame.f_code.co_name == '<module>':
             _look(names, path)
         if names.get('__name__') == '__main__' and not os.path.exists(path):
-            names['type'] = TYPE   # `python -c`, prompts and notebooks have no source file to search
+            names['type'] = TYPE   # as in `python -c`, a prompt or a notebook: no source to search
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
 
