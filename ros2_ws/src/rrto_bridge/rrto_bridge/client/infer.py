@@ -32,7 +32,7 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
-    """Do the same as `infer`, several times faster; few operators get another layout than a CPU's.
+    """Do the same as `infer`, several times faster; for a few operators the layout is not a CPU's.
 
     Raises an error in the same cases as `infer`.
     """

@@ -13,7 +13,7 @@ from ..execution.context import Context
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-DEPTH = 4096   # maximum length of a chain of calls; then values are fetched, which end the chain
+DEPTH = 4096   # maximum length of a chain of calls; then fetched values replace the chain
 
 
 class _Node:

@@ -39,7 +39,7 @@ class Ticket(NamedTuple):
     number: int
     first: int = 0    # handle of the first tensor that the item may create; 0 if none
     key: Any = None   # key under which the reply is remembered; None: not remembered
-    asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # from which `Predictor` learns
+    asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # call and input metas to learn from
 
 
 class Awaited(NamedTuple):
@@ -66,7 +66,7 @@ class ClientMachine:
         self._items: list[bytes] = []          # items of the unfinished message
         self._sealed: list[bytes] = []
         self._awaited: set[int] = set()        # numbers of messages whose replies are missing
-        self._forgone: dict[int, int] = {}     # those no longer needed: number -> first handle
+        self._forgone: dict[int, int] = {}     # number -> first handle, of replies not needed now
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._known: dict[Any, Any] = {}       # results by signature, answers by query name
         self._predictor = Predictor(sketch, infer)
@@ -166,7 +166,7 @@ class ClientMachine:
         return self._wait((MEMORY, handle))
 
     def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
-        """Request a tensor of kept bytes; the reply says whether the server has kept them."""
+        """Request a new tensor of bytes that the server may have kept; the reply says if it has."""
         handle = self.allocate(1)
         return handle, self._wait((FIND, handle, meta, digest), handle)
 
@@ -175,7 +175,7 @@ class ClientMachine:
         return self._wait((KEEP, handle, meta, data, digest), handle)
 
     def ask(self, action: Action) -> None:
-        """Queue a replay action; the next message, at the latest after `flush`, carries it."""
+        """Queue a replay action for the next message; `flush` makes this message at once."""
         self._items.append(encode(to_item(action)))
 
     def await_value(self, run: int, index: int) -> Awaited:

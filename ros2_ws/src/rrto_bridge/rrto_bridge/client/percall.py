@@ -13,7 +13,7 @@ from .machine import Awaited, Ticket
 from .port import Port
 from .replay import ReplayClient
 
-WEIGHT_BYTES = 4096   # a weight of fewer bytes is sent without a question whether the server has it
+WEIGHT_BYTES = 4096   # a weight of fewer bytes is sent at once, without a search for a kept copy
 
 
 class Result(NamedTuple):
@@ -128,7 +128,7 @@ class PerCall:
         return self.settle(self.machine.query(name))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return, of a tensor's memory: a key, bytes, and the number of tensors that share it."""
+        """Return (key, bytes, number of tensors that share it) of a tensor's memory."""
         key, size, sharers = self.settle(self.machine.memory(handle))
         return key, size, sharers
 
@@ -138,7 +138,7 @@ class PerCall:
             self.settle(self.machine.synchronize())
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Return, after the loss of the server, the program's calls that the journal lacks."""
+        """Return the program's calls that the journal lacks; called after the server is lost."""
         return []
 
     def settle(self, result: Any) -> Any:

@@ -27,7 +27,7 @@ from ..search.known_sequences import Known, PrefixTree
 from ..search.partial_sequences import PartialSequences
 from ..search.search import LIMIT, Search
 
-NEAR = 16             # look ahead this many steps for a step before which not to send yet
+NEAR = 16             # number of steps ahead in which `_stop_is_near` looks
 HOPELESS = LIMIT      # number of calls without any sequence after which the user gets one notice
 
 
@@ -109,7 +109,7 @@ class ReplayClient:
         self.expected = self._fast[self._position]
 
     def call(self, call: Call, data: Any = None) -> Decision:
-        """Decide how to handle a call; `call` has no results yet, and metas only for HTOD."""
+        """Decide how to handle a call. It has no results yet; only HTOD has metas."""
         actions: list[Action] = []
         self.closed = None
         run = self._run
@@ -188,7 +188,7 @@ class ReplayClient:
             self._frees.append(handle)
 
     def pending(self) -> list[tuple[Call, Any]]:
-        """Return (call, bytes of an upload) of the open run, to make the calls elsewhere."""
+        """Return (call, bytes or None) for each call of the open run, to make it elsewhere."""
         return self._calls(self._run, self._position) if self._run else []
 
     @staticmethod
@@ -238,7 +238,7 @@ class ReplayClient:
         return False
 
     def _lead(self, run: _Run, leader: Known, call: Call, actions: list[Action]) -> None:
-        """Make a sequence that matches the call the leader; drop rivals that no longer agree."""
+        """Let a sequence that matches the call lead the run; drop rivals that no longer agree."""
         position = self._position
         run.bound += self._tree.bind(leader, position, call, run.base, run.bound) or ()
         if leader is not run.leader and run.started:
@@ -363,7 +363,7 @@ class ReplayClient:
         self._position = 0
 
     def _flush_frees(self, actions: list[Action]) -> None:
-        """Free the dropped tensors; no run is open that needs them to undo its effects."""
+        """Free the dropped tensors. No run is open that could need them to undo its effects."""
         if not self._frees:
             return
         self._tree.forget_users(self._frees, actions)

@@ -125,7 +125,7 @@ class Replaying(PerCall):
         self._act(actions)
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Return, after the loss of the server, the calls of the open run."""
+        """Return the calls of the open run; called after the server is lost."""
         return self.replay.lost()
 
     def _decide(self, call: Call, data: Any = None) -> Decision:

@@ -95,8 +95,8 @@ class Link(Port):
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        self._arrived: SimpleQueue[None] = SimpleQueue()   # a message, or the link is lost
-        self._changed = threading.RLock()      # guards the streams and the link
+        self._arrived: SimpleQueue[None] = SimpleQueue()   # wakes `receive`: message or lost link
+        self._changed = threading.RLock()      # protects the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
         if 'HOME' not in os.environ:  # as in a child of `env -i`; ROS 2 needs a folder for its log

@@ -123,7 +123,7 @@ class Context:
             self.add(handle, other.copy_(tensor))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return, of a tensor's memory: lowest handle, bytes, number of tensors that share it."""
+        """Return (lowest handle, bytes, number of tensors that share it) of a tensor's memory."""
         size = self.tensor(handle).untyped_storage().nbytes()
         address = self._addresses[handle]
         sharers = [h for h, other in self._addresses.items() if other == address]

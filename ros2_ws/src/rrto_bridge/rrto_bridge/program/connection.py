@@ -140,7 +140,7 @@ class Connection:
     def seed(self, seed: int) -> None:
         """Seed the random operators. This does not connect to a server."""
         with self.lock:
-            seed = torch.Generator().manual_seed(seed).initial_seed()   # not negative
+            seed = torch.Generator().manual_seed(seed).initial_seed()   # makes it unsigned
             self._seed = seed
             if 'engine' in self.__dict__:
                 self.turns.enter(True)
@@ -168,6 +168,6 @@ class Connection:
             self.ask('synchronize')
 
     def clock(self) -> float:
-        """Wait until the server has executed every call; return the monotonic time then, s."""
+        """Wait until the server has executed every call; return the monotonic time, s."""
         self.synchronize()
         return time.monotonic()

@@ -85,7 +85,7 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
 def _recurrent(function: Any) -> Any:
     """Return a handler that tells the server whether gradients are possible.
 
-    With gradients, a CPU multiplies differently.
+    If gradients are possible, a CPU multiplies differently.
     """
     def handler(on: Runner, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])

@@ -66,10 +66,10 @@ class _First(torch.Tensor):
 
 
 def _without_dtensor() -> None:
-    """Prevent that PyTorch imports `torch.distributed.tensor`, which takes a second.
+    """Prevent PyTorch from importing `torch.distributed.tensor`, which takes a second.
 
-    PyTorch imports it at the first call of a tensor subclass, to look up `DTensor`, and never
-    again. A program that uses `DTensor` must have imported it before this call.
+    PyTorch looks up `DTensor` in this module only once, at the first call of a tensor subclass. A
+    program that uses `DTensor` must have imported it before this call.
     """
     name = 'torch.distributed.tensor'
     if name in sys.modules or torch.distributed.is_available() \
@@ -94,7 +94,7 @@ def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
-    """Accept lengths on the CPU, as CUDA does; PyTorch does not accept them for a subclass."""
+    """Accept lengths on the CPU, as CUDA does; for a tensor subclass, PyTorch refuses them."""
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
                                            target_lengths.tolist(), *more)
 

@@ -199,7 +199,7 @@ _INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of this modu
 
 
 class Value(RemoteTensor):
-    """A result of a call. Access to its slot takes a third of the time of an attribute's."""
+    """A result of a call, with `handle` in a slot: access to an attribute takes 3 times as long."""
 
     __slots__ = ('handle',)
 
@@ -304,7 +304,7 @@ def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTen
 
 def make_view(handle: int, meta: Meta, of: torch.Tensor, kind: type[RemoteTensor] = Value
               ) -> RemoteTensor:
-    """Return the wrapper of a view of `of`.
+    """Return the wrapper of a view of the tensor `of`.
 
     In inference mode, a view of an ordinary tensor is an ordinary tensor, not an inference tensor.
     """

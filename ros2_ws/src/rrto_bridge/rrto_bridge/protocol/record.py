@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-HTOD = 'htod'  # host to device: no arguments, one result; the bytes are sent beside the call
+HTOD = 'htod'  # host to device: no arguments, one result; the call does not contain the bytes
 SEEDING = 'rrto.seed.default'  # sets the random seed; one Ref to a tensor with the seed; no result
 DTOH = 'dtoh'  # device to host: one Ref, no result, always wanted; the bytes are the value
 GIVEN = 'given'  # kind of a `Special` in a result: the operator returned its k-th tensor argument

@@ -126,7 +126,7 @@ def ordinary() -> Any:
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)
 
 
-_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # as it is outside any operator
+_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # read outside any operator
 
 
 def size_of(meta: Meta) -> int:

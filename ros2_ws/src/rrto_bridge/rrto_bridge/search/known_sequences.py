@@ -25,7 +25,7 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # other sequence -> common steps
+    common: dict[int, int] = field(default_factory=dict)  # other sequence -> number of equal steps
     failures: int = 0   # consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()

@@ -1,11 +1,11 @@
 """Operator Sequence Search: finds the calls that a program repeats (Algorithms 8 to 10).
 
 The search is incremental, so its cost is linear in the length of the log. Each call gets a *tag*: a
-number for its operator, its arguments without handles, and its results' metas. Equal calls get
-equal tags. The log is cut into *sections*. Each section ends with a wanted call, because an
-inference can end only there (device to host). Sections with equal tags get the same *name*, also a
-number. A pass consists of one or more sections. It is found if R passes in a row (`REPETITIONS`)
-are equal:
+number for its operator, its arguments without handles, and its results' metas. Equal calls have
+equal tags, different calls have different tags. The log is cut into *sections*. Each section ends
+with a wanted call, because an inference can end only there (device to host). Sections with equal
+tags get the same *name*, also a number. A pass consists of one or more sections. It is found if R
+passes in a row (`REPETITIONS`) are equal:
 
 - Candidates (boundary statistics): for the last 1, 2, 4, ... sections, how many sections ago the
   same sections ended before. Each answer is a possible number of sections of a pass.
@@ -62,16 +62,16 @@ class Search:
         self._row: list[int] = []                 # tag of each call
         self._given = array('q')                  # handles of the tensor arguments of all calls
         self._from = array('q')                   # origins of these handles
-        self._first = [0]                         # index in `_given` and `_from`, for each call
+        self._first = [0]                         # for each call: first index in `_given`, `_from`
         self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
         self._outside: dict[int, Meta] = {}       # tensors that replayed passes kept
-        self._breaks: list[int] = []              # before these positions, calls are not logged
+        self._breaks: list[int] = []              # positions before which unlogged calls were made
         self._input = -1                          # position of the last host-to-device copy
         self._names: dict[Any, int] = {}          # names of every 2^k consecutive sections
         # For each k and each section: name of the 2^k sections that end with this section.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
         self._seen: dict[int, int] = {}           # name -> section at which it was last seen
-        self._ends: list[int] = [-1]              # position where each section ends, from index 1
+        self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
         self._blocked: dict[int, int] = {}        # pass length -> earliest begin of R passes
 
     def observe(self, call: Call) -> Sequence | None:

@@ -178,7 +178,7 @@ class ServerMachine:
         return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
 
     def close(self, reason: str = ENDED) -> list[Action]:
-        """Forget all programs; return the actions that tell each of them why, and release it."""
+        """Forget all programs; return the actions that tell each program the reason."""
         actions: list[Action] = []
         for known in self._programs.values():
             actions += [SendAck(known.name, known.incarnation, 0, reason),

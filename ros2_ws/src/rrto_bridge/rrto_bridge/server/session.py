@@ -1,7 +1,7 @@
 """One program's session on the server: its stream, its queue, its lease. Sans-I/O.
 
-The session runs in the program's process on the server. The shell (`worker`) passes its messages
-one at a time to `execution.perform.Performer`, which executes them.
+The session runs in the program's process on the server. The shell (`worker`) passes the messages of
+the program one at a time to `execution.perform.Performer`, which executes them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SessionMachine:
             raise RrtoError('it sent more frames than the window allows')
 
     def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
-        """Process an acknowledgement from the program; an `error` means that the program ends."""
+        """Process an acknowledgement from the program. If it has an `error`, the program ends."""
         if self.over or incarnation != self.incarnation:
             return []
         self._heard = now
@@ -126,7 +126,10 @@ class SessionMachine:
         return self._send()
 
     def on_done(self) -> list[Action]:
-        """Send an acknowledgement that waits, if the queue is short enough after a message."""
+        """Send the delayed acknowledgement, if any, once the queue is short enough again.
+
+        Call this after each executed message.
+        """
         if self.over or not self._held or len(self._messages) > QUEUE // 2 \
                 or self._queued > QUEUED // 2:
             return []

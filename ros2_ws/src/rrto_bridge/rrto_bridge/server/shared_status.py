@@ -92,7 +92,7 @@ class SharedStatus:
 
     @property
     def name(self) -> str:
-        """Name of the operator that began last; 'a message' if none did since."""
+        """Name of the operator that began last; 'a message' if a message began after it."""
         return _text(self._page[_NAME])
 
     @property

@@ -67,7 +67,7 @@ class Task:
 
 
 def serve(task: Task, parent: int) -> NoReturn:
-    """Run as the process of a program; `parent` is the fork server's process id."""
+    """Serve a program in this process, then exit; `parent` is the fork server's process id."""
     code = 1
     try:
         die_with(parent)
@@ -98,7 +98,7 @@ class _Worker:
         self.performer = Performer(
             context, Weights(settings.weights << 20, task.folder / 'weights'),
             CudaGraphs(self.device) if graphs else None)
-        self._changed = threading.Condition()    # guards machine and link
+        self._changed = threading.Condition()    # protects machine and link
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,

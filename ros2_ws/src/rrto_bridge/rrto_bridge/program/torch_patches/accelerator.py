@@ -23,7 +23,7 @@ _Plain = torch.Generator
 
 
 class Generator(_Plain, metaclass=_Kind):
-    """Replaces `torch.Generator`; a generator of 'cuda' draws its numbers on this machine."""
+    """Replaces `torch.Generator`. For 'cuda', it draws numbers on this machine; they are sent."""
 
     def __new__(cls, device: Any = 'cpu') -> Any:
         """Create a generator, like PyTorch's constructor."""

@@ -289,7 +289,7 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method so that a device may be a number; PyTorch alone would need an accelerator."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.overrides.has_torch_function_unary(self):   # it looks the function up by name
+        if torch.overrides.has_torch_function_unary(self):   # its class finds `call` by its name
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])
