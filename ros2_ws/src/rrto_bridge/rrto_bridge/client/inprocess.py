@@ -19,7 +19,7 @@ from .port import Port
 class InProcess(Port):
     """A Port that executes messages at once and keeps the replies until the program waits for them.
 
-    If a wait would never end with a real server, it raises LinkError here.
+    A wait that would never end with a real server raises LinkError here.
     """
 
     def __init__(self, machine: ClientMachine, limit: int = 1 << 40) -> None:

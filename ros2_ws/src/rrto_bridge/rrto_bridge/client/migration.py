@@ -39,7 +39,7 @@ def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
         raise RrtoError('tensors of different types share memory')
     whole = first.untyped_storage().nbytes() // first.itemsize
     meta, data = pack(first.as_strided((whole,), (1,), 0))
-    # Call the methods of PerCall, because these calls are not part of an inference to record.
+    # Use PerCall's own methods, not overriding ones, which would record the calls for the search.
     base = PerCall.upload(to, meta, data, True)
     for handle, tensor in sharing:
         to.repeat(_view(base, handle, meta_of(tensor)))

@@ -114,7 +114,7 @@ class Context:
         return found
 
     def lay_out(self, handle: int, meta: Meta) -> None:
-        """Change strides and offset of a tensor to `meta`; the tensor must share no memory."""
+        """Change strides and offset of a tensor to `meta`; no other tensor may share its memory."""
         tensor = self.tensor(handle)
         if meta_of(tensor) != meta:
             self.free(handle)

@@ -13,7 +13,7 @@ from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
 PATIENCE = 3          # consecutive failed runs that do not yet pause a sequence
-MAX_LOOSE = 4         # if more persistent tensors differ, it is another model: none gets `Bound`
+MAX_LOOSE = 4         # if more persistent tensors differ, the model is another: none gets `Bound`
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
 MAX_PAUSE = 64        # a failing sequence is tried at least at every MAX_PAUSE-th possible start
 

@@ -65,7 +65,7 @@ class Event:
 
 
 class AnyEvent(Event):
-    """`torch.Event`, whose first argument is the device."""
+    """Replaces `torch.Event`; the first argument of its constructor is the device."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
                  interprocess: bool = False) -> None:
