@@ -1,7 +1,7 @@
-"""First on PYTHONPATH under `rrto run`: installs the device when the program imports torch.
+"""Install the device when a program under `rrto run` imports torch.
 
-Python imports this module at the start of every process of the program. It then imports the next
-sitecustomize on the path, if any.
+`rrto run` puts this folder first on PYTHONPATH, so Python imports this module at the start of every
+process of the program. The module then imports the next sitecustomize on the path, if any.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ if os.environ.get('RRTO_SETTINGS'):
     try:
         from rrto_bridge.program import children
         children.install()
-    except ImportError:   # another Python without rrto
+    except ImportError:   # a Python in which rrto is not installed
         pass
 
 _here = os.path.dirname(os.path.realpath(__file__))  # resolves colcon's symbolic links

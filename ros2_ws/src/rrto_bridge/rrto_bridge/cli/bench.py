@@ -1,4 +1,4 @@
-"""`rrto bench`: measure one model's latency in every mode, over links of several round trips."""
+"""`rrto bench`: measure one model's latency in every mode, over links with several round trips."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-SLOW = ('cached', 'rpc')   # one round trip per call: fewer inferences suffice
+SLOW = ('cached', 'rpc')   # modes with a round trip per call; a tenth of the inferences suffices
 
 
 def add_parser(verbs: Any) -> None:
@@ -42,7 +42,7 @@ def add_parser(verbs: Any) -> None:
 
 def call(options: Any) -> int:
     """Run the verb: print one line of JSON per mode and link."""
-    os.environ.update(dds_environment(ReachConfig()))  # stay on this machine in any case
+    os.environ.update(dds_environment(ReachConfig()))  # keep all messages on this machine
     try:
         for _, link in _links(options):
             from_flat(Settings, link).shaped_link()
@@ -57,13 +57,13 @@ def call(options: Any) -> int:
 
 def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Figures]]
             ) -> Iterator[tuple[str, Figures, Figures]]:
-    """Yield (mode, link, figures) of every combination; device-only first.
+    """Yield (mode, link, figures) of every combination; mode 'device-only' comes first.
 
     Robot and server stand for two machines: each gets half of the processors, if there are two or
     more.
 
-    ``links``: the description of each link, and the settings that emulate it (see `emulated`).
-    ``size``: rows and columns of the image. ``count``: timed inferences.
+    ``links``: (description, settings that emulate it) of each link, see `emulated`. ``size``: rows
+    and columns of the image. ``count``: number of timed inferences.
     """
     command = [sys.executable, '-m', 'rrto_bridge.cli.measure', model, str(size)]
     cores = sorted(os.sched_getaffinity(0))
@@ -82,7 +82,7 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
 
 @contextmanager
 def _on(cores: list[int]) -> Iterator[None]:
-    """Pin processes started meanwhile to these processors."""
+    """Return a context; processes that start in it run only on these processors."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -92,7 +92,7 @@ def _on(cores: list[int]) -> Iterator[None]:
 
 
 def emulated(trip: float, rate: float) -> tuple[Figures, Figures]:
-    """Return the description and the settings of a link, from ms per round trip and Mbit/s."""
+    """Return the description and the settings of a link; ``trip`` in ms, ``rate`` in Mbit/s."""
     return {'round_trip_ms': trip}, {'link.rate': rate, 'link.latency': trip / 2e3}
 
 
@@ -108,6 +108,6 @@ def _links(options: Any) -> Iterator[tuple[Figures, Figures]]:
 def _run(command: list[str], environment: dict[str, str]) -> Figures:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(done.returncode)  # it has printed the reason
+        raise SystemExit(done.returncode)  # the program has printed the reason
     figures: Figures = json.loads(done.stdout)
     return figures

@@ -11,7 +11,7 @@ from fleet_ros.environment import dds_environment
 
 from .bench import emulated, measure
 
-TRIP = 10.0   # ms
+TRIP = 10.0   # round trip of the emulated link, ms
 
 
 def add_parser(verbs: Any) -> None:
@@ -25,7 +25,7 @@ def add_parser(verbs: Any) -> None:
 def call(options: Any) -> int:
     """Run the verb."""
     from .picture import draw
-    os.environ.update(dds_environment(ReachConfig()))  # stay on this machine in any case
+    os.environ.update(dds_environment(ReachConfig()))  # keep all messages on this machine
     print('A network of 50 layers on a server behind an emulated link of 10 ms round trip;\n'
           'milliseconds per inference:', flush=True)
     every = {}

@@ -1,7 +1,8 @@
 """`python -m rrto_bridge.cli.measure MODEL SIZE COUNT [native]`: time the inferences of one model.
 
-This is an ordinary program, except with `native`: under `rrto run` it then sends the server each
-input and receives the output without running the model's code, like an application written for it.
+This is an ordinary program. With `native`, it must run under `rrto run`. It then sends each input
+to the server and receives the output without running the model's code, like an application that is
+written for the server.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-WARM = 8   # untimed inferences, in which the sequence is found
+WARM = 8   # number of untimed inferences, in which the sequence is found
 
 
 def load(name: str) -> torch.nn.Module:
@@ -42,7 +43,7 @@ def load(name: str) -> torch.nn.Module:
 def _torchvision() -> Any:
     try:
         return importlib.import_module('torchvision')
-    except RuntimeError:  # a CPU build of PyTorch cannot load the C++ library that defines these
+    except RuntimeError:  # a CPU build of PyTorch cannot load the C++ library with these operators
         library = torch.library.Library('torchvision', 'DEF')
         for name in ('nms', 'qnms'):
             library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
@@ -50,7 +51,7 @@ def _torchvision() -> Any:
         return importlib.import_module('torchvision')
 
 
-_KEPT: list[Any] = []  # operators end with their library object
+_KEPT: list[Any] = []  # library objects; PyTorch removes the operators of a deleted library object
 
 
 def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -76,7 +77,7 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print one line of JSON: ms per inference; ``every_ms`` begins with the first one."""
+    """Print one line of JSON: ms per inference; ``every_ms`` also has the untimed inferences."""
     name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(1)
     place = 'cuda' if torch.cuda.is_available() else 'cpu'

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from .measure import WARM
 
-# Okabe and Ito's colour-blind-safe colours, and the labels of the modes.
+# Mode -> (colour, label); the colours are Okabe and Ito's, which also colour-blind people can tell
+# apart.
 MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
          'cached': ('#009e73', 'cached: queries answered from memory'),
          'async': ('#56b4e9', 'async: waits only for values'),

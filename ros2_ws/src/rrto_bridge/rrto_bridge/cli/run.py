@@ -1,4 +1,4 @@
-"""`rrto run -- python app.py`: run a program whose 'cuda' is a server's."""
+"""`rrto run -- python app.py`: run a program whose device 'cuda' is the GPU of a server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fleet_ros.network_options import add_network_options, join_network
 from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
 from ..program import children
 
-STOP_LIMIT = 30.0    # seconds for a server to end in order before it is killed
-AT_ONCE, LONGEST = 0.3, 1.0   # seconds of search before a server is started, and in total
+STOP_LIMIT = 30.0    # seconds for a server to end by itself; then it is killed
+AT_ONCE, LONGEST = 0.3, 1.0   # seconds to search for a server before one is started; and in total
 
 
 def add_parser(verbs: Any) -> None:
@@ -34,18 +34,18 @@ def add_parser(verbs: Any) -> None:
         parser.add_argument('--' + re.sub('[._]', '-', knob.name), dest=knob.name,
                             metavar='X',
                             help=knob.help.replace('%', '%%'))
-    add_network_options(parser, without=['namespace'])  # the node's is a knob above
+    add_network_options(parser, without=['namespace'])  # `Settings` has the namespace option
     parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND')
     parser.set_defaults(call=call)
 
 
 def call(options: Any) -> int:
-    """Run the verb; replaces this process by the program if possible."""
+    """Run the verb; if no server must be started, the program replaces this process."""
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
         return 2
-    if not shutil.which(command[0]):  # before a search for a server
+    if not shutil.which(command[0]):  # check this before the search for a server
         print(f'rrto: {command[0]}: there is no such program, or it is not executable',
               file=sys.stderr)
         return 127
@@ -59,7 +59,8 @@ def call(options: Any) -> int:
         return 2
     if settings.server or find(AT_ONCE):
         return become(command, settings)
-    with server_process() as (name, process):   # during a longer search, and the program's imports
+    # The server starts while `look` searches for another one and the program imports its modules.
+    with server_process() as (name, process):
         command, environment = for_program(command, changed(settings, server=name))
 
         def look() -> None:
@@ -67,13 +68,13 @@ def call(options: Any) -> int:
                 print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
             else:
-                process.kill()   # the program uses the server that was found: see client/shell.py
+                process.kill()   # the program uses the found server instead, see client/shell.py
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 
 
 def become(command: list[str], settings: Settings) -> int:
-    """Replace this process by the program; return only if that fails."""
+    """Replace this process by the program; if that fails, return the exit code."""
     command, environment = for_program(command, settings)
     try:
         os.execvpe(command[0], command, environment)
@@ -83,7 +84,7 @@ def become(command: list[str], settings: Settings) -> int:
 
 
 def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict[str, str]]:
-    """Return a command and the environment in which it gets the device."""
+    """Return the command and the environment with which a program gets the device."""
     if os.environ.get(VISIBLE) in HIDES_ALL:
         print(f'rrto: {VISIBLE}={os.environ[VISIBLE]} does not hide the device of a server: start '
               'the program without `rrto run` to compute on the CPU', file=sys.stderr)
@@ -117,7 +118,7 @@ def find(limit: float, wanted: str = '', without: str = '') -> str:
 
 @contextlib.contextmanager
 def own_server(**parameters: float | str) -> Iterator[str]:
-    """Run a server on this machine meanwhile; yield its name once it is found."""
+    """Return a context in which a server runs on this machine; wait for it, yield its name."""
     with server_process(**parameters) as (name, process):
         end = time.monotonic() + START_LIMIT
         while not find(10.0, name):
@@ -128,7 +129,7 @@ def own_server(**parameters: float | str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run a server on this machine meanwhile; yield its name and its process."""
+    """Return a context in which a server runs on this machine; yield its name and process."""
     name = f'local_{os.getpid()}'
     settings = [part for key, value in {'name': name, **parameters}.items()
                 for part in ('-p', f'{key}:={value}')]
@@ -136,7 +137,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
         [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', *settings, '--log-level',
          'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         start_new_session=True, env={**os.environ, **launched()})
-    # In a session of its own, so that Ctrl+C reaches only the program.
+    # The server has a session of its own, so that Ctrl+C reaches only the program.
     try:
         yield name, process
     finally:
@@ -145,13 +146,16 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
             process.wait(STOP_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel still holds it
+            with contextlib.suppress(subprocess.TimeoutExpired):   # it hangs in the kernel
                 process.wait(STOP_LIMIT)
 
 
 def run(command: list[str], environment: dict[str, str],
         beside: Callable[[], None] = lambda: None) -> int:
-    """Run a program to its end and call `beside` meanwhile; return its exit code like a shell."""
+    """Run a program to its end, and call `beside` after its start.
+
+    Return the program's exit code as a shell does: 128 + n after signal n.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(command, env=environment,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet_ros.network_options import add_network_options, join_network
 
-SECONDS = 2.0   # duration of collecting statuses
+SECONDS = 2.0   # seconds for which statuses are collected
 
 
 def add_parser(verbs: Any) -> None:
@@ -28,7 +28,7 @@ def call(options: Any) -> int:
 
     from ..protocol import qos
     from ..protocol.discovery import servers
-    # Signals are left to `main`: rclpy's handlers would make the wait below raise its own error.
+    # Do not install rclpy's signal handlers: with them, Ctrl+C would raise rclpy's own error below.
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     node = Node('rrto_status')
     heard: dict[str, Any] = {}

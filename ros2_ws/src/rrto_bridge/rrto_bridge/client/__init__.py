@@ -1,1 +1,1 @@
-"""The robot's end: engines that send a program's calls or replay them, and the link."""
+"""The robot's end: the link, and the engines that send or replay the calls of a program."""

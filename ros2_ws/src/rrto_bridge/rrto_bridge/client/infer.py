@@ -1,4 +1,4 @@
-"""Infer the shapes of an operator's results from those of its arguments, without values."""
+"""Infer the metas of an operator's results from the metas of its arguments, without values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ..protocol.tensors import DTYPES, from_special, meta_of
 
 def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
           ) -> tuple[Meta | None, ...]:
-    """Return the metas of an operator's results; metas stand for its tensors. Raises if impossible.
+    """Return the metas of an operator's results; `arguments` hold a Meta for each tensor.
 
-    The layout is that of a CPU. Takes up to a millisecond.
+    The results have the layout that a CPU gives. The call takes up to a millisecond. Raises an
+    error if PyTorch has no shape rule or the call is invalid.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second; rarely needed
-    logger = logging.getLogger('torch._subclasses.fake_tensor')   # it logs wrong guesses
+    from torch._subclasses.fake_tensor import FakeTensorMode  # the import takes a second
+    logger = logging.getLogger('torch._subclasses.fake_tensor')   # would log every wrong guess
     before, logger.disabled = logger.disabled, True
     try:   # the server does not use autocast
         with FakeTensorMode(), torch.autocast('cpu', enabled=False):
@@ -31,13 +32,16 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
-    """Do the same several times faster; a few operators get another layout than on a CPU."""
+    """Do the same as `infer`, several times faster; for a few operators the layout is not a CPU's.
+
+    Raises an error in the same cases as `infer`.
+    """
     made = _run(op, arguments, keywords, torch.device('meta'))
     if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training
-        nothing = Meta((0,), (1,), arguments[0].dtype)   # PyTorch's rule returns statistics instead
+        nothing = Meta((0,), (1,), arguments[0].dtype)   # PyTorch's shape rule gives statistics
         return made[0], nothing, nothing
     if op == 'aten.scaled_dot_product_attention.default' and made[0] \
-            and made[0].shape == arguments[0].shape:   # a CPU uses the query's layout
+            and made[0].shape == arguments[0].shape:   # on a CPU, the result has the query's layout
         return (made[0]._replace(stride=arguments[0].stride),)
     return made
 
@@ -64,7 +68,7 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
 
 
 def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """Return the tensor as a view that begins later in its storage."""
+    """Return a tensor of the same layout that begins at `offset` in its storage."""
     size = offset + tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.new_empty(size).as_strided(tensor.shape, tensor.stride(), offset)
 

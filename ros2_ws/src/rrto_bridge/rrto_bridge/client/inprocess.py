@@ -1,4 +1,4 @@
-"""A server inside the program's own process: for tests, and after the real server is lost."""
+"""A server in the program's own process: for tests, and after the loss of the real server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .port import Port
 
 
 class InProcess(Port):
-    """A Port that executes messages at once; its replies are taken when they are waited for.
+    """A Port that executes messages at once and keeps the replies until the program waits for them.
 
-    A wait that would never end with a real server raises an error here.
+    A wait that would never end with a real server raises LinkError here.
     """
 
     def __init__(self, machine: ClientMachine, limit: int = 1 << 40) -> None:
@@ -28,19 +28,19 @@ class InProcess(Port):
         self._inbox: deque[bytes] = deque()
 
     def transmit(self) -> None:
-        """Execute the pending messages."""
+        """Execute the pending messages and keep the replies."""
         for message in self.machine.outgoing():
             with ordinary():
                 self._inbox.extend(self.performer.perform(message))
 
     def receive(self) -> bytes:
-        """Return the next reply."""
+        """Return the next reply; raises LinkError if there is none."""
         if not self._inbox:
             raise LinkError('no reply is left: this wait would never end')
         return self._inbox.popleft()
 
     def watch(self, back: Callable[[], bool]) -> None:
-        """Do nothing: this server is never lost."""
+        """Do nothing, because this server is never lost."""
 
     def close(self) -> None:
-        """Do nothing: there is no link."""
+        """Do nothing, because there is no link."""

@@ -1,7 +1,8 @@
 """A record of how to compute every tensor of the program again on another machine.
 
-It is a graph of calls. Each tensor of the program points to the call that gave it its present
-values, and each call points to the calls that it builds on. Calls that nothing needs are dropped.
+The journal is a graph of calls. Each tensor of the program points to the call that gave it its
+present values. Each call points to the calls that gave its arguments their values. A call to which
+nothing points is dropped.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from ..execution.context import Context
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-DEPTH = 4096   # longest chain of calls; beyond it values are fetched instead
+DEPTH = 4096   # maximum length of a chain of calls; then fetched values replace the chain
 
 
 class _Node:
-    """A call, with the bytes if it is an upload."""
+    """A call; `data`: its bytes if it is an upload; `inputs`: the calls to which it points."""
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
 
@@ -26,11 +27,11 @@ class _Node:
 
 
 class Journal:
-    """Record every call, and every tensor that the program drops."""
+    """Records every call, and every tensor that the program drops."""
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self._nodes: dict[int, _Node] = {}        # handle -> origin of its present values
+        self._nodes: dict[int, _Node] = {}        # handle -> call that gave the present values
         self._memory: dict[int, set[int]] = {}    # handle -> handles that may share memory
         self._order = 0
 
@@ -67,14 +68,14 @@ class Journal:
         return max((n.depth for n in self._nodes.values()), default=0)
 
     def deep(self) -> list[int]:
-        """Return the handles of tensors to fetch, so that their long chains can be dropped."""
+        """Return the handles of tensors with long chains; fetch them to drop their chains."""
         if self.depth < DEPTH:
             return []
         return [h for h, n in self._nodes.items()
                 if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]
 
     def fetched(self, handle: int, meta: Meta, data: Any) -> None:
-        """Record the fetched values of a tensor."""
+        """Record the fetched values of a tensor in place of its chain of calls."""
         self._order += 1
         self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
                                     bytes(data), ())

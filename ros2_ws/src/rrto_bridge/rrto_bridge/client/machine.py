@@ -1,13 +1,14 @@
-"""The client's protocol in the per-call modes: what it sends when, and what it waits for.
+"""The client's protocol in the per-call modes: which messages it sends, and for which it waits.
 
-No I/O, no clock, no thread. `issue` returns the result if it is known, else a ticket. The shell
-sends what `outgoing` returns and hands in what arrives until the ticket is settled. Modes:
+The code has no I/O, no clock and no thread. `issue` returns the result if it is known, else a
+ticket. The shell sends the messages that `outgoing` returns, and passes each arriving message to
+`on_message`, until the ticket is settled. Modes:
 
-- rpc: every call, every query and every free is one request (as in Cricket);
+- rpc: every call, every query and every free is one request with a reply (as in Cricket);
 - cached: queries are answered from memory; frees and views travel with the next request
   (semi-RRTO);
-- async: a call is posted without waiting if its result was seen before with the same scalars and
-  metas, or follows from one that was (see predict.py); other calls wait once (as in LUPINE).
+- async: the client does not wait for a call if it has seen the result of a call with the same
+  scalars and metas, or can predict it (see predict.py). It waits for other calls (as in LUPINE).
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from .infer import infer, sketch
 from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
-POSTED = 16  # queued calls after which a message is sent even if nobody waits for it
-KNOWN = 1 << 16  # remembered results
-BLOCK = 1 << 20  # handles reserved for a call with an unknown number of results
+POSTED = 16  # number of queued calls that are sent as a message although the program does not wait
+KNOWN = 1 << 16  # maximum number of remembered results; then all are forgotten
+BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
 _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered
 
 
 class Ticket(NamedTuple):
-    """The reply to message `number`, that is, to its last item, is needed."""
+    """The program needs the reply to message `number`: the result of its last item."""
 
     number: int
     first: int = 0    # handle of the first tensor that the item may create; 0 if none
-    key: Any = None   # key under which the reply is remembered
-    asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # for the predictor to learn
+    key: Any = None   # key under which the reply is remembered; None: not remembered
+    asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # call and input metas to learn from
 
 
 class Awaited(NamedTuple):
-    """The value of the `step`-th wanted step of a replayed run is needed."""
+    """The program needs the value of the `step`-th wanted step of a run."""
 
     run: int
     step: int
@@ -51,9 +52,8 @@ class Awaited(NamedTuple):
 class ClientMachine:
     """Messages of one program to its server and back; `mode` is one of MODES.
 
-    This machine assigns handles in rising order, before a call is sent, and never reuses one.
-    Therefore both sides mean the same tensor by a handle, whatever happens to the call or its
-    reply.
+    This machine assigns handles in rising order, before it sends a call, and never reuses a handle.
+    Therefore a handle means the same tensor at both ends, even if the call or its reply is lost.
     """
 
     def __init__(self, mode: str) -> None:
@@ -62,18 +62,18 @@ class ClientMachine:
         self.round_trips = 0
         self._next_handle = 1
         self._number = self._done = 0          # numbers of the last message and the last reply
-        self._asked = False                    # anything asked since the program last waited
+        self._asked = False                    # whether a message was made since the last wait
         self._items: list[bytes] = []          # items of the unfinished message
         self._sealed: list[bytes] = []
-        self._awaited: set[int] = set()        # numbers of messages
-        self._forgone: dict[int, int] = {}     # number -> first handle: nobody waits any more
+        self._awaited: set[int] = set()        # numbers of messages whose replies are missing
+        self._forgone: dict[int, int] = {}     # number -> first handle, of replies not needed now
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._known: dict[Any, Any] = {}       # results by signature, answers by query name
         self._predictor = Predictor(sketch, infer)
         self._values: dict[tuple[int, int], Value] = {}   # values of replayed runs
 
     def follow(self, other: ClientMachine) -> ClientMachine:
-        """Continue after the handles of another machine; return self."""
+        """Assign the handles that come after the handles of another machine; return self."""
         self._next_handle = other._next_handle
         return self
 
@@ -86,13 +86,13 @@ class ClientMachine:
         return first
 
     def upload(self, meta: Meta, data: Any) -> tuple[int, Ticket | None]:
-        """Copy host to device; return the new handle."""
+        """Copy bytes to the device; return the handle of the new tensor, and a Ticket or None."""
         self.calls += 1
         handle = self.allocate(1)
         return handle, self._add((HTOD, handle, meta, data), self.mode != 'async', handle)
 
     def download(self, handle: int) -> Ticket:
-        """Copy device to host; the reply is (meta, bytes)."""
+        """Request the values of a tensor; the reply is (meta, bytes)."""
         self.calls += 1
         return self._wait((DTOH, handle))
 
@@ -100,8 +100,8 @@ class ClientMachine:
               ) -> tuple[int, Any]:
         """Issue an operator; return the handle of its first new tensor, and its result.
 
-        The result has the form that `Context.execute` describes, or is a Ticket for it. New tensors
-        get consecutive handles from the first on. `view`: the operator only creates a view.
+        The result has the form that `Context.execute` describes, or it is a Ticket for that. New
+        tensors get consecutive handles. `view`: the operator only creates a view.
         """
         self.calls += 1
         if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
@@ -130,7 +130,7 @@ class ClientMachine:
         self._known[key] = known
 
     def repeat(self, call: Call) -> None:
-        """Issue an operator whose one new tensor has its handle already."""
+        """Issue an operator with one new tensor, whose handle is in `call.results`."""
         self._add((call.op, call.arguments, call.keywords, call.results[0]), False)
 
     def free(self, handles: Sequence[int]) -> Ticket | None:
@@ -158,24 +158,24 @@ class ClientMachine:
         return self._done == self._number and not self._items
 
     def synchronize(self) -> Ticket:
-        """Request a reply that comes when all earlier calls are done."""
+        """Request a reply that the server sends after all earlier calls."""
         return self._wait((QUERY, 'synchronize'))
 
     def memory(self, handle: int) -> Ticket:
-        """Request `Context.memory` of a tensor."""
+        """Request the result of `Context.memory` for a tensor."""
         return self._wait((MEMORY, handle))
 
     def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
-        """Ask for an upload that the server may have kept; the reply says whether it has it."""
+        """Request a new tensor of bytes that the server may have kept; the reply says if it has."""
         handle = self.allocate(1)
         return handle, self._wait((FIND, handle, meta, digest), handle)
 
     def keep(self, handle: int, meta: Meta, data: Any, digest: str) -> Ticket:
-        """Upload under a handle from `find`, for the server to keep."""
+        """Upload bytes under a handle from `find`; the server keeps them for later programs."""
         return self._wait((KEEP, handle, meta, data, digest), handle)
 
     def ask(self, action: Action) -> None:
-        """Queue a replay action; `flush` sends it when the server can begin."""
+        """Queue a replay action for the next message; `flush` makes this message at once."""
         self._items.append(encode(to_item(action)))
 
     def await_value(self, run: int, index: int) -> Awaited:
@@ -183,7 +183,7 @@ class ClientMachine:
         return Awaited(run, index)
 
     def waits(self) -> None:
-        """Count a round trip, unless the program asked for nothing since it last waited."""
+        """Count a round trip if a message was made since the program last waited."""
         self.round_trips += self._asked
         self._asked = False
 
@@ -192,7 +192,7 @@ class ClientMachine:
     def _add(self, item: Any, wait: bool, first: int = 0) -> Ticket | None:
         if wait:
             return self._wait(item, first)
-        self._items.append(encode(item))   # raises before it queues what cannot be sent
+        self._items.append(encode(item))   # if `encode` raises an error, nothing is queued
         if len(self._items) >= POSTED:
             self._seal(False)
         return None
@@ -216,12 +216,12 @@ class ClientMachine:
         return sealed
 
     def flush(self) -> None:
-        """Make `outgoing` also return items that nobody waits for."""
+        """Make a message of the queued items although the program does not wait for them."""
         if self._items:
             self._seal(False)
 
     def on_message(self, data: bytes) -> None:
-        """Process a reply; raises RemoteError for one that nobody waits for."""
+        """Process a reply; raises RemoteError for a reply that was not requested."""
         reply = decode(data)
         if type(reply) is tuple and len(reply) == 5:
             value = value_of(reply)
@@ -239,7 +239,7 @@ class ClientMachine:
             self._replies[reply[0]] = reply
 
     def forgo(self, ticket: Ticket | Awaited) -> None:
-        """Stop waiting for this reply: its results are freed when it arrives."""
+        """Stop waiting for a reply; when it arrives, the tensors in it are freed."""
         if isinstance(ticket, Ticket) and ticket.number in self._awaited:
             self._forgone[ticket.number] = ticket.first
         elif isinstance(ticket, Ticket) and ticket.number in self._replies:

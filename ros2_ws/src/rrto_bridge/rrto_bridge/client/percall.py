@@ -1,4 +1,4 @@
-"""Calls one by one: executes the program's calls through a ClientMachine and its shell."""
+"""The engine that sends the program's calls one by one, through a ClientMachine and its Port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .machine import Awaited, Ticket
 from .port import Port
 from .replay import ReplayClient
 
-WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether the server has it
+WEIGHT_BYTES = 4096   # a weight of fewer bytes is sent at once, without a search for a kept copy
 
 
 class Result(NamedTuple):
@@ -25,21 +25,22 @@ class Result(NamedTuple):
 
 
 class NoReplay:
-    """Stands for a `replay.ReplayClient` that never expects a call."""
+    """Replaces a `replay.ReplayClient` in the other modes; it never expects a call."""
 
     expected: Step | None = None
     base = 0
 
     def advance(self) -> None:
-        """Do nothing: never called."""
+        """Do nothing; it is never called."""
 
 
 class PerCall:
     """The engine that sends each call to the server, in one of the modes of `machine`."""
 
     follower: NoReplay | ReplayClient = NoReplay()
-    batch = 64                          # dropped tensors that are reported together
-    inferences = sequences = last = 0   # replayed; known; round trips of the last replay
+    batch = 64                          # number of dropped tensors that are reported together
+    # Number of replayed inferences, of known sequences, and of round trips in the last replay.
+    inferences = sequences = last = 0
 
     def __init__(self, port: Port, journal: Journal | None = None) -> None:
         self.port = port
@@ -47,7 +48,7 @@ class PerCall:
         self.journal = journal
 
     def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
-        """Run an operator; `call` has no results yet. `view`: it only creates views."""
+        """Run an operator; `call` has no results yet. `view`: the operator only creates views."""
         first, described = self.machine.issue(call, input_metas, view)
         described = self.settle(described)
         handles: list[int | None] = []
@@ -62,7 +63,7 @@ class PerCall:
         return result
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
-        """Copy host to device; send a `weight` only if the server has not kept it."""
+        """Copy bytes to the device; send a `weight` only if the server has not kept its bytes."""
         handle = self._upload(meta, data, weight)
         if self.journal is not None:
             self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
@@ -80,12 +81,12 @@ class PerCall:
         return handle
 
     def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
-        """Copy device to host; `meta`: of the tensor, if known."""
+        """Copy a tensor to the host; `meta`: the meta of the tensor, if known."""
         meta, data = self.settle(self.machine.download(handle))
         return meta, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Copy several tensors from device to host, requested together."""
+        """Copy several tensors to the host; request all before waiting for any, if possible."""
         if self.machine.mode != 'async':
             return [self.download(*tensor) for tensor in tensors]
         return self._settle_all([self.machine.download(handle) for handle, _ in tensors])
@@ -106,7 +107,7 @@ class PerCall:
         self.settle(self.machine.free(handles))
 
     def repeat(self, call: Call) -> None:
-        """Make a call whose one new tensor has its handle already."""
+        """Make a call with one new tensor, whose handle is in `call.results`."""
         self.machine.repeat(call)
         self.port.post()
         if self.journal is not None:
@@ -127,17 +128,17 @@ class PerCall:
         return self.settle(self.machine.query(name))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return a key, the bytes and the number of sharing tensors of a tensor's memory."""
+        """Return (key, bytes, number of tensors that share it) of a tensor's memory."""
         key, size, sharers = self.settle(self.machine.memory(handle))
         return key, size, sharers
 
     def synchronize(self) -> None:
-        """Wait until every call is done."""
+        """Wait until the server has executed every call."""
         if not self.machine.quiet:
             self.settle(self.machine.synchronize())
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Return the calls that the program has made and the journal lacks: the server is lost."""
+        """Return the program's calls that the journal lacks; called after the server is lost."""
         return []
 
     def settle(self, result: Any) -> Any:

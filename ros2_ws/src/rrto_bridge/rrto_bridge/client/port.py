@@ -15,7 +15,7 @@ from .machine import Awaited, ClientMachine, Ticket
 class Port(ABC):
     """Carries the messages of `machine`. Only one thread at a time may call it."""
 
-    idle = False    # it waits in a consistent state: a signal handler may raise
+    idle = False    # whether it waits in a consistent state, so a signal handler may raise
 
     def __init__(self, machine: ClientMachine) -> None:
         self.machine = machine
@@ -25,7 +25,7 @@ class Port(ABC):
         machine = self.machine
         self.transmit()
         try:
-            while not machine.settled(ticket):    # it may have arrived with an earlier reply
+            while not machine.settled(ticket):    # an earlier wait may have received this reply
                 machine.on_message(self.receive())
         except BaseException:
             machine.forgo(ticket)
@@ -33,7 +33,7 @@ class Port(ABC):
         return machine.result(ticket)
 
     def post(self) -> None:
-        """Send pending messages. A lost server is reported by `wait`."""
+        """Send pending messages; if the server is lost, only `wait` reports that."""
         self.transmit()
 
     @abstractmethod
@@ -42,12 +42,12 @@ class Port(ABC):
 
     @abstractmethod
     def receive(self) -> bytes:
-        """Return the server's next message; raises LinkError if none will come."""
+        """Return the server's next message; raises LinkError if the server is lost."""
 
     @abstractmethod
     def watch(self, back: Callable[[], bool]) -> None:
-        """The server is lost: call `back` when one is visible, until it returns True."""
+        """After a loss, call `back` whenever a server is visible, until `back` returns True."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection: no call follows."""
+        """End the connection; no call may follow."""

@@ -1,9 +1,10 @@
 """Predict a call's result from the result of the same call for tensors of other sizes.
 
-Detectors select by score, so later shapes differ in every inference; a client that waited for each
-of them would wait at every call. A result is predicted only for a kind of call (operator, types of
-scalars, ranks and layouts of tensors) whose recorded result the shape rule reproduces. The server
-compares the prediction with the real result.
+Detectors select by score, so later shapes differ in every inference. Without predictions, the
+client would wait for the result of every later call. The *kind* of a call is its operator, the
+types of its scalars, and the ranks and layouts of its tensors. A result is predicted only if a
+shape rule reproduces the recorded result of a call of this kind. The server compares the prediction
+with the real result.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from typing import Any
 from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
-WAITS = 16       # waits for known kinds before slow rules are tried: most programs have fewer
-KINDS = 4096     # remembered kinds of calls
+WAITS = 16       # number of waits for known kinds after which slow rules are tried, too
+KINDS = 4096     # maximum number of remembered kinds of calls; then all are forgotten
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
 
 class Predictor:
-    """`rules` return the metas of a call's results, or raise; see `infer`.
+    """Predicts results with `rules`, which return the metas of a call's results or raise an error.
 
-    The first rule is fast; the others are used only in programs that have waited often.
+    `infer` has such rules. The first rule is fast; the others are used only after `WAITS` waits.
     """
 
     def __init__(self, *rules: Rule) -> None:
         self._rules = rules
         self._waits = 0
         self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
-        # The rule that reproduces the recorded result, and the number of rules tried.
+        # Kind -> (rule that reproduces the recorded result, number of rules tried).
         self._trusted: dict[Any, tuple[Rule | None, int]] = {}
 
     def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
@@ -43,7 +44,7 @@ class Predictor:
         self._seen.setdefault(kind, (call, inputs, described))
 
     def predict(self, call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-        """Predict the server's answer, as `Context.execute` describes it; None if unknown."""
+        """Return the predicted result in the form of `Context.execute`; None if unknown."""
         kind = _kind(call, inputs)
         if kind not in self._seen:
             return None
@@ -58,7 +59,7 @@ class Predictor:
 
 
 def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) -> Any:
-    """Return the results that `rule` gives, in the form of `like`; None if it gives none."""
+    """Return the results that `rule` gives, in the form of `like`; None if the rule fails."""
     given = iter(inputs)
 
     def meta(ref: Ref) -> Meta | None:
@@ -67,15 +68,15 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     try:
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
-    except Exception:   # no rule, or an invalid call, which the server reports better
+    except Exception:   # no shape rule, or an invalid call: the server reports that better
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
-        return metas    # a list of tensors may have another length
+        return metas    # a list may have another length than the recorded one
     return _fill(like, iter(metas))
 
 
 def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
-    """Return `like` with other metas; None if their number differs."""
+    """Return `like` with the next of `metas` in place of each Meta; None where none is left."""
     if type(like) is Meta or like is None:
         return next(metas, None)
     if type(like) is tuple:
@@ -98,6 +99,6 @@ def _form(value: Any) -> Any:
 
 
 def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the order of dimensions in memory, and whether any has size 0 or 1."""
+    """Return the order of dimensions in memory, whether any has size 0, and whether any has 1."""
     order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
     return tuple(order), 0 in meta.shape, 1 in meta.shape

@@ -1,14 +1,15 @@
 """The replaying client: follows the program call by call (Algorithm 11), and handles mismatches.
 
-Without an open run, calls are made one by one and feed the search. A call at a boundary (host to
-device, or the first after a wanted call) that begins a known sequence opens a run. From then on the
-program gets virtual results while the server executes; it waits only for wanted values. At a
-mismatch the server undoes what it did ahead and makes the program's calls again.
+Without an open run, calls are made one by one and feed the search. A pass can begin at a
+*boundary*: at a host-to-device copy, or after a wanted call. A call at a boundary that begins a
+known sequence opens a run. From then on, calls are *virtual*: the program gets handles and metas as
+results while the server executes the run. The program waits only for wanted values. At a mismatch
+the server undoes the run, and executes the program's calls so far again.
 
-Sequences with a common beginning form a prefix tree, kept as a list with the length of every common
-prefix: a run follows a *leader*; the others that still agree are its rivals. The client sends
-nothing shortly before a decision between them; otherwise the server runs the leader, which it can
-undo.
+Several known sequences may begin with the same calls. A run follows one of them, the *leader*. The
+other sequences that have agreed so far are its *rivals*. The client sends nothing shortly before
+the step at which a rival differs. Otherwise the server executes the leader, and undoes that if the
+program follows a rival.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ..search.known_sequences import Known, PrefixTree
 from ..search.partial_sequences import PartialSequences
 from ..search.search import LIMIT, Search
 
-NEAR = 16             # calls within which an expected call is worth waiting for
-HOPELESS = LIMIT      # calls without any sequence after which the user gets one notice
+NEAR = 16             # number of steps ahead in which `_stop_is_near` looks
+HOPELESS = LIMIT      # number of calls without any sequence after which the user gets one notice
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Decision:
     """How to handle a call: do the actions; then, if `step` is None, make the call itself.
 
     Otherwise the call is virtual: its results have the handles `handles` and the metas of `step`.
-    If `wait` is not None the program needs the `Value` of this run and index.
+    If `wait` is (run, index), the program needs this `Value`.
     """
 
     actions: list[Action]
@@ -52,8 +53,8 @@ class _Run:
     leader: Known
     rivals: list[Known]
     base: int
-    started: bool = False              # the server has received it
-    done: bool = False                 # the program has made all of its calls
+    started: bool = False              # whether `Start` was sent
+    done: bool = False                 # whether the program has made all calls of the leader
     values: int = 0                    # number of wanted calls so far
     bound: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
@@ -63,7 +64,7 @@ class _Run:
     returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
 
     def alive(self, count: int) -> tuple[int, ...]:
-        """Return handles that the first `count` steps created and the program still holds."""
+        """Return the handles that the first `count` steps create and the program still holds."""
         made = self.leader.sequence.made[count]
         return tuple([h for h in range(self.base, self.base + made) if h not in self.dead])
 
@@ -72,9 +73,9 @@ class ReplayClient:
     """State machine of one program.
 
     `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
-    tensor that the program holds, None if unknown. `infer`: see search/derive.py. `closed`: if the
-    last `call`, `leave` or `received` closed a run whose effects stay, returns its calls like
-    `pending`.
+    tensor that the program holds, None if unknown. `infer`: see search/derive.py. `closed`: None,
+    unless the last `call`, `leave` or `received` has closed a run whose effects stay; then
+    `closed()` returns the calls of this run, in the form of `pending`.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -82,7 +83,7 @@ class ReplayClient:
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
         self.partial = PartialSequences(self.search.repetitions)
-        self.expected: Step | None = None  # the only call for which `advance` may be called
+        self.expected: Step | None = None  # if the next call is this step, use `advance`
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # number of runs opened, and completed
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
@@ -103,12 +104,12 @@ class ReplayClient:
     # -- events ----------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Record that the program made the call `expected`."""
+        """Record that the program has made the call `expected`, which needs no message."""
         self._position += 1
         self.expected = self._fast[self._position]
 
     def call(self, call: Call, data: Any = None) -> Decision:
-        """Decide how to handle a call whose results are not known yet (`metas` only of HTOD)."""
+        """Decide how to handle a call. It has no results yet; only HTOD has metas."""
         actions: list[Action] = []
         self.closed = None
         run = self._run
@@ -126,7 +127,7 @@ class ReplayClient:
         return Decision(actions)
 
     def recorded(self, call: Call) -> list[Action]:
-        """Record a call that `call` left to be made, with its results."""
+        """Record a call that was not virtual; `call` now has its results."""
         actions: list[Action] = []
         self._boundary = call.wanted
         self._observe(call, actions)
@@ -137,7 +138,7 @@ class ReplayClient:
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """Process a value that the program waited for; another shape is a mismatch."""
+        """Process a value for which the program has waited; an unexpected shape is a mismatch."""
         run = self._run
         actions: list[Action] = []
         self.closed = None
@@ -149,14 +150,14 @@ class ReplayClient:
         return actions
 
     def hasten(self) -> list[Action]:
-        """Send all calls so far, because the program waits for them."""
+        """Send the data of all calls so far, because the program waits for their execution."""
         actions: list[Action] = []
         if self._run is not None:
             self._send(self._run, actions)
         return actions
 
     def leave(self) -> list[Action]:
-        """End the run, because something other than a call changes its effects."""
+        """End the run, because the program does something that a run cannot contain."""
         actions: list[Action] = []
         self.closed = None
         run = self._run
@@ -167,7 +168,7 @@ class ReplayClient:
         return actions
 
     def failed(self) -> list[Action]:
-        """End the open run, whose operator failed on the server; its results are lost."""
+        """End the open run after an operator failed on the server; the run's tensors are lost."""
         run = self._run
         assert run is not None
         actions: list[Action] = [Abandon(run.number, 0, ())]
@@ -187,7 +188,7 @@ class ReplayClient:
             self._frees.append(handle)
 
     def pending(self) -> list[tuple[Call, Any]]:
-        """Return the calls of the open run with their input bytes, to make them elsewhere."""
+        """Return (call, bytes or None) for each call of the open run, to make it elsewhere."""
         return self._calls(self._run, self._position) if self._run else []
 
     @staticmethod
@@ -197,7 +198,10 @@ class ReplayClient:
         return [(c, next(data) if c.op == HTOD else None) for c in calls]
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Forget the open run and all sequences: the server is lost. Return the run's calls."""
+        """Forget the open run and all sequences after the loss of the server.
+
+        Return the calls of the open run, in the form of `pending`.
+        """
         calls = self.pending()
         self._close()
         self._tree.known.clear()
@@ -224,7 +228,7 @@ class ReplayClient:
     # -- a run -----------------------------------------------------------------------------------
 
     def _follow(self, run: _Run, call: Call, actions: list[Action]) -> bool:
-        """Return whether the call is the next one of the leader or a rival, which then leads."""
+        """Return whether the call matches the leader, or a rival; a matching rival then leads."""
         position = self._position
         for known in (run.leader, *run.rivals):
             if position < len(known.sequence.steps) and \
@@ -234,7 +238,7 @@ class ReplayClient:
         return False
 
     def _lead(self, run: _Run, leader: Known, call: Call, actions: list[Action]) -> None:
-        """Follow a sequence that matches the call; drop rivals that it rules out."""
+        """Let a sequence that matches the call lead the run; drop rivals that no longer agree."""
         position = self._position
         run.bound += self._tree.bind(leader, position, call, run.base, run.bound) or ()
         if leader is not run.leader and run.started:
@@ -253,7 +257,10 @@ class ReplayClient:
                     self._fast[at] = None
 
     def _virtual(self, run: _Run, data: Any, actions: list[Action]) -> Decision:
-        """Record that the call was the leader's step: its results exist only by handle."""
+        """Record that the call is the next step of the leader; return the decision.
+
+        The call is not sent. Its results are handles, whose tensors exist only on the server.
+        """
         position = self._position
         steps = run.leader.sequence.steps
         step = steps[position]
@@ -277,7 +284,10 @@ class ReplayClient:
         return Decision(actions, step, call.results, wait)
 
     def _stop_is_near(self, run: _Run) -> bool:
-        """Return whether to delay the next message until a call that is expected soon."""
+        """Return whether to send nothing yet, because a step that needs a message follows soon.
+
+        Such a step needs data from the client, or a rival differs there.
+        """
         sequence = run.leader.sequence
         branches = {run.leader.common[r.sequence.number] for r in run.rivals}
         for at in range(self._position + 1, self._position + 1 + NEAR):
@@ -288,7 +298,7 @@ class ReplayClient:
         return False
 
     def _send(self, run: _Run, actions: list[Action]) -> None:
-        """Send the server what it does not have yet."""
+        """Send the inputs and bound handles that the server does not have; start the run first."""
         inputs, bound = tuple(run.inputs[run.sent[0]:]), tuple(run.bound[run.sent[1]:])
         if not run.started:
             run.started = True
@@ -298,11 +308,11 @@ class ReplayClient:
         run.sent = len(run.inputs), len(run.bound)
 
     def _settle(self, run: _Run, actions: list[Action]) -> None:
-        """End a complete pass: the server keeps its effects."""
+        """End the run after a complete pass; the server keeps its effects."""
         sequence = run.leader.sequence
         alive = run.alive(self._position)
         if not all(h - run.base in sequence.kept for h in alive):
-            self._abandon(run, actions)      # the program kept a tensor that the server has freed
+            self._abandon(run, actions)      # the program holds a tensor that the run has freed
             return
         actions.append(Finish(run.number, alive))
         metas = dict(sequence.metas)
@@ -316,7 +326,7 @@ class ReplayClient:
         self._close()
 
     def _abandon(self, run: _Run, actions: list[Action]) -> None:
-        """End the run at a mismatch: the server repeats the calls so far and undoes the rest."""
+        """End the run at a mismatch; the server undoes it and repeats the program's calls."""
         self._send(run, actions)
         actions.append(Abandon(run.number, self._position, run.alive(self._position)))
         if not run.done:
@@ -330,7 +340,7 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        for handle in run.dead - last:       # before the last call, which may end a sequence
+        for handle in run.dead - last:       # before `_observe` of the last call ends a sequence
             self._forget(handle)
         self._observe(calls[-1], actions)
         for handle in run.dead & last:
@@ -353,7 +363,7 @@ class ReplayClient:
         self._position = 0
 
     def _flush_frees(self, actions: list[Action]) -> None:
-        """Free tensors now that no open run may need them to undo its effects."""
+        """Free the dropped tensors. No run is open that could need them to undo its effects."""
         if not self._frees:
             return
         self._tree.forget_users(self._frees, actions)

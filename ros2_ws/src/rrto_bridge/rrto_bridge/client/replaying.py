@@ -1,4 +1,4 @@
-"""The engine of mode `replay`: a ReplayClient in front of calls one by one."""
+"""The engine of mode `replay`: a ReplayClient handles each call, or lets PerCall send it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .percall import PerCall, Result
 from .port import Port
 from .replay import Decision, ReplayClient
 
-NUMBER = Meta((), (), 'int64')   # meta of a seed
+NUMBER = Meta((), (), 'int64')   # meta of the tensor that holds a seed
 
 
 class Replaying(PerCall):
     """Makes calls one by one, records them, and replays sequences that repeat.
 
-    `repeats`: equal passes after which a sequence is replayed (R in the thesis).
+    `repeats`: number of equal passes after which a sequence is replayed (R in the thesis).
     """
 
-    batch = 1   # the tensors kept after a pass must be known at its end
+    batch = 1   # report every dropped tensor at once: the end of a pass must know which are kept
 
     def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
         super().__init__(port, journal)
@@ -36,8 +36,8 @@ class Replaying(PerCall):
                                    Search(repeats), infer)
         self.follower = self.replay
         self.defined: Sequence | None = None   # the newest sequence
-        self._dropped: set[int] = set()   # handles dropped since a run with effects was closed
-        self._round_trips = 0   # count at the end of the last replayed inference
+        self._dropped: set[int] = set()   # handles dropped since `_note_closed` recorded a run
+        self._round_trips = 0   # count of the machine at the end of the last replayed inference
 
     @property
     def sequences(self) -> int:  # type: ignore[override]
@@ -57,7 +57,7 @@ class Replaying(PerCall):
         return result
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
-        """Copy host to device."""
+        """Copy bytes to the device; see `PerCall.upload`."""
         call = Call(HTOD, metas=(meta,))
         decision = self._decide(call, data)
         if decision.step is not None:
@@ -69,16 +69,16 @@ class Replaying(PerCall):
         return handle
 
     def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
-        """Copy device to host; `meta`: of the tensor, if known."""
+        """Copy a tensor to the host; `meta`: the meta of the tensor, if known."""
         (found, data), = self.downloads([(handle, meta)])
         return found, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Copy several tensors from device to host, requested together."""
+        """Copy several tensors to the host; request all before waiting for any, if possible."""
         asked: list[Any] = []
         for handle, meta in tensors:
             if meta is not None:
-                self._metas.setdefault(handle, meta)   # a replayed pass may have made it
+                self._metas.setdefault(handle, meta)   # unknown for a tensor of a replayed pass
             call = Call(DTOH, (Ref(handle),), wanted=True)
             decision = self._decide(call)
             if decision.step is not None:
@@ -97,12 +97,12 @@ class Replaying(PerCall):
             self._dropped.update(handles)
 
     def synchronize(self) -> None:
-        """Wait until every call is done, including those of an open run."""
+        """Wait until the server has executed every call, also the calls of an open run."""
         self._act(self.replay.hasten())
         super().synchronize()
 
     def seed(self, seed: int) -> None:
-        """Seed the random operators: an upload and a call, which can be replayed."""
+        """Seed the random operators by an upload and a call, so that a replay can contain it."""
         if self.journal is not None:
             self.journal.seed = seed
         number = self.upload(NUMBER, memoryview(struct.pack('Q', seed)), False)
@@ -110,12 +110,12 @@ class Replaying(PerCall):
         self.free([number])
 
     def random(self, state: bytes) -> bytes:
-        """Return or set the generator's state; ends a run that may have drawn ahead."""
+        """Return or set the generator's state; first end the run, which may have drawn ahead."""
         self._leave()
         return super().random(state)
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Describe a tensor's memory; ends the open run, whose tensors must exist."""
+        """Return facts about a tensor's memory; first end the run, so that its tensors exist."""
         self._leave()
         return super().memory(handle)
 
@@ -125,7 +125,7 @@ class Replaying(PerCall):
         self._act(actions)
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Return the calls of the open run: the server is lost."""
+        """Return the calls of the open run; called after the server is lost."""
         return self.replay.lost()
 
     def _decide(self, call: Call, data: Any = None) -> Decision:
@@ -135,7 +135,7 @@ class Replaying(PerCall):
         return decision
 
     def _note_closed(self) -> None:
-        """Tell the journal the calls of a closed run, and which results are dropped already."""
+        """Record in the journal the calls of a closed run, and their results already dropped."""
         if self.journal is None or self.replay.closed is None:
             return
         calls = self.replay.closed()
@@ -153,7 +153,10 @@ class Replaying(PerCall):
         self._act(self.replay.recorded(replace(call, results=handles, metas=metas)))
 
     def _value(self, decision: Decision) -> tuple[Any, tuple[Meta | None, ...]]:
-        """Return what a virtual call gives, if the program needs it now."""
+        """Return the value and the metas of a virtual call if the program needs them now.
+
+        Otherwise return (None, ()) without waiting.
+        """
         if decision.wait is None:
             self.port.post()
             return None, ()
@@ -172,7 +175,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
-        at_once = False    # whether the server can begin: then send all as one message
+        at_once = False    # whether an action lets the server compute: then send all in one message
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)

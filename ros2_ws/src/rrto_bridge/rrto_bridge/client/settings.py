@@ -9,12 +9,12 @@ from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
-HIDES_ALL = ('', '-1')   # a program that sets one of these wants no device
-STARTING = 'RRTO_STARTING'   # process id of a server that was started for the program
-START_LIMIT = 300.0          # longest time until it is found on a busy machine, s
-NONE_HERE = 'rrto'       # matches no GPU of this machine
+HIDES_ALL = ('', '-1')   # values of `VISIBLE` with which a program asks for no device
+STARTING = 'RRTO_STARTING'   # variable: process id of the server that was started for the program
+START_LIMIT = 300.0          # maximum seconds until this server is found, on a busy machine
+NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
 
-_VARIABLE = 'RRTO_SETTINGS'  # read by the program's sitecustomize
+_VARIABLE = 'RRTO_SETTINGS'  # variable with the settings; the program's sitecustomize reads it
 
 
 class Settings(LinkSettings):
@@ -29,9 +29,9 @@ class Settings(LinkSettings):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Return the settings that `to_environment` wrote."""
+        """Return the settings that `to_environment` has written."""
         return cls.model_validate_json(environment.get(_VARIABLE, '{}'))
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable that holds the settings."""
+        """Return the environment variable with the settings, name -> value."""
         return {_VARIABLE: self.model_dump_json()}

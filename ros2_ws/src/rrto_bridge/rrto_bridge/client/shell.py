@@ -51,18 +51,22 @@ from .port import Port
 from .settings import START_LIMIT, STARTING
 
 SWITCH = 0.0005       # seconds after which a busy program yields to the node's thread
-LINGER = 0.0005       # least seconds between messages that nobody waits for
-TURN = 30.0           # seconds for the server to start the program's process, after others
-ASKED = 4             # requests to a server, within twice `LIMIT` seconds
-GRACE = 0.5           # seconds to wait for the Ctrl+C that has also ended the server
+LINGER = 0.0005       # minimum seconds between messages for which the program does not wait
+TURN = 30.0           # seconds in which the server must have started the program's process
+ASKED = 4             # number of requests to a server, within twice `LIMIT` seconds
+GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too
 LOOK = 2.0            # seconds between searches for a server that has returned
-MESSAGE = 1 << 32     # largest reply, bytes
+MESSAGE = 1 << 32     # maximum size of a reply, bytes
 ENDS = 'the program ends'
 
 
 @dataclass
 class LinkOptions:
-    """`server`: its name, '' for any; `namespace`: of the node; `link`: the emulated link."""
+    """Options of a `Link`.
+
+    `server`: name of the server, '' for any server; `namespace`: namespace of the program's node;
+    `link`: the emulated link.
+    """
 
     mode: str
     server: str = ''
@@ -73,8 +77,8 @@ class LinkOptions:
 class Link(Port):
     """A Port over DDS. Raises ConfigError if no server is found or the server refuses.
 
-    Every wait ends: with a reply, with an error of the node's thread, or when the server has been
-    silent for its lease.
+    Every wait ends with a reply, with an error of the node's thread, or with an error after the
+    server has been silent for its lease.
     """
 
     _stood = 0.0           # longest time for which this process was suspended, s
@@ -85,17 +89,17 @@ class Link(Port):
         self.mode = options.mode
         self._wanted = graph_name(options.server) if options.server else ''
         self.lost = ''                       # reason why the link has ended
-        self._waited = False                 # whether it has waited for a signal since
+        self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        self._arrived: SimpleQueue[None] = SimpleQueue()   # a message, or the link is lost
-        self._changed = threading.RLock()      # guards the streams and the link
+        self._arrived: SimpleQueue[None] = SimpleQueue()   # wakes `receive`: message or lost link
+        self._changed = threading.RLock()      # protects the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
-        if 'HOME' not in os.environ:  # a child of `env -i`: ROS 2 needs a place for its log
+        if 'HOME' not in os.environ:  # as in a child of `env -i`; ROS 2 needs a folder for its log
             os.environ['ROS_HOME'] = str(ros_home())
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
@@ -111,7 +115,7 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # source of the figures in the status
+        self.engine: Any = None              # gives the numbers of inferences and sequences
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
@@ -160,10 +164,10 @@ class Link(Port):
         return float(response.lease)
 
     def _find(self) -> str:
-        """Return the name of the server.
+        """Return the name of the server to use.
 
-        Wait for a server that was started for this program. If it ended because another server was
-        found meanwhile, use that one.
+        If a server was started for this program, wait for it. If its process has ended, for example
+        because another server was found meanwhile, use any server.
         """
         started = os.environ.get(STARTING)
         if started and self._wanted and not self._comes_up(int(started)):
@@ -171,7 +175,7 @@ class Link(Port):
         return self._wanted or find_server(self.node)
 
     def _comes_up(self, pid: int) -> bool:
-        """Wait for the server whose process was started for this program; False if it has ended."""
+        """Wait for the server with process id `pid`; return False if its process has ended."""
         try:
             process = os.pidfd_open(pid)
         except OSError:
@@ -186,7 +190,7 @@ class Link(Port):
         return True
 
     def close(self) -> None:
-        """Tell the server that this program ends, and release the node."""
+        """Tell the server that this program ends, and release the node's resources."""
         if not self._context.ok():
             return
         if not self.lost:
@@ -198,9 +202,10 @@ class Link(Port):
         self._release()
 
     def _forked(self) -> None:
-        """Detach a forked child: its exit must not end the parent's session.
+        """Detach a forked child, so that its exit does not end the parent's session.
 
-        The child has no ROS threads, for which some libraries would wait at exit.
+        The child exits without cleanup: some libraries would wait for ROS threads, which a forked
+        child does not have.
         """
         atexit.unregister(self.close)
         libc = ctypes.CDLL(None)
@@ -224,19 +229,19 @@ class Link(Port):
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
-            except Empty:   # the node's thread checks, too, but a wait must not depend on it
+            except Empty:   # the node's thread checks too, but a wait must not rely on that thread
                 self._look_at_silence()
             finally:
                 self.idle = False
         return self._inbox.popleft()
 
     def _end_daemon(self) -> None:
-        """End a daemon thread that outlives the program's link, silently."""
+        """End this thread silently if it is a daemon thread and the program has ended."""
         if self.lost == ENDS and threading.current_thread() is not threading.main_thread():
             raise SystemExit
 
     def _let_signals_come(self) -> None:
-        """Wait briefly, so that a Ctrl+C meant for server and program precedes the error."""
+        """Wait briefly for a Ctrl+C that was sent to server and program, before the error."""
         if self.lost == ENDED and not self._waited:
             self._waited = self.idle = True
             try:
@@ -245,7 +250,7 @@ class Link(Port):
                 self.idle = False
 
     def post(self) -> None:
-        """Send pending messages; those that nobody waits for only every `LINGER` seconds."""
+        """Send pending messages; also send queued calls, but only once in `LINGER` seconds."""
         now = time.monotonic()
         if now - self._flushed > LINGER:
             self.machine.flush()
@@ -261,7 +266,7 @@ class Link(Port):
         timer = self.node.create_timer(LOOK, look)
 
     def transmit(self) -> None:
-        """Send the machine's messages; none once the link is lost: `receive` reports that."""
+        """Send the machine's messages. If the link is lost, drop them; `receive` reports that."""
         messages = self.machine.outgoing()
         if not messages:
             return
@@ -362,7 +367,7 @@ class Link(Port):
         self._arrived.put(None)
 
     def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a node callback so that its error also ends the program's waits."""
+        """Return a node callback with a wrapper: an error in it also ends the program's waits."""
         def call(*arguments: Any) -> None:
             try:
                 callback(*arguments)
@@ -372,7 +377,7 @@ class Link(Port):
 
 
 def program_name() -> str:
-    """Return a graph name unique to this link, even where process ids restart in containers."""
+    """Return a graph name unique to this link, even if processes in containers have equal ids."""
     name = Path(sys.argv[0] or 'python').stem if sys.argv else 'python'
     place = graph_name(f'{socket.gethostname()}_{name}')[:MAX_NAME - 20]
     return graph_name(f'{place}_{os.getpid()}_{secrets.token_hex(2)}')

@@ -1,7 +1,7 @@
-"""Blocks: parts of a plan whose outputs depend on their input tensors alone.
+"""Blocks: parts of a plan whose outputs depend only on their input tensors.
 
-A block may read tensors from before it. It writes into none of them, draws no random numbers and
-returns nothing to the host. Its outputs share no memory with any other tensor.
+A block may read tensors that exist before it, but it does not write to them. It draws no random
+numbers and returns nothing to the host. Its outputs share no memory with any other tensor.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from .graphs import Part
 from .plan import Block, Plan
 
-SHORTEST = 8    # instructions; a shorter block is not worth a graph
+SHORTEST = 8    # minimum instructions of a block; a CUDA graph of fewer is not worth its cost
 
 
 def blocks(plan: Plan, part: Callable[[str], Part]) -> dict[int, Block]:
-    """Return the blocks of a plan by start; `part(name)` creates the object that runs a block."""
+    """Return start -> block of a plan; `part(name)` creates the object that runs a block."""
     found = {}
     start, made = 0, set[int]()
     for at, step in enumerate([*plan.instructions, None]):
@@ -33,7 +33,10 @@ def blocks(plan: Plan, part: Callable[[str], Part]) -> dict[int, Block]:
 
 def _bounds(plan: Plan, start: int, end: int
             ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """Return constants, inputs and outputs; None if an output shares memory with another tensor."""
+    """Return the registers of constants, inputs and outputs of the instructions [start, end).
+
+    Return None if an output may share memory with another tensor.
+    """
     made: set[int] = set()
     before: dict[int, None] = {}
     for step in plan.instructions[start:end]:

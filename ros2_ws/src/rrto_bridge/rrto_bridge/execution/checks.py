@@ -1,6 +1,6 @@
-"""Argument checks that PyTorch lacks, for operators that access memory with their arguments.
+"""Argument checks that PyTorch lacks, for operators that address memory with their arguments.
 
-Also replacements for operators that only another backend has.
+The file also has replacements for operators that exist only in another backend.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Call = Callable[..., Any]
 
 aten = torch.ops.aten
 
-# These return uninitialised memory.
+# These operators return uninitialised memory.
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
-# As operators these would read the values; the tensor's own methods answer directly.
+# As ATen operators, these would read the tensor's values; the methods of the tensor do not.
 _ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
 
 
@@ -70,11 +70,11 @@ def _grouped(function: Call) -> Call:
 
 
 def _recurrent(function: Call, device: torch.device) -> Call:
-    """Reproduce how PyTorch multiplies by weights that may require gradients.
+    """Reproduce how PyTorch multiplies by weights that may require gradients (`learnt`).
 
-    A CPU multiplies such weights differently, even without a backward pass. Tensors of inference
-    mode cannot require gradients, so copies that do stand in for them. An LSTM also uses another
-    library where gradients are enabled (`graded`).
+    A CPU multiplies by such weights differently, even without a backward pass. Weights that were
+    made in inference mode cannot require gradients, so copies that require gradients replace them.
+    An LSTM also uses another library if gradients are enabled (`graded`).
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -88,7 +88,7 @@ def _recurrent(function: Call, device: torch.device) -> Call:
 
 
 def _encoder_layer(function: Call) -> Call:
-    """Accept sequences of several lengths: see `program.nested_tensors`."""
+    """Make the layer accept sequences of different lengths (see `program.nested_tensors`)."""
     def call(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if args[LAYER + 1:] != (NESTED_MASK,):
             return function(source, *args, **kwargs)
@@ -98,7 +98,7 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Restore the shape of `out` if its allocation fails: PyTorch leaves a shape without memory."""
+    """Restore the shape of `out` after an error: PyTorch leaves a new shape without memory."""
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
         before = [(t, t.size(), t.stride(), t.storage_offset())
@@ -178,7 +178,7 @@ def _noise(self: torch.Tensor, noise: torch.Tensor, lower: Any = 0, upper: Any =
 
 def _strided(self: torch.Tensor, size: list[int], stride: list[int],
              storage_offset: int | None = None, **named: Any) -> None:
-    """Check that the view lies in its memory: sizes beyond 64 bits pass PyTorch's own check."""
+    """Check that a view lies in its tensor's memory; PyTorch's check overflows beyond 64 bits."""
     offset = int(self.storage_offset()) if storage_offset is None else storage_offset
     _extent(size, stride, offset, self.untyped_storage().nbytes() // self.itemsize)
 
@@ -197,7 +197,7 @@ def _made_like(self: torch.Tensor, size: list[int], stride: list[int], *rest: An
     _extent(size, stride, 0, _MOST)
 
 
-_MOST = 1 << 58    # upper limit of a tensor's elements
+_MOST = 1 << 58    # maximum number of elements of a tensor
 
 
 def _extent(size: list[int], stride: list[int], offset: int, elements: int) -> None:
@@ -224,7 +224,7 @@ def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = 
 
 def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *rest: Any,
                     **named: Any) -> None:
-    """Check the ends of the groups: the operator addresses memory with them."""
+    """Check the ends of the groups, because the operator addresses memory with them."""
     if offs is not None:
         rows = self.shape[0] if (self.dim(), mat2.dim()) == (2, 3) else mat2.shape[-1] \
             if self.dim() == 3 else self.shape[-1]
@@ -312,7 +312,7 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
 
 
 def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
-    """Count integers, as only CUDA does: mixtures of experts rely on it where they see CUDA."""
+    """Count integers too, as CUDA does; mixtures of experts rely on that if they see CUDA."""
     if self.is_floating_point() or named:
         return torch.histc(self, bins, min, max, **named)
     return torch.histc(self.double(), bins, min, max).to(self.dtype)

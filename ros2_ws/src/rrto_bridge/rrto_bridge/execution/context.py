@@ -1,6 +1,6 @@
 """The tensors that one client has on the server, and the execution of its calls on them.
 
-The client's calls can name only tensors of this context: handles are resolved only here.
+A client's calls can name only tensors of its context, because handles are resolved only here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
 
-FAILURES = 1024   # remembered failed calls, whose results a later call may name
-REACH = 1 << 16   # most tensors that one call creates
+FAILURES = 1024   # maximum number of remembered failed calls; a later call may name their results
+REACH = 1 << 16   # maximum number of tensors that one call creates
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -31,10 +31,10 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 class Context:
-    """Tensors of one client on `device`, at most `limit` bytes of them.
+    """Tensors of one client on `device`, at most `limit` bytes in total.
 
-    `note(op)` is called before each operator. `generator` draws the client's random numbers; in a
-    process that serves only this client it is PyTorch's own.
+    `note(op)` is called before each operator. `generator` draws the client's random numbers; it is
+    PyTorch's default generator in a process that serves only this client.
     """
 
     def __init__(self, device: torch.device, limit: int, note: Callable[[str], object] = len,
@@ -46,8 +46,8 @@ class Context:
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
-        self._failed: list[tuple[int, Failed]] = []   # first handle of a call, its error
-        self._storages: dict[int, list[int]] = {}   # address -> number of tensors, bytes
+        self._failed: list[tuple[int, Failed]] = []   # (first handle of a failed call, error)
+        self._storages: dict[int, list[int]] = {}   # address -> [number of tensors, bytes]
         self._addresses: dict[int, int] = {}        # handle -> address
 
     def close(self) -> None:
@@ -60,9 +60,9 @@ class Context:
     # -- tensors ---------------------------------------------------------------------------------
 
     def add(self, handle: int, tensor: torch.Tensor) -> None:
-        """Add a tensor; it replaces a tensor of the same handle, since clients choose handles.
+        """Add a tensor; it replaces a tensor with the same handle, since clients choose handles.
 
-        Raises OutOfMemory and then adds nothing.
+        If it raises OutOfMemory, it adds nothing.
         """
         self.free(handle)
         address = tensor.untyped_storage().data_ptr()
@@ -74,11 +74,17 @@ class Context:
         self._addresses[handle] = address
 
     def charge(self, tensor: torch.Tensor) -> int:
-        """Count a tensor's memory; return its bytes. Raises OutOfMemory and then counts nothing."""
+        """Count a tensor's memory as the client's; return the number of bytes.
+
+        If it raises OutOfMemory, it counts nothing.
+        """
         return self.reserve(tensor.untyped_storage().nbytes())
 
     def reserve(self, size: int) -> int:
-        """Count bytes as the client's; return them. Raises OutOfMemory and then counts nothing."""
+        """Count `size` bytes as the client's; return `size`.
+
+        If it raises OutOfMemory, it counts nothing.
+        """
         if self.used + size > self.limit:
             raise OutOfMemory(f'the server gives this program {self.limit >> 20} MiB; '
                               f'{self.used >> 20} MiB are in use, {size >> 10} KiB were requested')
@@ -86,11 +92,11 @@ class Context:
         return size
 
     def credit(self, size: int) -> None:
-        """Return bytes that were charged."""
+        """Stop counting bytes that `charge` or `reserve` has counted."""
         self.used -= size
 
     def free(self, handle: int) -> None:
-        """Free a tensor; ignore an unknown handle, whose call may have failed."""
+        """Free a tensor; ignore an unknown handle, because its call may have failed."""
         if self.tensors.pop(handle, None) is None:
             return
         address = self._addresses.pop(handle)
@@ -108,7 +114,7 @@ class Context:
         return found
 
     def lay_out(self, handle: int, meta: Meta) -> None:
-        """Change the layout of a tensor that shares no memory; shape and dtype stay the same."""
+        """Change strides and offset of a tensor to `meta`; no other tensor may share its memory."""
         tensor = self.tensor(handle)
         if meta_of(tensor) != meta:
             self.free(handle)
@@ -117,16 +123,16 @@ class Context:
             self.add(handle, other.copy_(tensor))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return first handle, bytes, and number of sharing tensors of a tensor's memory."""
+        """Return (lowest handle, bytes, number of tensors that share it) of a tensor's memory."""
         size = self.tensor(handle).untyped_storage().nbytes()
         address = self._addresses[handle]
         sharers = [h for h, other in self._addresses.items() if other == address]
         return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
 
     def failed(self, first: Any, kind: str, text: str) -> None:
-        """Record that the call failed whose results were to have the handles from `first` on.
+        """Record a failed call. Its results would have had the handles from `first` on.
 
-        A later call that uses one of them raises the same error.
+        A later call that uses one of these handles raises the same error.
         """
         if type(first) is int:
             self._failed.append((first, Failed(kind, text)))
@@ -136,7 +142,7 @@ class Context:
     def _missing(self, handle: int) -> Missing:
         before = [(first, k) for k, (first, _) in enumerate(self._failed)
                   if first <= handle < first + REACH]
-        if before:   # the nearest one; among calls with the same number, the last
+        if before:   # the call with the nearest first handle; if several, the latest call
             error = self._failed[max(before)[1]][1]
             return Failed(error.kind, error.text)
         return Missing(f'there is no tensor {handle} (its call may have failed)')
@@ -148,8 +154,8 @@ class Context:
     # -- calls -----------------------------------------------------------------------------------
 
     def upload(self, handle: int, meta: Meta, data: Any, shared: bool = False) -> None:
-        """Copy host to device. `shared`: the tensor may keep the memory of `data`."""
-        self.reserve(len(data))   # before allocation; `add` then counts it permanently
+        """Copy bytes to the device as a tensor. `shared`: it may use the memory of `data`."""
+        self.reserve(len(data))   # check the limit before the allocation; `add` counts again
         try:
             tensor = to_device(unpack(meta, data, shared), self.device)
         finally:
@@ -157,16 +163,17 @@ class Context:
         self.add(handle, tensor)
 
     def download(self, handle: int) -> tuple[Meta, memoryview]:
-        """Copy device to host."""
+        """Return the meta and the bytes of a tensor, copied to the host."""
         return pack(to_host(self.tensor(handle)))
 
     def execute(self, op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...],
                 first: int) -> Any:
         """Run an operator; its new tensors get the handles first, first + 1, ... in order.
 
-        Returns the result with Meta for a new tensor and Special(GIVEN, k) for a returned argument;
-        scalars and None unchanged, lists as tuples, () for no result. Raises Refused, RemoteError,
-        OutOfMemory, and any error of the operator, and then creates no handle.
+        Returns the result with a Meta for each new tensor, and (Special(GIVEN, k), Meta) for a
+        result that is the k-th tensor argument. Scalars and None stay unchanged, lists become
+        tuples, and an operator without result gives (). Raises Refused, RemoteError, OutOfMemory,
+        or any error of the operator; then it creates no handle.
         """
         if op in (HTOD, DTOH):
             raise RemoteError(f'{op} is not an operator')
@@ -208,7 +215,7 @@ class Context:
     def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
         own, default = self.generator, default_generator(self.device)
         if own is default:
-            return function   # calls carry no generator: one cannot be sent
+            return function   # no call has a generator argument: a generator cannot be sent
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if takes:
@@ -224,7 +231,7 @@ class Context:
         return call
 
     def _moved(self, value: Any) -> None:
-        """Account again for arguments whose storage an `out=` operator has replaced."""
+        """Correct the counted memory of arguments whose storage an `out=` operator has replaced."""
         if type(value) is Ref:
             tensor = self.tensors[value.handle]
             if tensor.untyped_storage().data_ptr() != self._addresses[value.handle]:
@@ -249,7 +256,7 @@ class Context:
 
 
 def _with_default(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the operator with the program's default dtype."""
+    """Return a function that runs the operator with the program's default dtype."""
     def call(*args: Any, **kwargs: Any) -> Any:
         before, wanted = torch.get_default_dtype(), kwargs.pop(DEFAULT, USUAL)
         if wanted is before:

@@ -16,7 +16,7 @@ from .plan import Kernel
 
 
 class ContextExecutor:
-    """Operations of plans on the tensors of one context."""
+    """Performs the operations of plans on the tensors of one context."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -28,7 +28,7 @@ class ContextExecutor:
         self.credit = context.credit
 
     def resolve(self, op: str) -> Kernel:
-        """Return the operator of this name; raises Refused."""
+        """Return the `Kernel` of an operator; raises Refused."""
         if op == SEEDING:
             return Kernel(self._call(op), (), False, True, False)
         function = resolve(op)
@@ -54,7 +54,7 @@ class ContextExecutor:
         return call
 
     def argument(self, value: Any) -> Any:
-        """Return the operator's argument for a value without tensors."""
+        """Return the operator's argument for a wire value that contains no tensors."""
         if type(value) is tuple:
             return [self.argument(item) for item in value]
         if type(value) is Special:
@@ -64,11 +64,11 @@ class ContextExecutor:
         return value
 
     def upload(self, data: Any, meta: Meta) -> torch.Tensor:
-        """Return a new tensor with these bytes."""
+        """Return a new tensor on the device with these bytes."""
         return to_device(unpack(meta, data), self.context.device)
 
     def download(self, tensor: torch.Tensor) -> Any:
-        """Return meta and bytes of a tensor."""
+        """Return the meta and the bytes of a tensor."""
         return pack(to_host(tensor))
 
     def meta(self, tensor: torch.Tensor) -> Meta:
@@ -76,15 +76,15 @@ class ContextExecutor:
         return meta_of(tensor)
 
     def place(self, tensor: torch.Tensor) -> tuple[Meta, int]:
-        """Return meta and address of a tensor."""
+        """Return the meta and the address of a tensor."""
         return meta_of(tensor), tensor.data_ptr()
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the values."""
+        """Return a copy of a tensor's values."""
         return tensor.clone()
 
     def restore(self, tensor: torch.Tensor, saved: torch.Tensor) -> None:
-        """Restore saved values in place, so that views see them."""
+        """Restore saved values in place, so that views of the tensor change too."""
         tensor.copy_(saved)
 
     def random(self) -> torch.Tensor:

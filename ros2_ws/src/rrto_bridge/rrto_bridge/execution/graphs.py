@@ -1,11 +1,11 @@
-"""CUDA graphs for blocks of a sequence, used only where they give the same bits.
+"""CUDA graphs for blocks of a sequence, used only if their results are equal bit for bit.
 
-A block is captured after some ordinary runs. Its first replays run beside the ordinary run and are
-compared with it. After an error or a difference the block is never replayed as a graph again: one
-line reports that, and the block runs operator by operator as before.
+A block is captured after some ordinary runs, which execute its operators one by one. The first
+replays of the graph are compared with an ordinary run. After an error or a difference, the block is
+never replayed as a graph again: one line reports that, and only ordinary runs follow.
 
-This is off by default (server option `graphs`), because it has not run on a GPU yet: the tests use
-another `Capturer` than `CudaGraphs`.
+Graphs are off by default (server option `graphs`), because this code has not run on a GPU yet: the
+tests use another `Capturer` than `CudaGraphs`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
-AFTER = 8      # ordinary runs before the capture
-CHECKS = 3     # replays compared with an ordinary run
+AFTER = 8      # number of ordinary runs before the capture
+CHECKS = 3     # number of replays that are compared with an ordinary run
 
 Compute = Callable[[list[Any]], list[Any]]
 
@@ -28,7 +28,7 @@ class Graph(Protocol):
     size: int
 
     def replay(self, inputs: list[Any]) -> list[Any]:
-        """Return new tensors, from inputs with the layout of the captured ones."""
+        """Return the results as new tensors; `inputs` have the layout of the captured inputs."""
 
 
 class Capturer(Protocol):
@@ -38,28 +38,31 @@ class Capturer(Protocol):
         """Capture `compute`; raises if that is impossible."""
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether two tensors have the same layout and the same bits."""
+        """Return whether two tensors have the same layout and the same bits."""
 
 
 class Part:
-    """One block of one sequence; `reserve` and `credit` count its graph's memory."""
+    """One block of one sequence; `reserve` and `credit` count the memory of its graph."""
 
     def __init__(self, capturer: Capturer, name: str, reserve: Callable[[int], int],
                  credit: Callable[[int], object]) -> None:
         self._capturer, self._name = capturer, name
         self._reserve, self._credit = reserve, credit
         self._runs = self._checked = self._size = 0
-        self._key: Any = None      # what the graph depends on besides its inputs' values
+        self._key: Any = None      # `key` of the runs for which the graph is valid
         self._graph: Graph | None = None
         self.dropped = False
 
     def wanted(self, key: Any) -> bool:
-        """Return whether to call `run` for this run; else run the operators as usual."""
+        """Return whether the caller shall call `run`, and not run the operators itself.
+
+        `key`: everything on which the results depend, except the values of the inputs.
+        """
         self._runs += 1
         return self._runs > AFTER and self._key in (None, key)
 
     def run(self, key: Any, compute: Compute, inputs: list[Any]) -> list[Any]:
-        """Return the results of `compute`."""
+        """Return the results of `compute`, from the graph once it has passed its checks."""
         if self._graph is not None and self._checked >= CHECKS:
             return self._graph.replay(inputs)
         expected = compute(inputs)
@@ -92,7 +95,7 @@ class Part:
 
 
 class CudaGraphs:
-    """Captures on a GPU; only the computing thread may use the device meanwhile."""
+    """Captures blocks on a GPU. Only the computing thread may use the device during a capture."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -105,7 +108,7 @@ class CudaGraphs:
         return graph
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether two tensors have the same layout and the same bits."""
+        """Return whether two tensors have the same layout and the same bits."""
         return same(one, other)
 
 
@@ -123,7 +126,7 @@ class _CudaGraph:
             self._outputs = compute(inputs)
 
     def replay(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies: the next replay overwrites the graph's own outputs."""
+        """Run the graph. Return copies, because the next replay overwrites the graph's outputs."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
         self._graph.replay()
@@ -131,7 +134,7 @@ class _CudaGraph:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same layout and the same bits."""
+    """Return whether two tensors have the same layout and the same bits."""
     if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
         return False
     flat = [t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]

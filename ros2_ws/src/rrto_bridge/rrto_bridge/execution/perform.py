@@ -43,11 +43,11 @@ class Performer:
         self.context = context
         self.replay = ReplayServer(ContextExecutor(context), capturer)
         self.weights = weights
-        self._failure: tuple[str, str] | None = None  # error of a call that nobody waited for
+        self._failure: tuple[str, str] | None = None  # (name, text) of an error not yet replied
 
     @property
     def used(self) -> int:
-        """Bytes of the client's tensors."""
+        """Number of bytes that count as the client's."""
         return self.context.used
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # not while a reply is sent
+            with torch.inference_mode():   # off again while a reply is sent
                 ready = next(values, None)
             if ready is None:
                 break
@@ -88,7 +88,7 @@ class Performer:
             yield encode((number, *failure) if failure else (number, '', value))
 
     def _fail(self, item: Any, error: Exception) -> None:
-        """Record that an item has failed; the next reply reports the first failure."""
+        """Record that an item has failed; the next reply reports the first of such errors."""
         said = described(error)
         self._failure = self._failure or said
         if type(item) is tuple and item:   # position of the first handle that the item creates
@@ -96,16 +96,17 @@ class Performer:
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """Encode a value of a run, or the error of an earlier call that nobody waited for."""
+        """Encode a value of a run; add the error of an earlier call if no reply has reported it."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None
         return encode(value_to_message(value))
 
     def _apply(self, item: tuple[Any, ...]) -> None:
-        """Apply a replay action. A program cannot cause its errors, so an error ends the session.
+        """Apply a replay action; an error raises RemoteError, which ends the session.
 
-        Exceptions: an earlier call that nobody waited for has failed, or memory is exhausted.
+        Two errors do not end the session, because a program can cause them: an earlier call has
+        failed, so its tensor is missing, or memory is exhausted. The next reply reports them.
         """
         try:
             self.replay.apply(from_item(item))
@@ -133,7 +134,10 @@ class Performer:
         return result
 
     def _conform(self, op: str, first: int, made: Any, expected: Any) -> None:
-        """Give results the layout that the client has predicted; raise if that is impossible."""
+        """Give results the layout that the client has predicted.
+
+        Raises RuntimeError if that is impossible, and then frees the results.
+        """
         pairs = list(enumerate(metas(made), first))
         wanted = list(metas(expected))
         if not operator(resolve(op)).view and _shapes(made) == _shapes(expected) and all(
@@ -197,7 +201,7 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
 
 
 def _shapes(described: Any) -> Any:
-    """Return an operator's results without their layouts."""
+    """Return the described result of an operator without layouts: (shape, dtype) for a Meta."""
     if type(described) is Meta:
         return described.shape, described.dtype
     return tuple(map(_shapes, described)) if type(described) is tuple else described

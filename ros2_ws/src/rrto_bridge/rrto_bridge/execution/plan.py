@@ -1,7 +1,8 @@
 """Sequences as compiled plans for the replaying server (thesis Algorithm 12).
 
-Compilation resolves once: operators, places of arguments, when a tensor and its memory are
-released, and which tensors from before a run it writes, also through views.
+Compilation determines once for all runs: the operators, the registers of their arguments, the steps
+after which a tensor and its memory are released, and the tensors from before a run that the run
+writes, also through views.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Kernel:
     """An operator, ready to run: `call(arguments, keywords)` -> (results, value).
 
     Results are flattened, as in a `Call`; `value` is the value of a wanted operator. `writes`:
-    positions or names of tensor arguments that it changes. `views`: results may share memory with
-    arguments. `fresh`: results may have memory of their own. `static`: it depends on no value and
-    no random number.
+    positions and names of the arguments that it changes. `views`: results may share memory with
+    arguments. `fresh`: results may have memory of their own. `static`: it returns no value to the
+    program, its shapes depend on no value, and it draws no random number.
     """
 
     call: Callable[[list[Any], dict[str, Any]], tuple[tuple[Any, ...], Any]]
@@ -39,7 +40,7 @@ class Executor(Protocol):
     """Tensors of one client, and the operations on them."""
 
     def resolve(self, op: str) -> Kernel:
-        """Return the operator of this name; raises Refused."""
+        """Return the `Kernel` of an operator; raises Refused."""
     def argument(self, value: Any) -> Any:
         """Return the operator's argument for a scalar, string, `Special` or tuple."""
     def upload(self, data: Any, meta: Meta) -> Any:
@@ -47,11 +48,11 @@ class Executor(Protocol):
     def download(self, tensor: Any) -> Any:
         """Return the client's value of a device-to-host copy."""
     def meta(self, tensor: Any) -> Meta:
-        """Return shape, strides, dtype, offset."""
+        """Return the meta of a tensor."""
     def place(self, tensor: Any) -> Any:
-        """Return meta, and position in the device's memory."""
+        """Return the meta of a tensor, and its address in the device's memory."""
     def save(self, tensor: Any) -> Any:
-        """Return a copy of all that an operator may change of a tensor."""
+        """Return a copy of everything in a tensor that an operator may change."""
     def restore(self, tensor: Any, saved: Any) -> None:
         """Undo all changes of a tensor since `save`."""
     def random(self) -> Any:
@@ -59,42 +60,42 @@ class Executor(Protocol):
     def set_random(self, state: Any) -> None:
         """Restore a state of the random generator."""
     def charge(self, tensor: Any) -> int:
-        """Count a tensor's memory as the client's until `credit`; return its bytes.
+        """Count a tensor's memory as the client's until `credit`; return the number of bytes.
 
         Raises OutOfMemory.
         """
     def reserve(self, size: int) -> int:
-        """Count bytes as the client's until `credit`; return them.
+        """Count `size` bytes as the client's until `credit`; return `size`.
 
         Raises OutOfMemory.
         """
     def credit(self, size: int) -> None:
-        """Return bytes that were charged."""
+        """Stop counting bytes that `charge` or `reserve` has counted."""
     def get(self, handle: int) -> Any:
         """Return the tensor of a handle; raises Missing."""
     def add(self, handle: int, tensor: Any) -> None:
-        """Add a tensor; raises RemoteError if the handle is in use."""
+        """Add a tensor; it replaces a tensor with the same handle. Raises OutOfMemory."""
     def free(self, handle: int) -> None:
         """Free a tensor; ignore an unknown handle."""
 
 
 @dataclass(slots=True)
 class Instruction:
-    """One step. Registers hold the tensors: first slots, then persistent, then bound ones."""
+    """One compiled step. Registers hold tensors: first the slots, then persistent, then bound."""
 
     kind: str                               # HTOD, DTOH or ''
     call: Callable[..., Any] | None
-    arguments: list[Any]                    # scalars in place; a run fills the `holes` of a copy
-    holes: list[tuple[int, Any]]            # position of an argument; register, or nested list
+    arguments: list[Any]                    # None at a hole; each run fills the holes of a copy
+    holes: list[tuple[int, Any]]            # (position of an argument, value of `Plan.hole`)
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
-    results: list[tuple[int, int]]          # index of a new tensor among the results, register
-    metas: tuple[Meta | None, ...]          # of an input, or if the shape depends on data
+    results: list[tuple[int, int]]          # (index among the results, register) of a new tensor
+    metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
-    needs: int                              # number of bound tensors that must be known
-    release: list[int]                      # registers that are no longer needed
+    needs: int                              # number of bound tensors that must be known before
+    release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
-    frees: list[int]                        # registers whose memory is no longer needed
+    frees: list[int]                        # registers whose memory is free after this step
     reads: frozenset[int]                   # registers of its arguments
     changes: frozenset[int]                 # registers whose memory it may change
     static: bool                            # see `Kernel`
@@ -102,14 +103,18 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions [start, end) of a plan, registers read from before them, and their outputs."""
+    """Instructions [start, end) of a plan.
+
+    `constants` and `inputs`: registers that they read and that are filled before. `outputs`:
+    registers that they fill and that are needed after them.
+    """
 
     start: int
     end: int
     constants: tuple[int, ...]     # persistent tensors: a graph reads them in place
     inputs: tuple[int, ...]        # other tensors: a graph copies them
     outputs: tuple[int, ...]
-    needs: int                     # number of bound tensors that must be known
+    needs: int                     # number of bound tensors that must be known before
     part: Part
 
 
@@ -125,7 +130,7 @@ class Plan:
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
-        self.written: set[int] = set()           # registers from before the run that it writes
+        self.written: set[int] = set()           # registers of tensors from before that it writes
         self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
         self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
         kernels = {s.op: executor.resolve(s.op) for s in sequence.steps if s.op not in (HTOD, DTOH)}
@@ -135,7 +140,7 @@ class Plan:
         self.blocks: dict[int, Block] = {}       # start -> block that may run as a whole
 
     def count_registers(self, sequence: Sequence) -> None:
-        """Assign a register to every tensor."""
+        """Assign a register to every tensor; raises RemoteError for an invalid sequence."""
         made = -1
         bound = 0
         for step in sequence.steps:
@@ -199,7 +204,10 @@ class Plan:
             frozenset(inputs), changes, kernel is not None and kernel.static)
 
     def hole(self, value: Any, executor: Executor) -> Any:
-        """Return the register of a tensor, or a list with registers; None without tensors."""
+        """Return the register of a tensor; None for a value without tensors.
+
+        For a tuple with tensors, return a list of (True, register) and (False, other value).
+        """
         if isinstance(value, ROLES):
             return self.places[value]
         if not Step('', (value,)).roles():
@@ -222,7 +230,8 @@ class Plan:
                 changes |= self.shares(self.places[role])
         self.written |= {p for p in changes if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        if kernel is None or kernel.fresh:   # then it shares no memory with the run's own tensors
+        # A step with memory of its own shares none with the run's own tensors.
+        if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:
             self._shares[place] = shared if kernel and not kernel.fresh else shared | {place}
@@ -235,7 +244,7 @@ class Plan:
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
-        """Release every tensor after its last use, unless it is kept."""
+        """Note in the instructions to release every tensor after its last use, unless kept."""
         last: dict[int, int] = {}
         for position, step in enumerate(sequence.steps):
             for role in (*step.roles(), *step.results):

@@ -1,7 +1,8 @@
 """The replaying server: executes the open run, which may be ahead of the program.
 
-A run can be undone until `Finish`: its new tensors are dropped; tensors from before it that it
-writes were saved when it began. All that it holds counts as the client's memory.
+The server can undo a run until `Finish`: it drops the new tensors of the run, and restores the
+older tensors to which the run writes. It saves their values when they enter the run. Everything
+that a run holds counts as the client's memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from . import blocks
 from .graphs import Capturer, Part
 from .plan import Block, Executor, Instruction, Plan
 
-MAX_SEQUENCES = 64    # most sequences of one client; clients keep at most half as many
+MAX_SEQUENCES = 64    # maximum number of sequences of a client; a client keeps at most half as many
 
 Request = Define | Forget | Start | More | Switch | Abandon | Finish | Free
 
@@ -30,16 +31,16 @@ class _Run:
         self.inputs: list[Any] = []
         self.bound = list(start.bound)
         self.executor = executor
-        self.kept = 0            # bytes of the inputs
-        self.short: OutOfMemory | None = None   # the inputs did not fit into memory
-        self.whole = True        # blocks may run as a whole
+        self.kept = 0            # number of bytes of the inputs
+        self.short: OutOfMemory | None = None   # the error if the inputs do not fit into memory
+        self.whole = True        # whether blocks may run as a whole
         self.keep(start.inputs)
         self.begin(plan)
         if self.short is not None:
             self.fail(self.short)
 
     def keep(self, inputs: tuple[Any, ...]) -> None:
-        """Keep these inputs until the run ends, counted as the client's memory."""
+        """Keep these inputs until the run ends, and count them as the client's memory."""
         try:
             self.kept += self.executor.reserve(sum(map(len, inputs)))
             self.inputs += inputs
@@ -47,11 +48,11 @@ class _Run:
             self.short = self.short or error
 
     def begin(self, plan: Plan) -> None:
-        """Start at the first step of a plan."""
+        """Begin before the first step of a plan."""
         self.plan = plan
         self.position = self.used = self.values = 0
-        self.differs = False     # the last shape differs: waits for Abandon
-        self.stopped = False     # by an error
+        self.differs = False     # the last metas differ from the plan; the run waits for `Abandon`
+        self.stopped = False     # an error has stopped the run
         self.error: Exception | None = None   # an error not yet reported to the client
         self.random = self.executor.random()
         self.saved: list[tuple[Any, Any]] = []
@@ -61,7 +62,7 @@ class _Run:
         self.bind()
 
     def bind(self) -> None:
-        """Fill the registers of bound tensors that are now known."""
+        """Fill the registers of the `Bound` tensors whose handles have arrived."""
         if len(self.bound) > self.plan.bound:
             raise RemoteError(f'a run must have at most {self.plan.bound} bound tensors, '
                               f'got {len(self.bound)}')
@@ -70,7 +71,10 @@ class _Run:
             self.enter(self.bound[known:])
 
     def enter(self, handles: list[int]) -> None:
-        """Fill the next registers with tensors from before the run; save those that it writes."""
+        """Fill the next registers with tensors from before the run.
+
+        Save the values of the tensors to which the run writes.
+        """
         try:
             for handle in handles:
                 tensor = self.executor.get(handle)
@@ -79,11 +83,11 @@ class _Run:
                     self.sizes[len(self.registers)] = self.executor.charge(saved)
                     self.saved.append((tensor, saved))
                 self.registers.append(tensor)
-        except (Missing, OutOfMemory) as error:  # an earlier call that nobody waited for failed
+        except (Missing, OutOfMemory) as error:  # Missing: the call that makes the tensor failed
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Stop; the next value reports the error."""
+        """Stop the run; the next value reports the error to the client."""
         self.stopped = True
         self.error = error
 
@@ -95,7 +99,7 @@ class _Run:
         self.leave()
 
     def leave(self) -> None:
-        """Return the bytes charged to the run."""
+        """Stop counting the memory of the run's tensors."""
         self.executor.credit(sum(self.sizes.values()))
         self.sizes.clear()
 
@@ -193,7 +197,7 @@ class _Run:
         return value
 
     def answer(self, step: Instruction, value: Any) -> Value:
-        """Return the client's value of a wanted step."""
+        """Return the `Value` of a wanted step for the client."""
         metas: tuple[Meta | None, ...] = ()
         if step.metas:
             row: list[Meta | None] = list(step.metas)
@@ -271,7 +275,7 @@ class ReplayServer:
             limit -= 1
             try:
                 value = run.step()
-            except Exception as error:  # the error belongs to the operator's caller
+            except Exception as error:  # the client raises it where the program makes the call
                 run.fail(error)
                 break
             if value is not None:
@@ -306,7 +310,7 @@ class ReplayServer:
         if any(not 0 <= h - run.base < run.plan.made[count] for h in alive):
             raise RemoteError('a kept tensor must be one that the repeated steps create')
         run.undo()
-        run.whole = False    # the program has made only `count` calls
+        run.whole = False    # a block may be longer than the `count` calls
         run.begin(run.plan)
         self._run_to(run, count, frozenset(h - run.base for h in alive))
         self._close(run, alive)
@@ -317,7 +321,7 @@ class ReplayServer:
             while run.position < count:
                 if run.error is not None:
                     raise run.error
-                run.differs = False    # the client knows the difference
+                run.differs = False    # the client knows that the metas differ
                 if not run.ready():
                     if run.short is not None:
                         raise run.short

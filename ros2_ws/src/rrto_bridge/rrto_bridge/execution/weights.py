@@ -1,8 +1,8 @@
-"""Uploaded bytes by SHA-256: weights cross the link once and are in the host's memory once.
+"""Uploaded weights by SHA-256: each weight crosses the link once and is in host memory once.
 
-Each weight is a file in memory that the processes of all programs map. They share its pages; a
-process that writes to its tensor gets private pages. The least recently used weight is deleted
-first; a process that has mapped it keeps it.
+Each weight is a file in memory that the processes of all programs map. The processes share its
+pages; a process that writes to its tensor gets private pages. The least recently used weight is
+deleted first; a process that has mapped it can still use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST = re.compile('[0-9a-f]{64}')
 
 
 class Weights:
-    """At most `limit` bytes in `folder`; without a folder nothing is kept."""
+    """Keeps weights of at most `limit` bytes in `folder`; keeps nothing without a folder."""
 
     def __init__(self, limit: int = 0, folder: Path | None = None) -> None:
         self.limit = limit
@@ -29,11 +29,11 @@ class Weights:
 
     @property
     def used(self) -> int:
-        """Bytes kept."""
+        """Number of bytes that are kept."""
         return sum(size for _, size, _ in self._kept())
 
     def find(self, digest: str, size: int) -> mmap.mmap | None:
-        """Return the bytes as private writable memory, if they are kept."""
+        """Return the bytes of a weight as private writable memory; None if they are not kept."""
         if self.folder is None or not _DIGEST.fullmatch(digest):
             return None
         try:
@@ -46,7 +46,7 @@ class Weights:
             return None
 
     def keep(self, data: Any, digest: str) -> mmap.mmap | None:
-        """Keep a copy; return it as `find` does, None if it is too large to keep.
+        """Keep a copy; return it as `find` does. Return None if it cannot be kept.
 
         Raises RemoteError for a wrong digest.
         """
@@ -55,7 +55,7 @@ class Weights:
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
-        with (self.folder / 'lock').open('w') as lock:   # also released when the process ends
+        with (self.folder / 'lock').open('w') as lock:   # the end of a process also unlocks
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.find(digest, size)
             if found is not None:

@@ -1,8 +1,9 @@
-"""Make the device visible in processes that a program starts, whatever environment they are given.
+"""Make the device visible in every process that a program starts, whatever its environment.
 
-A program gets the device through its environment (see `bootstrap`). A child with an empty
-environment, or a Python that ignores it, would silently compute on the CPU; a CUDA device needs no
-environment. Every process runs this file, so it imports only what Python has loaded at start.
+A program gets the device through its environment (see `bootstrap`); a CUDA device needs no
+environment. So a child process with an empty environment, or a Python that ignores the environment,
+would silently compute on the CPU. This file prevents that. It runs in every process, so it imports
+only modules that Python has loaded at its start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import rrto_bridge
 
 SETTINGS = 'RRTO_SETTINGS'
-HIDDEN = 'RRTO_HIDDEN'       # Python's variables that a `python -E` ignores
+HIDDEN = 'RRTO_HIDDEN'       # holds the PYTHON* variables that a `python -E` must ignore
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(rrto_bridge.__file__)), 'bootstrap')
 
 # Variables that a process needs to find the server, besides PYTHONPATH.
@@ -35,7 +36,7 @@ def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mappin
             ) -> tuple[list[str], Environment]:
     """Return a command and its environment, changed so that the program sees the device.
 
-    ``ours``: the environment of the process that starts it.
+    ``ours``: the environment of the process that starts the command.
     """
     command, environment = list(command), dict(environment)
     name = os.path.basename(command[0]) if command else ''
@@ -55,13 +56,13 @@ def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mappin
 
 
 def _joined(*paths: str | None) -> str:
-    """Join paths without repetitions."""
+    """Join search paths; drop repeated entries."""
     parts = [part for path in paths if path for part in path.split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(parts))
 
 
 def _after_env(command: list[str], environment: Environment, ours: Mapping[str, str]) -> list[str]:
-    """Adapt the command behind `env` and its options and assignments."""
+    """Return a command `env [OPTION] [NAME=VALUE] COMMAND` with an adapted COMMAND."""
     at, emptied, named = 1, False, {}
     while at < len(command) and (command[at].startswith('-') or '=' in command[at]):
         option = command[at]
@@ -80,7 +81,7 @@ def _after_env(command: list[str], environment: Environment, ours: Mapping[str, 
 
 
 def _python(command: list[str], environment: Environment) -> tuple[list[str], Environment]:
-    """Make a Python that ignores variables ignore all but ours."""
+    """Change a Python command that ignores variables so that it ignores all except ours."""
     made, ignores, at = command[:1], False, 1
     while at < len(command) and re.match('-[a-zA-Z]', command[at]):
         option = command[at]
@@ -126,7 +127,7 @@ def _say(text: str) -> None:
 
 
 def install() -> None:
-    """Adapt every process that this process starts, through any of Python's ways."""
+    """Patch Python's functions that start processes, so that they adapt each command."""
     hidden = os.environ.pop(HIDDEN, '')
     if hidden:
         os.environ.update(line.partition('=')[::2] for line in hidden.split('\n'))

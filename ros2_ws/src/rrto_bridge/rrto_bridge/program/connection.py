@@ -1,4 +1,4 @@
-"""The engine behind the device of one process: when it connects, and what follows a lost server."""
+"""The engine behind the device of one process; how it connects, and what follows a lost server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .turns import Turns
 
 
 class Connection:
-    """The engine that executes the program's calls; threads take turns with `lock`.
+    """The engine that executes the program's calls; a thread must hold `lock` to use it.
 
     `connect` creates the engine. It is called at the first use of the device, and again when a lost
-    server returns; then it may raise RrtoError.
+    server returns. In the second case it may raise RrtoError.
     """
 
     def __init__(self, connect: Callable[[], PerCall]) -> None:
@@ -35,14 +35,14 @@ class Connection:
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
-        self.forked = False                     # this is a child of a process that used the device
-        self._parents: PerCall | None = None    # kept alive there: only the parent closes it
-        self._seed: int | None = None           # sent at the first use of the device
+        self.forked = False                     # whether the parent process had used the device
+        self._parents: PerCall | None = None    # the parent's engine: kept, never closed here
+        self._seed: int | None = None           # seed to send at the first use of the device
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
 
     def _after_fork(self) -> None:
-        """Detach a forked child: it has neither the parent's threads nor its turn at the link."""
+        """Detach a forked child from the engine; the child lacks the threads of the link."""
         self.lock, self.follower = threading.RLock(), NoReplay()
         self.turns = Turns(self.lock)
         engine = self.__dict__.pop('engine', None)
@@ -57,17 +57,17 @@ class Connection:
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            self.ask('seed', self._seed)  # continues on this machine if the server is lost already
+            self.ask('seed', self._seed)  # `ask` handles a server that is lost already
         return self.engine
 
     def busy(self) -> bool:
-        """Return whether an exception in this thread would now leave state inconsistent."""
+        """Return whether an exception in this thread would leave the device inconsistent now."""
         return self.lock._is_owned() and not self.engine.port.idle  # type: ignore[attr-defined]
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Call a method of the engine; if the server is lost, on this machine if allowed.
+        """Call a method of the engine; if the server is lost, continue on this machine if allowed.
 
-        Call it with the lock held.
+        The caller must hold the lock.
         """
         try:
             return getattr(self.engine, what)(*arguments)
@@ -97,7 +97,7 @@ class Connection:
         self.follower = engine.follower
 
     def _found(self) -> bool:
-        """Connect to a server that another thread has seen; return whether it works."""
+        """Connect to a server that has become visible; return whether that succeeds."""
         try:
             self._next = self._connect()
         except RrtoError:
@@ -105,9 +105,9 @@ class Connection:
         return True
 
     def resume(self) -> None:
-        """Continue on a server that has returned, if there is one; an inference begins.
+        """Continue on a server that has returned, if there is one.
 
-        Call it with the lock held.
+        Call this when an inference begins, and with the lock held.
         """
         found = self._next
         if found is None:
@@ -140,7 +140,7 @@ class Connection:
     def seed(self, seed: int) -> None:
         """Seed the random operators. This does not connect to a server."""
         with self.lock:
-            seed = torch.Generator().manual_seed(seed).initial_seed()   # not negative
+            seed = torch.Generator().manual_seed(seed).initial_seed()   # makes it unsigned
             self._seed = seed
             if 'engine' in self.__dict__:
                 self.turns.enter(True)
@@ -148,7 +148,7 @@ class Connection:
 
     @property
     def next_handle(self) -> int:
-        """A handle that no tensor created later precedes."""
+        """A handle that is below the handles of all tensors created later."""
         return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
 
     @property
@@ -163,11 +163,11 @@ class Connection:
             return found
 
     def synchronize(self) -> None:
-        """Wait until every call is done; raise the error of a call that nobody waited for."""
+        """Wait until the server has executed every call; raise an error not yet reported."""
         with self.lock:
             self.ask('synchronize')
 
     def clock(self) -> float:
-        """Return the time (s) at which every earlier call is done."""
+        """Wait until the server has executed every call; return the monotonic time, s."""
         self.synchronize()
         return time.monotonic()

@@ -1,4 +1,4 @@
-"""Run an operator that the server does not execute on this machine."""
+"""Run on this machine an operator that the server does not execute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runner import Runner
 
 
 class CpuFallback:
-    """Arguments of an operator that runs on this machine, and the way back for its results."""
+    """Fetches the arguments of an operator that runs on this machine, and sends its results."""
 
     def __init__(self, device: Runner, arguments: Any) -> None:
         self._device = device
@@ -25,14 +25,14 @@ class CpuFallback:
         self._given.update(zip(map(id, values), given.values(), strict=True))
 
     def snapshot(self) -> None:
-        """Remember the values, for `write_changed`."""
+        """Copy the values of the arguments, so that `write_changed` can compare with them."""
         self._before = {handle: _bytes(value).clone() for handle, value in self._values.items()}
 
     def write_changed(self, result: Any) -> None:
-        """Copy what the operator wrote back to the server, whatever its schema says.
+        """Send every changed argument to the server, whatever the operator's schema says.
 
         The operators of torch.distributed write into arguments that their schemas do not mark, and
-        go on when they have returned; ``result`` holds what has to be waited for.
+        still run after they have returned. ``result``: their result, for which to wait.
         """
         _wait(result)
         for tensor in self._given.values():
@@ -41,7 +41,7 @@ class CpuFallback:
                 self.write(tensor)
 
     def fetched(self, value: Any) -> Any:
-        """Return an argument with tensors and devices of this machine."""
+        """Return an argument with its tensors and devices replaced by those of this machine."""
         if isinstance(value, RemoteTensor):
             return self._values[value.handle]
         if isinstance(value, (list, tuple)):
@@ -49,7 +49,7 @@ class CpuFallback:
         return torch.device('cpu') if isinstance(value, torch.device) else value
 
     def sent(self, value: Any) -> Any:
-        """Return a result with tensors of the server."""
+        """Return a result with its tensors replaced by tensors on the server."""
         if isinstance(value, torch.Tensor):
             given = self._given.get(id(value))
             return self._device.upload(value) if given is None else given
@@ -58,7 +58,7 @@ class CpuFallback:
         return value
 
     def write(self, value: Any) -> None:
-        """Copy what the operator wrote back to the server."""
+        """Send the new values of an argument, to which the operator has written, to the server."""
         if isinstance(value, RemoteTensor):
             self._device.overwrite(value, self._values[value.handle])
         elif isinstance(value, (list, tuple)):
@@ -71,7 +71,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _wait(result: Any) -> None:
-    """Wait for what an operator of torch.distributed has begun."""
+    """Wait for the end of an operation that an operator of torch.distributed has begun."""
     if isinstance(result, torch.Tensor):
         torch.ops._c10d_functional.wait_tensor(result)
     elif isinstance(result, torch.ScriptObject):

@@ -29,12 +29,12 @@ from .step_matcher import MISS, compiled
 
 OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 _TO_COPY = torch.ops.aten._to_copy.default
-ROOM = 60    # most Python stack frames of a call
+ROOM = 60    # maximum number of Python stack frames that a call needs
 aten = torch.ops.aten
 
 
 class Device:
-    """The remote device of one process: runs operators, and moves values between the two sides.
+    """The remote device of one process: runs operators, and moves values from and to the server.
 
     `connect` creates the engine, see `Connection`.
     """
@@ -65,7 +65,7 @@ class Device:
             if connection.turns.enter(begins):
                 return self.dispatch(function, args, kwargs)   # other threads made calls meanwhile
             if operator(function).decomposes:
-                # Not function.decompose(): its decompositions in Python round differently.
+                # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
             _headroom(ROOM)   # raise a RecursionError before any state changes
             try:
@@ -99,7 +99,7 @@ class Device:
             result = self._call(facts, facts.name, arguments, keywords, given)
         except NotOnDevice:
             return placement.execute(self, function, facts, args, kwargs)
-        except (Refused, Unsendable) as error:   # only with these arguments
+        except (Refused, Unsendable) as error:   # the server refuses only these arguments
             return self._run_on_cpu(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 
@@ -133,7 +133,7 @@ class Device:
 
     def _move(self, facts: Operator, tensor: RemoteTensor, given: list[RemoteTensor],
               arguments: Any, keywords: Any) -> RemoteTensor:
-        """Run an in-place view. The tensor gets a new handle: a handle never changes its shape."""
+        """Run an in-place view. The tensor gets a new handle, since a handle has a fixed shape."""
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)
         handle, meta = result.handles[0], result.metas[0]
@@ -146,7 +146,7 @@ class Device:
     # -- copies ----------------------------------------------------------------------------------
 
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
-        """Copy host to device."""
+        """Return a copy of a CPU tensor on the device."""
         check_dense(tensor)
         meta, data = pack(tensor)
         with self.connection.lock:
@@ -156,11 +156,11 @@ class Device:
             return make(self.connection.ask('upload', meta, data, weight), meta)
 
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
-        """Copy device to host."""
+        """Return a copy of a remote tensor on the CPU."""
         return self.downloads([tensor])[0]
 
     def downloads(self, tensors: list[RemoteTensor]) -> list[torch.Tensor]:
-        """Copy several tensors from device to host in one round trip."""
+        """Return copies of remote tensors on the CPU, with one round trip for all if possible."""
         with self.connection.lock:
             self.lifetimes.collect()
             for tensor in tensors:
@@ -171,7 +171,10 @@ class Device:
 
     @contextmanager
     def loading_weights(self) -> Iterator[None]:
-        """Treat uploads of this thread as weights meanwhile: the server may have kept them."""
+        """Return a context in which uploads of this thread are weights.
+
+        A weight is not sent if the server has kept its bytes.
+        """
         before = getattr(self._thread, 'weights', False)
         self._thread.weights = True
         try:
@@ -181,7 +184,7 @@ class Device:
 
     def copy_into(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
                   ) -> Any:
-        """`copy_` between the two sides, or on the server."""
+        """Run `copy_` from or to the server, or on the server."""
         if not isinstance(target, RemoteTensor):
             return target.copy_(self.download(source))  # type: ignore[arg-type]
         if isinstance(source, RemoteTensor):
@@ -195,7 +198,7 @@ class Device:
         return self.run(aten.copy_.default, (target, self.upload(source.to(target.dtype))), {})
 
     def to_copy(self, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """`_to_copy`: to the other side, or to another dtype or layout."""
+        """Run `_to_copy`: copy a tensor from or to the server, or to another dtype or layout."""
         device = kwargs.get('device')
         if isinstance(tensor, RemoteTensor) and (device is None or device.type == 'cuda'):
             kwargs.pop('non_blocking', None)
@@ -213,13 +216,16 @@ class Device:
     # -- the memory of tensors ------------------------------------------------------------------
 
     def _own(self, tensor: Any) -> None:
-        """Give a tensor whose shape may change a handle that its aliases do not share."""
+        """Give a tensor a handle of its own if it has aliases, because its shape may change."""
         if isinstance(tensor, RemoteTensor) and self.lifetimes.has_aliases(tensor):
             become(tensor, self.run(aten.alias.default, (tensor,), {}))
 
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                 ) -> RemoteTensor:
-        """Resize to a view of the same memory, or to a copy if nothing else uses the old memory."""
+        """Resize a tensor: to a view of its memory, or to new memory if it is too small.
+
+        Raises RuntimeError if it is too small and other tensors share it.
+        """
         size, offset = tuple(size), int(tensor.storage_offset())
         if size == tuple(tensor.shape) and memory_format is None:
             return tensor
@@ -244,9 +250,10 @@ class Device:
 
     def copy(self, tensor: RemoteTensor, copied: dict[int, torch.Tensor], away: bool
              ) -> torch.Tensor:
-        """Copy a tensor, to this machine if `away`. Copies share memory as their originals do.
+        """Return a copy of a tensor, on this machine if `away`, else on the server.
 
-        `copied`: memory key -> copy of memory that tensors share.
+        Tensors that share memory have copies that share memory. `copied`: key of shared memory ->
+        copy of this memory; this method adds to it.
         """
         with self.connection.lock:
             memory = self.lifetimes.memory(tensor)
@@ -265,15 +272,15 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run an operator on the server that PyTorch itself would answer on this machine."""
+        """Run on the server an operator that PyTorch itself would answer on this machine."""
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 
     # -- what the server cannot do ---------------------------------------------------------------
 
     def overwrite(self, tensor: RemoteTensor, values: torch.Tensor) -> None:
-        """Copy values that were computed on this machine into a tensor."""
-        if values.shape != tensor.shape:   # `out=`
+        """Copy values that were computed on this machine into a remote tensor."""
+        if values.shape != tensor.shape:   # the operator has resized its `out=` argument
             self._own(tensor)
             become(tensor, self.upload(values))
         else:
@@ -292,7 +299,7 @@ class Device:
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
         fallback = CpuFallback(self, (*args, *kwargs.values()))
-        trusted = facts.name.startswith('aten.')   # to say in its schema what it writes
+        trusted = facts.name.startswith('aten.')   # its schema marks all arguments that it writes
         if not trusted:
             fallback.snapshot()
         with ordinary():
@@ -318,7 +325,7 @@ def _headroom(frames: int) -> None:
 
 
 def users_line() -> str:
-    """Return file and line of the running program, for messages."""
+    """Return the file and line at which the program runs now, for messages."""
     frame = sys._getframe(1)
     ours = os.path.dirname(rrto_bridge.__file__), os.path.dirname(torch.__file__)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):

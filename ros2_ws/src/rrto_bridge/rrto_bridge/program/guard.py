@@ -1,8 +1,10 @@
 """Let tensors report 'cuda:0' in a PyTorch without CUDA, or without a usable GPU.
 
-PyTorch does this for fake tensors of CUDA programs (`torch._C._ensureCUDADeviceGuardSet`), but only
-in a build with CUDA: there it replaces a guard that counts no devices. A CPU build has no CUDA
-guard. The lazy backend's guard also counts no devices, so it is registered as CUDA's first.
+A device guard is PyTorch's interface for switching devices. For fake tensors of CUDA programs,
+`torch._C._ensureCUDADeviceGuardSet` installs a CUDA guard that does nothing. It does so only if it
+can replace a CUDA guard that counts no devices. A CPU build has no CUDA guard to replace. Therefore
+this file first registers the guard of the lazy backend, which also counts no devices, as the CUDA
+guard; PyTorch then replaces it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Special handling of operators that the device does not send as PyTorch dispatches them."""
+"""Handlers of the operators that the device does not send in the form that PyTorch dispatches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _dtype(kwargs: Any) -> torch.dtype:
-    """Return the dtype of a new tensor; raise CUDA's error for a device that does not exist."""
+    """Return the dtype of a new tensor; raise CUDA's error if its device does not exist."""
     check_device(kwargs.get('device') or CUDA)
     dtype: torch.dtype = kwargs.get('dtype') or torch.get_default_dtype()
     if dtype not in NAMES:
@@ -29,7 +29,7 @@ def _dtype(kwargs: Any) -> torch.dtype:
 
 
 def _pack_padded_sequence(on: Runner, /, *args: Any) -> Any:
-    """Decompose into slices: the lengths and the returned batch sizes are tensors of the CPU."""
+    """Decompose into slices, because the lengths and the returned batch sizes are CPU tensors."""
     return aten._pack_padded_sequence.default._op_dk(
         torch._C.DispatchKey.CompositeExplicitAutograd, *args)
 
@@ -52,7 +52,7 @@ def _empty_strided(on: Runner, /, size: Any, stride: Any, **kwargs: Any) -> Remo
 
 
 def _native_batch_norm(on: Runner, /, *args: Any) -> Any:
-    """Use the variant that declares the change of running statistics, if training changes them."""
+    """If training changes the running statistics, use the variant whose schema declares that."""
     changes = args[5] and args[3] is not None
     return on.run(aten._native_batch_norm_legit.default if changes
                   else aten.native_batch_norm.default, args, {})
@@ -83,7 +83,10 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
 
 
 def _recurrent(function: Any) -> Any:
-    """Tell the server whether gradients are possible: a CPU then multiplies differently."""
+    """Return a handler that tells the server whether gradients are possible.
+
+    If gradients are possible, a CPU multiplies differently.
+    """
     def handler(on: Runner, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
         said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
@@ -92,7 +95,11 @@ def _recurrent(function: Any) -> Any:
 
 
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
-    """Take the spectrum from a decomposition if gradients are possible: it rounds differently."""
+    """Return a handler that takes the spectrum from a decomposition if gradients are possible.
+
+    PyTorch also uses the decomposition then, which rounds differently. `place`: index of the
+    spectrum among the results of the decomposition.
+    """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:
             return on.run(decomposition, (matrix, *args), kwargs)[place]
@@ -128,7 +135,7 @@ def _encoder_layer(on: Runner, /, source: torch.Tensor, *args: Any, **kwargs: An
     return nested_tensor(padded, source.mask, True)
 
 
-# The replacement of each such operator; its first argument is the device.
+# Operator -> its handler; the first argument of a handler is the device.
 HANDLERS: dict[Any, Handler] = {
     aten.detach.default: _alias,
     aten.alias.default: _alias,
@@ -137,7 +144,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **{getattr(getattr(aten, name), which): _no_other_library   # older PyTorch asks
+    **{getattr(getattr(aten, name), which): _no_other_library   # older versions of PyTorch call it
        for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
        for which in getattr(aten, name).overloads() if which != 'out'},
     aten.scaled_dot_product_attention.default: _attention,

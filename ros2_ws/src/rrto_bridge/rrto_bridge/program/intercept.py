@@ -1,7 +1,8 @@
 """Install a Device as PyTorch's 'cuda:0' in this process.
 
-PyTorch dispatches every operator on a remote tensor to its class. An operator that creates a tensor
-on the device has no such argument and comes through the backend's dispatch key.
+PyTorch dispatches every operator with a remote tensor among its arguments to the class of this
+tensor. An operator that creates a tensor on the device has no remote tensor among its arguments;
+PyTorch dispatches it by the dispatch key 'CUDA'.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from .device import Device
 from .remote import Hook, RemoteTensor
 from .torch_patches import cuda_api
 
-_KEPT: list[Any] = []   # a registration ends with its library object
+_KEPT: list[Any] = []   # library objects; PyTorch removes the kernels of a deleted library object
 
-# Called below the wrappers' dispatch (by torch.tensor, and to read numbers), or implemented by
-# kernels of a CUDA build.
+# Operators that PyTorch calls without dispatch to the tensor's class (in torch.tensor, and to read
+# a number), or that have kernels of their own in a CUDA build.
 _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense')
 
 
 def install(device: Device) -> None:
-    """Make `device` the CUDA device of this process. Raises ConfigError; once per process."""
+    """Make `device` the CUDA device of this process; call this only once. Raises ConfigError."""
     guard.install()
     Hook.dispatch, Hook.copy = partial(_first, device), device.copy
     Hook.memory, Hook.ask = lambda tensor: device.lifetimes.memory(tensor), device.ask
@@ -44,7 +45,7 @@ def install(device: Device) -> None:
         for name in names:
             kernels.impl(name, partial(_from_backend, overload(name)), key)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')   # PyTorch warns of replaced kernels
+        warnings.simplefilter('ignore')   # PyTorch warns about replaced kernels
         _record_traces(kernels)
     _KEPT.extend((backend, kernels))
     cuda_api.install(device)
@@ -52,7 +53,7 @@ def install(device: Device) -> None:
 
 
 def _first(device: Device, *args: Any) -> Any:
-    """Handle the first call."""
+    """Dispatch the first call, after a preparation that only this call needs."""
     _without_dtensor()
     Hook.dispatch = device.dispatch
     return device.dispatch(*args)
@@ -65,9 +66,10 @@ class _First(torch.Tensor):
 
 
 def _without_dtensor() -> None:
-    """Avoid an import of PyTorch's that takes a second at the first call of a tensor subclass.
+    """Prevent PyTorch from importing `torch.distributed.tensor`, which takes a second.
 
-    PyTorch looks up `DTensor` only once: a program that uses it must have imported it by now.
+    PyTorch looks up `DTensor` in this module only once, at the first call of a tensor subclass. A
+    program that uses `DTensor` must have imported it before this call.
     """
     name = 'torch.distributed.tensor'
     if name in sys.modules or torch.distributed.is_available() \
@@ -92,15 +94,16 @@ def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
-    """Take lengths from the CPU, as CUDA allows; for a tensor subclass PyTorch wants one device."""
+    """Accept lengths on the CPU, as CUDA does; for a tensor subclass, PyTorch refuses them."""
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
                                            target_lengths.tolist(), *more)
 
 
 def _record_traces(kernels: torch.library.Library) -> None:
-    """Record some operators as themselves: PyTorch's tracer records the calls of their kernels.
+    """Make PyTorch's tracer record some operators as a whole.
 
-    Those kernels run elsewhere, so the results would become constants of the traced module.
+    Normally it records the operators that their kernels call. Here these kernels run on the server,
+    so their results would become constants of the traced module.
     """
     def convolution(*args: Any) -> Any:
         cudnn = torch.backends.cudnn

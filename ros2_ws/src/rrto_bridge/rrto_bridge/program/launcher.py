@@ -1,4 +1,4 @@
-"""Runs inside the program: installs the device that `rrto run` requested in the environment."""
+"""Code inside the program: installs the device that `rrto run` requests in the environment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..client.settings import HIDES_ALL, VISIBLE, Settings
 
 
 def install() -> None:
-    """Make the remote device this process's 'cuda:0'; the first use of it connects to a server.
+    """Make the remote device 'cuda:0' in this process; its first use connects to a server.
 
-    As on CUDA, a process that has hidden all devices has none.
+    A process that has hidden all devices (CUDA_VISIBLE_DEVICES) gets none, as on CUDA.
     """
     if os.environ.get(VISIBLE) in HIDES_ALL:
         return
@@ -22,13 +22,14 @@ def install() -> None:
     from .device import Device
     settings = Settings.from_environment(os.environ)
     intercept.install(Device(lambda: connect(settings)))
-    gc.freeze()   # else Python scans all of PyTorch's objects three times at exit
+    gc.freeze()   # otherwise Python scans all objects of PyTorch three times at exit
 
 
 def connect(settings: Settings) -> Any:
-    """Return the engine of the requested mode. Without a server the main thread ends the process.
+    """Connect to a server and return the engine of the requested mode.
 
-    Raises ConfigError in other threads, and when a lost server is to be replaced.
+    If there is no server: in the main thread, print the reason and exit with code 1; in another
+    thread, such as the one that replaces a lost server, raise ConfigError.
     """
     from ..client.journal import Journal
     from ..client.percall import PerCall

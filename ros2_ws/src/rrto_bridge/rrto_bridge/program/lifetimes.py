@@ -1,4 +1,4 @@
-"""The handles of the program's tensors: when one is created on the server, and when freed."""
+"""The handles of the program's tensors: when the server creates and when it frees a tensor."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ class NotOnDevice(Exception):
 
 
 class Memory(NamedTuple):
-    """The memory of a tensor: tensors that share it have the same `key`; `size` in bytes."""
+    """The memory of a tensor; tensors that share memory have the same `key`."""
 
     key: int
-    size: int
-    shared: bool     # other tensors of the program use it
+    size: int        # bytes
+    shared: bool     # whether other tensors of the program use it
 
 
 class Lifetimes:
-    """The handles that the program's tensors have; call its methods with the lock held.
+    """The handles of the program's tensors; call its methods with the lock held.
 
-    Several wrappers may have one handle. An empty tensor is created on the server once needed.
+    Several wrappers may have the same handle. An empty tensor is deferred: the server creates it
+    only when it is needed.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._deferred: dict[int, Any] = {}     # empty tensors not yet created on the server
-        self._shared: Counter[int] = Counter()  # handle -> additional wrappers
+        self._deferred: dict[int, Any] = {}     # temporary handle -> (function, args, kwargs)
+        self._shared: Counter[int] = Counter()  # handle -> number of additional wrappers
         self._temporary = NOTHING               # the last handle of a deferred tensor
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
-        """Return an empty tensor and defer its call, which a first copy into it may replace.
+        """Return an empty tensor and defer the call that creates it on the server.
 
-        Until `materialise` creates it on the server it has exactly one wrapper: whatever makes an
-        alias or view of it creates it first.
+        The first copy into the tensor may replace this call. A deferred tensor has exactly one
+        wrapper, because `materialise` creates it on the server before it gets an alias or a view.
         """
         self._temporary -= 1
         self._deferred[self._temporary] = function, args, kwargs
@@ -68,7 +69,7 @@ class Lifetimes:
             tensor.handle = handle
 
     def existing(self, values: Any) -> Iterator[RemoteTensor]:
-        """Yield the remote tensors among values, also in nested lists, created on the server."""
+        """Yield the remote tensors in `values` and nested lists; create deferred tensors first."""
         for value in values:
             if isinstance(value, RemoteTensor):
                 self.materialise(value)
@@ -77,9 +78,10 @@ class Lifetimes:
                 yield from self.existing(value)
 
     def argument(self, value: Any, given: list[RemoteTensor]) -> Any:
-        """Return an operator's argument as a call names it; append its tensors to `given`.
+        """Return an operator's argument in the form of a `Call`; append its tensors to `given`.
 
-        Raises NotOnDevice, and Unsendable for a value that cannot be sent.
+        Raises NotOnDevice for a tensor that is not on the device, and Unsendable for a value that
+        cannot be sent.
         """
         kind = type(value)
         if kind in _PLAIN:
@@ -107,7 +109,7 @@ class Lifetimes:
         return self._shared.get(tensor.handle, 0) > 0
 
     def set_to(self, target: RemoteTensor, source: RemoteTensor) -> RemoteTensor:
-        """Make `target` another wrapper of the tensor behind `source`."""
+        """Make `target` another wrapper of the tensor of `source`."""
         if target.device != source.device:
             raise RuntimeError('Attempted to set the storage of a tensor on device '
                                f'"{target.device}" to a storage on different device '
@@ -119,7 +121,7 @@ class Lifetimes:
         return become(target, self.alias(source))
 
     def memory(self, tensor: RemoteTensor) -> Memory:
-        """Return the facts about a tensor's memory: a round trip."""
+        """Return the facts about a tensor's memory; this costs a round trip."""
         with self._connection.lock:
             self.collect()
             self.materialise(tensor)
@@ -129,7 +131,7 @@ class Lifetimes:
     # -- the end ---------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Tell the server which tensors the program has dropped, once there are enough."""
+        """Tell the server which tensors the program has dropped, if there are `batch` or more."""
         connection = self._connection
         engine = connection.engine
         journal = engine.journal
@@ -151,7 +153,10 @@ class Lifetimes:
 
 
 def become(target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
-    """Make `target` the tensor behind `other`, which nothing else uses; return it."""
+    """Make `target` the wrapper of the tensor of `other`, a wrapper without other users.
+
+    Return `target`.
+    """
     target.handle, other.handle = other.handle, target.handle
     move(target, meta_of(other))
     return target

@@ -1,8 +1,8 @@
-"""Sequences of several lengths, which `nn.TransformerEncoder` creates from its padding mask.
+"""Nested tensors: sequences of different lengths, made by `nn.TransformerEncoder` from its mask.
 
-The shape of a nested tensor cannot be sent. The padded tensor and its mask stand for it. For each
-layer the server builds the nested tensor from them and pads the layer's result; this changes no
-value.
+The shape of a nested tensor cannot be sent, so the padded tensor and its mask are sent instead. For
+each layer the server builds the nested tensor from them and pads the layer's result. This changes
+no value.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _layer = torch.ops.aten._transformer_encoder_layer_fwd.default
 
 
 class NestedTensor(torch.Tensor):
-    """A nested tensor on the device: `padded`; `mask` tells values from padding."""
+    """A nested tensor on the device; `mask` is True at the values of `padded`, not at padding."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     is_nested = True
     padded: torch.Tensor
     mask: torch.Tensor
-    computed: bool    # a layer's result: its padding is zero
+    computed: bool    # whether it is the result of a layer, so its padding is zero
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any,  # type: ignore[override]
@@ -47,7 +47,7 @@ def refuse(what: str) -> None:
 
 
 def nested_tensor(padded: torch.Tensor, mask: torch.Tensor, computed: bool) -> NestedTensor:
-    """Return the nested tensor with this padding mask."""
+    """Return the nested tensor of a padded tensor and its padding mask."""
     made: NestedTensor = torch.Tensor._make_wrapper_subclass(
         NestedTensor, padded.shape, dtype=padded.dtype, device=CUDA)
     made.padded, made.mask, made.computed = padded, mask, computed

@@ -1,7 +1,8 @@
-"""Operators with tensors on both sides: executed, refused or decomposed as CUDA does it.
+"""Operators with tensors both on the device and on the CPU; they behave as on CUDA.
 
-Tensors that an operator writes stay on their device. The schema tells what it writes (aliases of
-arguments) and which arguments are indices (lists of optional tensors).
+Such an operator is executed, refused or decomposed. A tensor to which it writes stays where it is.
+The schema shows to which arguments it writes (aliases) and which arguments are indices (lists of
+optional tensors).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 INDICES = 'List[Optional[Tensor]]'
 SEVERAL = 'List[Tensor]'
 
-# Arguments that kernels read by `item()`, on any device; the schemas do not tell.
+# Arguments that kernels read with `item()`, on any device; the schemas do not show that.
 _READ_BY_ITEM = {'aten.fill_.Tensor': 'value', 'aten.index_fill_.int_Tensor': 'value',
                  'aten.index_put_.default': 'values', 'aten._index_put_impl_.default': 'values'}
 _WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on same device'}
@@ -31,9 +32,9 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 
 
 def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
-    """Run an operator with tensors of both sides; raise CUDA's error if CUDA refuses it."""
+    """Run an operator with tensors on device and CPU; raise CUDA's error if CUDA refuses it."""
     tensors = given(function, args, kwargs)
-    if facts.composite and not any(_remote(tensors)):   # fake tensors without values
+    if facts.composite and not any(_remote(tensors)):   # only fake tensors, without values
         return function._op_dk(COMPOSITE, *args, **kwargs)
     if others(tensors):
         return NotImplemented
@@ -51,7 +52,7 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
     for key in (EXPLICIT, NON_FUNCTIONAL):
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) \
                 and facts.name not in _READ_BY_ITEM and not facts.index:
-            return function._op_dk(key, *args, **kwargs)   # its parts are dispatched again
+            return function._op_dk(key, *args, **kwargs)   # the operators in it come here again
     if written and all(isinstance(v, torch.Tensor) and not isinstance(v, RemoteTensor)
                        for a, v in tensors if a.name in facts.writes) \
             and all(_is_read(facts, a, t) for a, t in _remote(tensors)):
@@ -61,25 +62,25 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
 
 
 def others(tensors: Any) -> bool:
-    """Return whether any tensor's class handles operators itself, such as jagged tensors."""
+    """Return whether the class of any tensor handles operators itself, as for jagged tensors."""
     return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, NestedTensor)
                for _, t in _strays(tensors))
 
 
 def writes_here(function: Any, facts: Operator, args: Any, kwargs: Any) -> bool:
-    """Return whether an operator writes a tensor that is not on the device."""
+    """Return whether an operator writes to a tensor that is not on the device."""
     return any(a.name in facts.writes for a, _ in _strays(given(function, args, kwargs)))
 
 
 def given(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """Return the operator's values, each with its argument of the schema."""
+    """Return (argument of the schema, value) for each argument of a call."""
     arguments = function._schema.arguments
     return [*zip(arguments, args, strict=False),
             *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
 
 
 def _strays(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Yield the tensors among (argument of the schema, value) that are not on the device."""
+    """Yield (argument of the schema, tensor) for each tensor that is not on the device."""
     return ((a, t) for a, t in _tensors(given) if not isinstance(t, RemoteTensor))
 
 
@@ -95,7 +96,7 @@ def _tensors(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 
 def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) -> bool:
-    """Return whether CUDA accepts this tensor of the CPU as an argument that is only read."""
+    """Return whether CUDA accepts this CPU tensor as an argument that it only reads."""
     kind = str(argument.type)
     if kind == INDICES or facts.name.endswith('.data'):   # the batch sizes of a packed sequence
         return isinstance(args[0], RemoteTensor)
@@ -105,7 +106,7 @@ def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) ->
 
 
 def _is_read(facts: Operator, argument: Any, tensor: torch.Tensor) -> bool:
-    """Return whether an operator on the CPU accepts this tensor of the device."""
+    """Return whether an operator on the CPU accepts this remote tensor as an argument."""
     return str(argument.type) == INDICES or (
         not tensor.dim() and _READ_BY_ITEM.get(facts.name) == argument.name)
 

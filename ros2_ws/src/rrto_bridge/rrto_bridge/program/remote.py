@@ -1,6 +1,6 @@
-"""The tensor that the program holds: a handle, and the meta of the tensor that it stands for.
+"""The wrapper that the program holds for a tensor on the server: a handle and the tensor's meta.
 
-To the program and PyTorch its device is 'cuda:0'; its values are on the server.
+To the program and to PyTorch, the wrapper is a tensor on 'cuda:0'. Its values are on the server.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..protocol.record import Meta
 from ..protocol.tensors import DTYPES, meta_of
 
 CUDA = torch.device('cuda:0')
-SIZE = 1 << 60  # bytes of the storage: large, so that only the server checks bounds
+SIZE = 1 << 60  # bytes of a wrapper's storage: so large that only the server checks bounds
 
-PLACES = 1 << 62   # above all addresses: base of the numbers that identify memory on the server
+PLACES = 1 << 62   # numbers that identify memory on the server start here, above all addresses
 NOTHING = -1     # handle of a wrapper whose tensor has moved to another wrapper
 
 released: deque[int] = deque()   # handles of deleted wrappers
@@ -38,13 +38,13 @@ class Hook:
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
     memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
     ask: Any = staticmethod(_not_installed)       # `Device.ask`
-    saving = threading.local()                    # `copied`: the copies of the present torch.save
+    saving = threading.local()                    # `copied`: copies made by the running torch.save
 
 
 class Storage(torch.UntypedStorage):
     """Identity and size of the memory of a tensor on the server.
 
-    `data_ptr()` is a number that tensors sharing memory have in common; it is not an address.
+    `data_ptr()` is not an address, but a number that is equal for tensors that share memory.
     """
 
     _key: int
@@ -56,15 +56,15 @@ class Storage(torch.UntypedStorage):
         return CUDA
 
     def data_ptr(self) -> int:
-        """Return the number of the memory; 0 if it is empty."""
+        """Return the number that identifies the memory; 0 if it is empty."""
         return (self._key << 40) + PLACES if self._size else 0
 
     def nbytes(self) -> int:
-        """Return the bytes."""
+        """Return the number of bytes."""
         return self._size
 
     def size(self) -> int:
-        """Return the bytes."""
+        """Return the number of bytes."""
         return self._size
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clo
 
 
 def storage_of(tensor: Any) -> Storage:
-    """Return the storage of a remote tensor; a round trip."""
+    """Return the storage of a remote tensor; this costs a round trip."""
     make_storage: Any = torch.UntypedStorage.__new__
     made: Any = make_storage(Storage, 0, device='meta')
     memory = Hook.memory(tensor)
@@ -93,7 +93,7 @@ def storage_of(tensor: Any) -> Storage:
 
 
 class RemoteTensor(torch.Tensor):
-    """A tensor on the server, named by `handle`. Always an instance of a subclass."""
+    """The wrapper of the tensor `handle` on the server; base class of all wrappers."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     handle: int
@@ -108,7 +108,7 @@ class RemoteTensor(torch.Tensor):
             released.append(self.handle)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Raise CUDA's error unless `force`."""
+        """Return the values if `force`; else raise CUDA's error."""
         if force:
             return self.detach().cpu().numpy(force=True)
         if self.requires_grad:
@@ -121,27 +121,27 @@ class RemoteTensor(torch.Tensor):
         return self.numpy()
 
     def is_conj(self) -> bool:
-        """Return whether it is lazily conjugated: a round trip."""
+        """Return whether the tensor is lazily conjugated; this costs a round trip."""
         return self.is_complex() and bool(Hook.ask(torch.ops.aten.is_conj.default, self))
 
     def is_neg(self) -> bool:
-        """Return whether it is lazily negated: a round trip."""
+        """Return whether the tensor is lazily negated; this costs a round trip."""
         return bool(Hook.ask(torch.ops.aten.is_neg.default, self))
 
     def resolve_conj(self) -> Any:
-        """Return the conjugated values: a round trip."""
+        """Return the tensor without lazy conjugation; this costs a round trip."""
         return self.clone() if self.is_conj() else self
 
     def resolve_neg(self) -> Any:
-        """Return the negated values: a round trip."""
+        """Return the tensor without lazy negation; this costs a round trip."""
         return self.clone() if self.is_neg() else self
 
     def untyped_storage(self) -> Storage:
-        """Return the description of its memory."""
+        """Return the identity and the size of the tensor's memory."""
         return storage_of(self)
 
     def data_ptr(self) -> int:
-        """Return its begin as a number of its storage: equal for tensors that share values."""
+        """Return the number of the memory, plus the offset in bytes; 0 if it is empty."""
         start = self.untyped_storage().data_ptr()
         return start and start + int(self.storage_offset()) * self.itemsize
 
@@ -159,7 +159,7 @@ class RemoteTensor(torch.Tensor):
         return text[:place] + ", device='cuda:0'" + text[place:-1] + function
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save as a tensor on the CPU, which can be read without rrto."""
+        """Save the tensor as a CPU tensor, which programs without rrto can read."""
         saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
         if getattr(self, '_is_param', False):
             saved = torch.nn.Parameter(saved, self.requires_grad)
@@ -185,7 +185,7 @@ class RemoteTensor(torch.Tensor):
         return found
 
     def _again(self, values: Any) -> RemoteTensor:
-        """Return `values` as the same kind of tensor: a parameter, with gradients."""
+        """Return `values` with the class (such as Parameter) and `requires_grad` of this tensor."""
         if getattr(self, '_is_param', False):
             values = torch.nn.Parameter(values, self.requires_grad)
         kind = of_program(type(self))
@@ -199,31 +199,34 @@ _INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of this modu
 
 
 class Value(RemoteTensor):
-    """A result of a call. Its slot is accessed in a third of the time of a tensor attribute."""
+    """A result of a call, with `handle` in a slot: access to an attribute takes 3 times as long."""
 
     __slots__ = ('handle',)
 
 
 class Place(RemoteTensor):
-    """A tensor that changes its class when it moves; objects with slots cannot do that."""
+    """A tensor that can move to the CPU. It then changes its class, so it cannot have slots."""
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
-        """Create a parameter, since programs call the type of a parameter."""
+        """Create a parameter, because programs call `type(parameter)(...)`."""
         return torch.nn.Parameter(data, requires_grad)
 
 
 class Held(Place):
-    """A parameter."""
+    """A parameter on the device."""
 
 
 class Guest(RemoteTensor):
-    """A tensor of a program's subclass; a slot keeps the handle when it copies attributes."""
+    """A tensor of a subclass that the program defines.
+
+    The handle is in a slot, so it does not change when the subclass copies attributes.
+    """
 
     __slots__ = ('handle',)
 
     @classmethod
     def __torch_function__(cls, *args: Any) -> Any:
-        """Call PyTorch's own, which it ignores in a class that has a `__torch_dispatch__`."""
+        """Call torch.Tensor's method, which PyTorch skips in a class with `__torch_dispatch__`."""
         return vars(torch.Tensor)['__torch_function__'].__func__(cls, *args)
 
 
@@ -234,12 +237,12 @@ def seen_as(tensor: RemoteTensor) -> type:
 
 
 def of_program(kind: type) -> type | None:
-    """Return the program's class that this class stands for, if any."""
+    """Return the program's class from which `_joined` has made this class, if any."""
     return getattr(kind, '_of_program', None)
 
 
 def _named_as(kind: type, ours: tuple[type, ...]) -> None:
-    """Rename our classes: libraries decide by the name and module of a class."""
+    """Give our classes the name and module of `kind`, because libraries test both."""
     for one in ours:
         one.__module__, one.__name__ = kind.__module__, kind.__name__
         one.__qualname__ = kind.__qualname__
@@ -261,7 +264,7 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
-    """`tensor.as_subclass(kind)`, which creates an alias: see `alias_kind`."""
+    """Replace `tensor.as_subclass(kind)`; it creates an alias, whose class `alias_kind` returns."""
     kind = of_program(kind) or kind
     if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
             or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -274,14 +277,14 @@ def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
 
 
 def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:
-    """`torch.Tensor._make_subclass`."""
+    """Replace `torch.Tensor._make_subclass`."""
     if not isinstance(data, RemoteTensor):
         return _make_subclass(cls, data, requires_grad, **kwargs)
     return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
 
 
 def alias_kind() -> type[RemoteTensor]:
-    """Return the class of the next alias: PyTorch does not change it afterwards."""
+    """Return the class for a new alias; PyTorch does not change the class of an alias later."""
     return getattr(_alias, 'kind', Value)
 
 
@@ -291,7 +294,7 @@ _make_subclass: Any = torch.Tensor._make_subclass
 
 
 def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTensor:
-    """Return the wrapper of a handle."""
+    """Return a new wrapper of a handle; its class is `kind`."""
     tensor: RemoteTensor = _make(kind, meta.shape, meta.stride, meta.offset, None,
                                  DTYPES[meta.dtype], torch.strided, CUDA, False, False, None, False,
                                  False, None, SIZE)
@@ -301,7 +304,10 @@ def make(handle: int, meta: Meta, kind: type[RemoteTensor] = Value) -> RemoteTen
 
 def make_view(handle: int, meta: Meta, of: torch.Tensor, kind: type[RemoteTensor] = Value
               ) -> RemoteTensor:
-    """Return the wrapper of a view; in inference mode a view of an ordinary tensor is ordinary."""
+    """Return the wrapper of a view of the tensor `of`.
+
+    In inference mode, a view of an ordinary tensor is an ordinary tensor, not an inference tensor.
+    """
     if torch.is_inference_mode_enabled() and not of.is_inference():
         with torch._C._InferenceMode(False):
             return make(handle, meta, kind)
@@ -313,7 +319,7 @@ _new_parameter = torch.nn.Parameter.__new__
 
 
 def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """`nn.Parameter(...)`: one that can move to the CPU and back."""
+    """Replace `nn.Parameter(...)`; the parameter can move to the CPU and back."""
     cls = of_program(cls) or cls
     if not isinstance(data, RemoteTensor):
         return _new_parameter(cls, data, requires_grad)
@@ -323,7 +329,7 @@ def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any
 
 
 def _place(value: Any, home: type = torch.Tensor) -> Place:
-    """Move `value`, which nothing else uses, into an object that can change its class."""
+    """Move the tensor of `value`, a wrapper without other users, into a `Place`."""
     place = make(value.handle, meta_of(value), _joined(home, Place))
     value.handle = NOTHING
     assert isinstance(place, Place)
@@ -331,15 +337,15 @@ def _place(value: Any, home: type = torch.Tensor) -> Place:
 
 
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor.data`: the same values, without history."""
+    """Replace reading `tensor.data`: return the same values without gradient history."""
     return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """`tensor.data = value`, also across devices: modules move their parameters this way.
+    """Replace `tensor.data = value`, also across devices; modules move their parameters so.
 
-    `tensor` and an alias of `value` are swapped, as in `torch.utils.swap_tensors`; graphs keep the
-    old values.
+    Swap `tensor` and an alias of `value`, as `torch.utils.swap_tensors` does. Autograd graphs keep
+    the old values.
     """
     here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
     if not here and not there:

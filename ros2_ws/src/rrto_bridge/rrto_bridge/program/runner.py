@@ -1,4 +1,4 @@
-"""What the parts of the device ask of it: to run other operators, and to move values."""
+"""The interface of the device for its own parts: run operators, and move values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .remote import RemoteTensor
 
 
 class Runner(Protocol):
-    """The device, as `handlers`, `placement` and `cpu_fallback` see it; see `device.Device`."""
+    """The interface of `device.Device` that `handlers`, `placement` and `cpu_fallback` use."""
 
     lifetimes: Lifetimes
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run any operator on the server, or on this machine if the server cannot."""
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
-        """Copy host to device."""
+        """Return a copy of a CPU tensor on the device."""
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
-        """Copy device to host."""
+        """Return a copy of a remote tensor on the CPU."""
     def downloads(self, tensors: list[RemoteTensor]) -> list[torch.Tensor]:
-        """Copy several tensors from device to host in one round trip."""
+        """Return copies of remote tensors on the CPU, with one round trip for all if possible."""
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                ) -> RemoteTensor:
-        """Resize to a view of the same memory, or to a copy if nothing else uses the old memory."""
+        """Resize a tensor: to a view of its memory, or to new memory if it is too small."""
     def overwrite(self, tensor: RemoteTensor, values: torch.Tensor) -> None:
-        """Copy values that were computed on this machine into a tensor."""
+        """Copy values that were computed on this machine into a remote tensor."""

@@ -1,10 +1,10 @@
 """Delay signal handlers until the device is consistent, since a handler may raise.
 
-Python runs a handler between any two instructions of the main thread. If the device is busy there,
-the signal is sent again a little later. The handler runs when the device is done, or only waits for
-the server. The same applies during the `__del__` of a tensor, which native tensors do not have:
-Python prints and ignores an exception raised there or in functions called from it, so Ctrl+C would
-be lost.
+Python runs a handler between any two instructions of the main thread. If the device is busy at this
+moment, the signal is sent again a little later. The handler runs when the device is done, or only
+waits for the server. The handler is also delayed during the `__del__` of a remote tensor: Python
+prints and ignores an exception in `__del__` or in a function that it calls, so Ctrl+C would be
+lost. Native tensors have no `__del__`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _signal, _getsignal = signal.signal, signal.getsignal
 
 
 def install(busy: Callable[[], bool], deletes: CodeType) -> None:
-    """Delay the present handlers, and those that the program sets later.
+    """Delay the current signal handlers, and the handlers that the program sets later.
 
-    They wait while `busy()`, and while the main thread runs `deletes` or functions called from it.
+    A handler waits while `busy()` is true, and while the main thread runs `deletes` or a function
+    that `deletes` calls.
     """
     handlers: dict[int, Any] = {}
 

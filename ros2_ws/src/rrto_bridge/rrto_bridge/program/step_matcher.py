@@ -1,7 +1,7 @@
 """Compile a step into a function that compares a call with it and creates the virtual results.
 
-The function is generated, straight-line code: it is the only cost of a replayed operator besides
-PyTorch's own dispatch (thesis Algorithm 11, MatchReplayStep).
+The function is generated code without loops, because it is the only cost of a replayed operator
+besides PyTorch's own dispatch (thesis Algorithm 11, MatchReplayStep).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..protocol.sequence import Own, Step
 from ..protocol.tensors import DTYPES, from_special
 from .remote import CUDA, SIZE, Value, _make, move
 
-MISS = object()   # a matcher's result for any other call
+MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# Further conditions of operators that `handlers` treats specially.
+# Additional conditions for operators that have handlers in `handlers`.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
             for name in ('svdvals', 'eigvalsh')},

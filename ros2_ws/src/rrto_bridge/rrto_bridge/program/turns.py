@@ -1,6 +1,6 @@
-"""Threads take turns per inference, not per call: interleaved calls would never repeat.
+"""Threads take turns per inference, not per call: interleaved calls would form no sequence.
 
-A thread keeps its turn until it uploads the next input, or makes no call for `GAP`.
+A thread keeps its turn until it uploads the next input, or makes no call for `GAP` s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 GAP = 0.003      # seconds without a call after which another thread may continue
-LONGEST = 0.1    # longest wait for threads that read values and continue, s
+LONGEST = 0.1    # maximum wait for a thread that goes on after it has read a value, s
 
 
 class Turns:
@@ -18,14 +18,17 @@ class Turns:
 
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)
-        self.contended = False      # several threads use the device
+        self.contended = False      # whether several threads use the device
         self._holder = 0
-        self._open = False          # the holder has read no value since its last call
+        self._open = False          # whether the holder has made a call since it read a value
         self._last = 0.0            # time of the holder's last call
         self._waiting = 0
 
     def enter(self, begins: bool) -> bool:
-        """Wait for this thread's turn; return whether it waited. `begins`: an inference begins."""
+        """Wait for this thread's turn and record a call; return whether the thread waited.
+
+        `begins`: whether the call begins an inference.
+        """
         me = threading.get_ident()
         waited = False
         if me != self._holder and self._holder:
@@ -50,12 +53,12 @@ class Turns:
         self._last = time.monotonic()
 
     def claim(self) -> None:
-        """Give the turn to the current thread, which made the expected call."""
+        """Give the turn to the current thread, which has made the expected call."""
         self._holder = threading.get_ident()
         self.made_call()
 
     def has_value(self) -> None:
-        """Record that the holder has read a value: its inference may be over."""
+        """Record that the holder has read a value, so its inference may be over."""
         self._open = False
         self._last = time.monotonic()
 

@@ -1,1 +1,1 @@
-"""What both ends share: calls, tensors and messages as values, their checks and their bytes."""
+"""Code of both ends: calls, tensors and messages as values, their checks and their encoding."""

@@ -22,7 +22,7 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the sequence of this number on the server."""
+    """Drop the sequence with this number on the server."""
 
     number: int
 
@@ -31,8 +31,9 @@ class Forget:
 class Start:
     """Begin run `run`; slot s of the sequence gets handle `base` + s.
 
-    `inputs`: bytes of the first host-to-device copies of the pass. `bound`: handles of its first
-    `Bound` tensors. `More` brings the rest; the server runs as far as it can.
+    `inputs`: bytes of the first host-to-device copies of the pass. `bound`: handles of the first
+    `Bound` tensors of the pass. `More` brings the rest. The server runs all steps for which it has
+    the data.
     """
 
     run: int
@@ -66,7 +67,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Undo and end the open run; run its first `count` steps again; keep the handles `alive`."""
+    """Undo the run, run its first `count` steps again, keep the handles `alive`, and end it."""
 
     run: int
     count: int
@@ -75,7 +76,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the run after a complete pass: keep its effects and the handles `alive`."""
+    """End the run after a complete pass; keep the effects of the run and the handles `alive`."""
 
     run: int
     alive: tuple[int, ...]
@@ -97,11 +98,11 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The server's result of the run's `index`-th wanted step.
+    """The server's result of the `index`-th wanted step of a run.
 
-    `metas`: of the returned tensors, if their shape depends on data. If they differ from those of
-    the step, the server stops there and waits for `Abandon`. `error`: the run stopped before this
-    step.
+    `metas`: metas of the returned tensors, if a shape depends on data. If these metas differ from
+    the metas in the sequence, the server stops after this step and waits for `Abandon`. `error`:
+    why the run stopped before this step; empty if the step succeeded.
     """
 
     run: int

@@ -1,9 +1,10 @@
 """The list of ATen operators that a server executes.
 
-An operator is in the list if it computes with tensors and plain scalars, runs on strided tensors of
-any device, and checks its arguments before it accesses memory with them (or `execution.checks`
-does). The server refuses all others, and they run on the robot's CPU. PyTorch decomposes composite
-operators before they arrive; the list contains only the composites that are sent whole.
+An operator is in the list if it computes with tensors and plain scalars and runs on strided tensors
+of any device. Before it accesses memory with its arguments, the operator itself or
+`execution.checks` must check them. The server refuses all other operators; they run on the robot's
+CPU. PyTorch decomposes composite operators before they are sent. The list contains only those
+composites that are sent whole (`operators.WHOLE`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SCALARS = r'(Tensor|int|bool|float|number|str|Device|Generator)'
 _TYPE = re.compile(rf'{_SCALARS}|Optional\[{_SCALARS}\]|List\[{_SCALARS}\]'
                    rf'|List\[Optional\[Tensor\]\]|Optional\[List\[(int|float)\]\]')
 
-# An operator includes its in-place variant: `relu` allows `relu_`.
+# An entry also allows the in-place variant of the operator: `relu` allows `relu_`.
 _VIEWS = '''
 alias as_strided as_strided_copy as_strided_scatter detach detach_copy diagonal diagonal_copy
 diagonal_scatter expand expand_copy permute permute_copy select select_copy select_scatter slice
@@ -100,7 +101,7 @@ _unique _unique2 _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
 _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 _weight_norm_interface
 '''
-# Variants that a PyTorch with CUDA on the robot calls instead; see `execution.checks`.
+# PyTorch on the robot calls these variants if it was built with CUDA; see `execution.checks`.
 _CUDA = '''
 cudnn_affine_grid_generator cudnn_batch_norm cudnn_grid_sampler miopen_batch_norm
 _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
@@ -133,7 +134,7 @@ def resolve(name: str) -> Any:
             raise Refused(f'{name} takes {argument.type}, which is neither tensor nor plain scalar')
     if not any('Tensor' in str(value.type) for value in (*op._schema.arguments,
                                                          *op._schema.returns)):
-        raise Refused(f'{name} computes with plain numbers')   # TorchScript's: unchecked
+        raise Refused(f'{name} computes with plain numbers')   # for TorchScript; has no checks
     return op
 
 
@@ -144,7 +145,7 @@ def allowed(name: str) -> bool:
 
 @lru_cache(1)
 def operators_digest() -> str:
-    """Return a digest of the allowed operators' schemas; client and server must agree on it."""
+    """Return a digest of the schemas of all allowed operators; it must be equal at both ends."""
     schemas = sorted(str(s) for s in torch._C._jit_get_all_schemas()
                      if s.name.startswith('aten::') and allowed(s.name[6:]))
     return hashlib.sha256('\n'.join(schemas).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Conversion between the machines' frames and the messages of rrto_msgs."""
+"""Conversion between the state machines' frames and actions and the messages of rrto_msgs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .stream import Frame
 
 
 def frame_of(message: Any) -> Frame:
-    """Return the frame in a message."""
+    """Return the frame in a ROS message."""
     return Frame(message.number, message.last, memoryview(message.data).cast('B'))
 
 
 def to_ros(action: SendFrame | SendAck) -> Any:
-    """Return the message for an action."""
+    """Return the ROS message for an action."""
     if isinstance(action, SendAck):
         return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
     frame = action.frame

@@ -10,12 +10,13 @@ from rclpy.node import Node
 from .errors import ConfigError
 from .names import graph_name
 
-LIMIT = 3.0   # seconds within which an existing server answers
+LIMIT = 3.0   # seconds within which a running server is discovered
 
 
 def servers(node: Node) -> list[str]:
     """Return the names of the servers that `node` has discovered."""
-    # A client also puts a service name on the graph, so only a published status counts.
+    # A client of the service also puts the service name on the graph; only a server publishes
+    # a status.
     names = (re.fullmatch(r'/rrto/(\w+)/open', n) for n, _ in node.get_service_names_and_types())
     return sorted(found[1] for found in names
                   if found and node.count_publishers(f'/rrto/{found[1]}/status'))
@@ -23,7 +24,10 @@ def servers(node: Node) -> list[str]:
 
 def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: str = ''
                      ) -> list[str]:
-    """Return the names of servers once there is one (or `wanted`), after at most `limit` s."""
+    """Wait at most `limit` s for a server (or for `wanted`); return the names of all servers.
+
+    `without`: a name to ignore.
+    """
     end = time.monotonic() + limit
     while True:
         names = [name for name in servers(node) if name != without]

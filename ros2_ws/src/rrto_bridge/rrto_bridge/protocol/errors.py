@@ -1,10 +1,10 @@
-"""Errors, grouped by whose fault they are, and their form on the wire."""
+"""Errors, grouped by their cause, and their form on the wire."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-MAX_TEXT = 2000   # most characters of an error that are sent
+MAX_TEXT = 2000   # maximum number of characters of an error that are sent
 
 
 class RrtoError(RuntimeError):
@@ -28,7 +28,7 @@ class Missing(RemoteError):
 
 
 class Failed(Missing):
-    """The tensor does not exist because its call failed; `kind` and `text` describe that error."""
+    """The tensor does not exist because its call failed: with error `kind` and message `text`."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -53,7 +53,7 @@ _NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMe
 
 
 def described(error: Exception) -> tuple[str, str]:
-    """Return name and text of an error, to send it to the other side."""
+    """Return the name and the text of an error, to send them to the peer."""
     if isinstance(error, Failed):
         return error.kind, error.text
     if isinstance(error, MemoryError) or 'DefaultCPUAllocator: ' in str(error):
@@ -65,5 +65,5 @@ def described(error: Exception) -> tuple[str, str]:
 
 
 def raise_named(name: str, text: str) -> NoReturn:
-    """Raise the error that `described` named."""
+    """Raise the error with the name and text that `described` returned."""
     raise _NAMED.get(name, RrtoError)(text)

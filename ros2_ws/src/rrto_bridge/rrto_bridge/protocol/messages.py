@@ -1,4 +1,4 @@
-"""Values that both ends exchange about a session; `convert` turns them into messages."""
+"""Values that both ends exchange about a session; `convert` turns them into ROS messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class SendAck:
-    """Acknowledge a program's frames; an `error` ends its session."""
+    """Acknowledge a program's frames before `number`; an `error` ends the program's session."""
 
     program: str
     incarnation: int

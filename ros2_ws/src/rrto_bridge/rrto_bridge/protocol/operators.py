@@ -15,15 +15,16 @@ RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
 LEARNT = 'learnt'   # extra keyword of `RECURRENT`: weights may require gradients
 GRADED = 'graded'   # extra keyword of `RECURRENT`: gradients are enabled
 
-LAYER = 17     # arguments of _transformer_encoder_layer_fwd between its source and its mask
+LAYER = 17     # number of arguments of _transformer_encoder_layer_fwd between source and mask
 NESTED_MASK = -1    # mask type: the mask is the padding mask of a nested source
 
-# Extra keyword of all calls if the program changed the default dtype, to which integers convert.
+# Extra keyword of every call after the program has changed the default dtype. PyTorch converts
+# integers to this dtype.
 DEFAULT = 'default_dtype'
 USUAL = torch.float32
 
-# Composite operators that choose a kernel by device, or that treat tensor subclasses differently:
-# they are sent whole, and the server chooses.
+# Composite operators that choose a kernel by device, or that treat tensor subclasses differently.
+# They are sent whole, so the server chooses the kernel.
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
          'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
                                     for form in ('input', 'data')),
@@ -42,16 +43,16 @@ class Operator:
     """Facts about one operator; `name` is like 'aten.add.Tensor'."""
 
     name: str
-    composite: bool     # consists of other operators: the result may or may not be a view
-    decomposes: bool    # a composite that must be decomposed if it arrives whole
+    composite: bool     # it calls other operators; its result may or may not be a view
+    decomposes: bool    # a composite that is not sent whole: the device decomposes it
     wanted: bool        # it returns values, or shapes that depend on values
-    index: bool         # shapes depend on values only if an index is a mask
+    index: bool         # its shapes depend on values only if an index is a mask
     view: bool          # it only creates views
     moves: str          # for an in-place view: the operator that returns the view
     writes: tuple[str, ...]  # names of the arguments that it changes
     lists: bool         # it returns one list of tensors
-    out: bool           # it resizes its `out=` argument to the result
-    python: bool        # a library's own composite for all devices: it decomposes itself
+    out: bool           # it has an `out=` argument, which it resizes to the result
+    python: bool        # an operator of a library, not of ATen, with one kernel for all devices
 
 
 @lru_cache(1)
@@ -82,7 +83,10 @@ def operator(function: Any) -> Operator:
 
 
 def _functional(name: str, schema: Any) -> str:
-    """Return aten.t.default for aten.t_.default, by argument types; '' if there is none."""
+    """Return the operator without `_` and with equal argument types; '' if there is none.
+
+    'aten.t_.default' gives 'aten.t.default'.
+    """
     space, base, _ = name.split('.')
     packet = getattr(torch.ops.aten, base.removesuffix('_'), None)
     types = [str(a.type) for a in schema.arguments]

@@ -1,4 +1,4 @@
-"""QoS profiles. Every publisher and subscription of a topic uses the same one."""
+"""QoS profiles. All publishers and subscriptions of a topic use the same profile."""
 
 from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
@@ -9,4 +9,4 @@ __all__ = ['LAST_WORDS', 'STATUS', 'STREAM']
 STREAM = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 
-LAST_WORDS = 0.5   # seconds that a process which ends waits for the other's acknowledgement
+LAST_WORDS = 0.5   # seconds that an ending process waits for its peer's acknowledgement

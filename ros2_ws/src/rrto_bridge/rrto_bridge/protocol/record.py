@@ -1,6 +1,6 @@
 """An intercepted call: operator, handles, scalars and results. Independent of torch.
 
-All other files describe the program in these terms. Thesis 5.3.3.
+All other files describe the program in these terms. Source: thesis section 5.3.3.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-HTOD = 'htod'  # host to device: no arguments, one result; the bytes are sent beside the call
-SEEDING = 'rrto.seed.default'  # seed of the random operators: one Ref, a number; no result
+HTOD = 'htod'  # host to device: no arguments, one result; the call does not contain the bytes
+SEEDING = 'rrto.seed.default'  # sets the random seed; one Ref to a tensor with the seed; no result
 DTOH = 'dtoh'  # device to host: one Ref, no result, always wanted; the bytes are the value
-GIVEN = 'given'  # Special in a result: the k-th tensor argument was returned; its meta follows
+GIVEN = 'given'  # kind of a `Special` in a result: the operator returned its k-th tensor argument
 
 
 class Meta(NamedTuple):
@@ -35,7 +35,7 @@ class Ref(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """The place of the k-th tensor argument in a signature, which ignores handles."""
+    """The k-th tensor argument in a signature; a signature contains no handles."""
 
     place: int
 
@@ -70,7 +70,7 @@ class Call:
         return tuple(_handles((self.arguments, self.keywords)))
 
     def fresh(self) -> tuple[int, ...]:
-        """Return the handles of new tensors, without those of returned arguments."""
+        """Return the handles of the results that are new tensors, not returned arguments."""
         given = set(self.inputs())
         return tuple(h for h in self.results if h is not None and h not in given)
 
@@ -84,10 +84,11 @@ def _handles(value: Any) -> Iterator[int]:
 
 
 def signature(call: Call, input_metas: tuple[Meta | None, ...]) -> tuple[Any, ...]:
-    """Return a hashable identity of a call without handles, equal for one step of two inferences.
+    """Return a hashable value without handles that identifies a call.
 
-    `input_metas` belong to `call.inputs()`. Types are part of it (1, 1.0 and True are three
-    scalars), as is which result is a returned argument.
+    It is equal for the same step of two inferences. `input_metas` belong to `call.inputs()`. The
+    value contains the types of scalars (1, 1.0 and True differ), and which results are returned
+    arguments.
     """
     given = call.inputs()
     slots = iter(range(len(given)))
@@ -103,7 +104,7 @@ def _template(value: Any, slots: Iterator[int]) -> Any:
     if type(value) is tuple:
         return tuple(_template(item, slots) for item in value)
     if type(value) is float:
-        return ('float', value.hex())  # NaN equals NaN, -0.0 differs from 0.0
+        return ('float', value.hex())  # as text, NaN equals NaN, and -0.0 differs from 0.0
     if type(value) is complex:
         return ('complex', value.real.hex(), value.imag.hex())
     if type(value) in (bool, int):
@@ -112,7 +113,7 @@ def _template(value: Any, slots: Iterator[int]) -> Any:
 
 
 class Persistent(NamedTuple):
-    """Role of a tensor from before the pass, the same in every pass (such as a parameter)."""
+    """Role of a tensor that exists before the pass and is the same in every pass (a parameter)."""
 
     handle: int
 

@@ -1,4 +1,4 @@
-"""Items of messages: replay actions as wire values, decoded with all checks; other kinds."""
+"""Items of messages: conversion of replay actions to wire values and back, with all checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def to_item(action: Any) -> tuple[Any, ...]:
 
 
 def from_item(item: tuple[Any, ...]) -> Any:
-    """Return the action of an item; raises RemoteError."""
+    """Return the action in an item; raises RemoteError for a malformed item."""
     kind, fields = item[0], item[1:]
     if kind == DEFINE:
         return _define(fields)

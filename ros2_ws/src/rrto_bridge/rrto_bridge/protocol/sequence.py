@@ -3,8 +3,8 @@
 Thesis section 5.3.3 (provenance) and 5.3.4 (what a replay transfers). A tensor of a step is
 `Own(slot)`: the slot-th tensor that the pass creates (its handle is base + slot);
 `Persistent(handle)`: the same tensor in every pass (parameter, buffer); or `Bound(index)`: a tensor
-of an earlier pass that differs from pass to pass (prefetched input, recurrent state). The client
-names a bound tensor when the program first uses it.
+from before the pass that differs from pass to pass (prefetched input, recurrent state). The client
+sends the handle of a bound tensor when the program first uses the tensor in the pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Role of a tensor from before the pass that differs from pass to pass."""
+    """Role of a tensor that exists before the pass and differs from pass to pass."""
 
     index: int
 
@@ -40,8 +40,8 @@ class Step:
     """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
 
     `results`: `Own` for a new tensor, the argument's role for a returned argument, None for no
-    tensor. `metas`: also None where the shape varies from pass to pass. `compiled` is free for the
-    code that executes or matches steps.
+    tensor. `metas`: None for no tensor, or if the shape varies from pass to pass. `compiled`: the
+    code that executes or matches steps may store its own data here.
     """
 
     op: str
@@ -57,12 +57,12 @@ class Step:
         return list(_roles((self.arguments, self.keywords)))
 
     def made(self, metas: tuple[Meta | None, ...]) -> dict[int, Meta]:
-        """Return slot -> meta of the new tensors, if the step returns these metas."""
+        """Return slot -> meta of the step's new tensors; `metas`: the metas of all its results."""
         return {role.slot: meta for role, meta in zip(self.results, metas, strict=False)
                 if isinstance(role, Own) and meta is not None}
 
     def differs(self, metas: tuple[Meta | None, ...]) -> bool:
-        """Return whether any result's meta differs from the step's; an open meta matches all."""
+        """Return whether any meta differs from the step's; None in the step matches every meta."""
         return any(mine is not None and mine != other
                    for mine, other in zip(self.metas, metas, strict=True))
 
@@ -73,7 +73,7 @@ class Step:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Steps of one inference. `kept`: slots that remain after the pass, as far as known."""
+    """Steps of one inference. `kept`: slots that the program held after an observed pass."""
 
     steps: tuple[Step, ...]
     kept: frozenset[int]
@@ -83,7 +83,7 @@ class Sequence:
     keys: list[str] = field(default_factory=list)
     made: list[int] = field(default_factory=list)   # slots created before step i; last entry: all
     metas: dict[int, Meta] = field(default_factory=dict)  # slot -> meta at the end of the pass
-    needs: list[int] = field(default_factory=list)  # steps that need data from the client
+    needs: list[int] = field(default_factory=list)  # positions of steps that need client data
 
     def __post_init__(self) -> None:
         """Derive the other fields from the steps."""
@@ -100,11 +100,11 @@ class Sequence:
         self.keys = [step.key() for step in self.steps]
 
     def calls(self, count: int, base: int, bound: Items[int]) -> list[Call]:
-        """Return the first `count` steps as calls of a pass."""
+        """Return the first `count` steps as calls; slots begin at handle `base`."""
         return [instantiate(step, base, bound) for step in self.steps[:count]]
 
     def common(self, other: Sequence) -> int:
-        """Return the number of first steps that are equal in both."""
+        """Return how many steps at the beginning are equal in both sequences."""
         pairs = zip(self.keys, other.keys, strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b),
                     min(len(self.keys), len(other.keys)))
@@ -119,7 +119,7 @@ def _roles(value: Any) -> Iterator[StepRole]:
 
 
 def substitute(value: Any, kinds: type | tuple[type, ...], new: Callable[[Any], Any]) -> Any:
-    """Replace every item of `kinds` in `value`, also in nested tuples, by `new` of the item."""
+    """Return `value` with `new(item)` for every item of `kinds`, also in nested tuples."""
     if isinstance(value, kinds):
         return new(value)
     if type(value) is tuple:
@@ -171,7 +171,10 @@ def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[in
 
 
 def changed(new: Sequence, old: Sequence) -> set[int] | None:
-    """Return the persistent tensors that differ if all else is equal in both; else None."""
+    """Return the handles in `new` of the persistent tensors that differ between two sequences.
+
+    Return None if the sequences also differ in anything else.
+    """
     if len(new.steps) != len(old.steps):
         return None
     pairs: set[tuple[int, int]] = set()
@@ -197,8 +200,11 @@ def changed(new: Sequence, old: Sequence) -> set[int] | None:
 
 
 def loosen(sequence: Sequence, changing: Mapping[int, Meta]) -> Sequence:
-    """Return the sequence with `Bound` in place of these persistent tensors."""
-    base = 1 << 62                           # above all handles, like the bound ones
+    """Return the sequence with role `Bound` for the persistent tensors in `changing`.
+
+    `changing`: handle -> meta.
+    """
+    base = 1 << 62          # above all real handles, so slots and bound tensors get free handles
     bound = range(base + sequence.slots, base + sequence.slots + len(sequence.bound))
     calls = sequence.calls(len(sequence.steps), base, bound)
     return build(calls, {**changing, **dict(zip(bound, sequence.bound, strict=True))},
@@ -216,9 +222,9 @@ def _step(call: Call, roles: Mapping[int, StepRole]) -> Step:
 
 
 def matches(step: Step, call: Call, base: int, bound: list[int]) -> list[int] | None:
-    """Return the handles of `Bound` tensors that the step uses first; None if the call differs.
+    """Return the handles of the `Bound` tensors that no earlier step uses; None on a mismatch.
 
-    `base`: handle of slot 0; `bound`: handles of the `Bound` tensors so far.
+    `base`: handle of slot 0; `bound`: handles of the `Bound` tensors of earlier steps.
     """
     if step.op != call.op or (step.op == HTOD and step.metas != call.metas):
         return None

@@ -1,7 +1,7 @@
 """Messages of any size as frames of bounded size, with a window. Sans-I/O.
 
-The topics below are reliable and keep order. The window keeps the middleware's queue short, so that
-a dead link is noticed and a message can be abandoned.
+The ROS topics that carry the frames are reliable and keep the order. The window keeps the queue of
+the middleware short. So the sender notices a dead link, and can abandon a message.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from .errors import LinkError, RemoteError
 
-FRAME = 61440    # most bytes of data in a frame: fits into one UDP datagram
-WINDOW = 64      # most frames in transit
-EVERY = 16       # frames per acknowledgement
+FRAME = 61440    # maximum bytes of data in a frame, so that a frame fits into one UDP datagram
+WINDOW = 64      # maximum number of frames in transit
+EVERY = 16       # the receiver acknowledges once for this many frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,17 @@ class Sender:
         return Frame(self.next - 1, False, b'')
 
     def on_ack(self, number: int) -> None:
-        """Record that frames before `number` are acknowledged; RemoteError if never sent."""
+        """Record that all frames before `number` are acknowledged.
+
+        Raises RemoteError if one of these frames was never sent.
+        """
         if not 0 <= number <= self.next:
             raise RemoteError(f'acknowledged frame must be at most {self.next}, got {number}')
         self.acknowledged = max(self.acknowledged, number)
 
 
 class Receiver:
-    """The receiver of one direction of a stream; messages of at most `limit` bytes."""
+    """The receiver of one direction of a stream; accepts messages of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -78,11 +81,11 @@ class Receiver:
 
     @property
     def pending(self) -> int:
-        """Bytes of the incomplete message."""
+        """Number of bytes received of the incomplete message."""
         return self._size
 
     def take(self, frame: Frame) -> tuple[bytes | None, bool]:
-        """Process a frame; return the message that it completes, and whether to acknowledge now.
+        """Process a frame; return the completed message, or None, and whether to acknowledge now.
 
         Raises LinkError if frames are missing, RemoteError if the message is too long.
         """

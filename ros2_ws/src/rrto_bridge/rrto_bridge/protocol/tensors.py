@@ -1,4 +1,4 @@
-"""Tensors as metas and bytes, and PyTorch's special arguments as names; used by both sides."""
+"""Conversion, at both ends, of tensors to metas and bytes and of special arguments to names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ DEVICE = Special('device', '')  # the server's only device
 
 
 def special(value: Any) -> Special:
-    """Return the name of a dtype, memory format, strided layout or the device; else Unsendable."""
+    """Return the `Special` of a dtype, memory format, strided layout, or the device.
+
+    Raises Unsendable for any other value.
+    """
     kind = _KINDS.get(type(value))
     name = str(value).removeprefix('torch.')
     if kind == 'device' and value.type == 'cuda':
@@ -39,14 +42,14 @@ def special(value: Any) -> Special:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise CUDA's error for a device that does not exist."""
+    """Raise CUDA's error if the device does not exist."""
     if (device.index or 0) > 0:
         raise RuntimeError(f'CUDA error: invalid device ordinal {device.index}: use cuda:0, the '
                            'only device')
 
 
 def from_special(value: Special, device: torch.device) -> Any:
-    """Return the value that `special` named; raises RemoteError."""
+    """Return the value of which `special` returned the name; raises RemoteError."""
     found = {'dtype': DTYPES.get(value.name), 'memory_format': _FORMATS.get(value.name),
              'layout': torch.strided if value.name == 'strided' else None,
              'device': device if not value.name else None}.get(value.kind)
@@ -64,7 +67,7 @@ def meta_of(tensor: torch.Tensor) -> Meta:
 
 
 def check_dense(tensor: torch.Tensor) -> None:
-    """Raise RuntimeError for a kind of tensor that the device does not support."""
+    """Raise RuntimeError if the device does not support this kind of tensor."""
     kind = 'nested' if tensor.is_nested else 'quantised' if tensor.is_quantized else \
         '' if tensor.layout is torch.strided else str(tensor.layout).removeprefix('torch.')
     if kind:
@@ -78,15 +81,16 @@ def refuse_kind(kind: str) -> NoReturn:
 
 
 def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
-    """Return a dense meta (offset 0, as `.cpu()` gives) and the values of a tensor on the CPU.
+    """Return a dense meta (with offset 0, as `.cpu()` gives) and the bytes of a CPU tensor.
 
-    The bytes are in storage order; they are not copied if the tensor is dense already.
+    The bytes are in storage order. They are not copied if the tensor is dense already.
     """
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         with ordinary():
             tensor = tensor.resolve_conj().resolve_neg()
-    if not dense(tensor.shape, tensor.stride()) or tensor._is_zerotensor():   # has no memory
+    # A zero tensor has no memory.
+    if not dense(tensor.shape, tensor.stride()) or tensor._is_zerotensor():
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
     data: Any = _flat(tensor).view(torch.uint8).numpy()
@@ -96,7 +100,8 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
     """Return a tensor from the result of `pack`. Raises RemoteError if the bytes do not fit.
 
-    `shared`: use the memory of `data`, which is writable and used by nobody else; else copy it.
+    `shared`: use the memory of `data`, which must be writable and have no other user. Otherwise
+    copy the bytes.
     """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
@@ -111,34 +116,34 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
 
 
 def ordinary() -> Any:
-    """Within, compute with CPU tensors as outside an operator's implementation.
+    """Return a context in which CPU tensors compute as outside an operator's implementation.
 
-    Inside one, PyTorch skips steps that it has done for the operator's own arguments. Then a lazily
-    conjugated or negated tensor would be used unresolved, and a weight that may require gradients
-    would be multiplied like one that does not.
+    Inside an implementation, PyTorch skips steps that it has already done for the operator's own
+    arguments. Without these steps, it would use a lazily conjugated or negated tensor unresolved,
+    and would multiply a weight that may require gradients like a weight that does not.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)
 
 
-_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # outside any operator
+_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # read outside any operator
 
 
 def size_of(meta: Meta) -> int:
-    """Return the bytes of a dense tensor; 0 for an unknown dtype."""
+    """Return the number of bytes of a dense tensor; 0 for an unknown dtype."""
     dtype = DTYPES.get(meta.dtype)
     return math.prod(meta.shape) * dtype.itemsize if dtype is not None else 0
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a dense tensor of the CPU to the device."""
+    """Return a copy of a dense CPU tensor on the device; for the device CPU, the tensor itself."""
     if device.type == 'cpu':
         return tensor
     return staging.to_device(_flat(tensor), device).as_strided(tensor.shape, tensor.stride())
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to the CPU; a tensor of the CPU is returned itself."""
+    """Return a copy of a tensor on the CPU; for a CPU tensor, the tensor itself."""
     if tensor.device.type == 'cpu':
         return tensor
     tensor = tensor.resolve_conj().resolve_neg()
@@ -148,12 +153,12 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a dense tensor."""
+    """Return a dense tensor's elements as a one-dimensional view, in storage order."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
-    """Return the meta of a tensor in C order."""
+    """Return the meta of a tensor whose elements are in C order."""
     stride, step = [], 1
     for size in reversed(shape):
         stride.append(step)
@@ -162,7 +167,7 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
 
 
 def dense(shape: Any, stride: Any) -> bool:
-    """Return whether elements fill their storage without gap or overlap, in any dimension order."""
+    """Return whether elements have no gaps or overlap in memory, in any order of dimensions."""
     if 0 in shape:
         return True
     expected = 1

@@ -1,7 +1,7 @@
 """Values as bytes: calls, metas, scalars. No pickle; every length is checked before use.
 
 A value is a tag byte and its content. Integers have 64 bits, little endian; strings are UTF-8.
-Tuples nest at most `DEPTH` deep. The size of a message bounds the size of its decoded value.
+Tuples nest at most `DEPTH` deep. The size of a message limits the size of its decoded value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_tuple(encoded: Sequence[bytes]) -> bytes:
-    """Return the bytes of a tuple whose items are encoded already."""
+    """Return the bytes of a tuple; `encoded`: the bytes of its items."""
     return b'(' + _COUNT.pack(len(encoded)) + b''.join(encoded)
 
 
@@ -107,7 +107,7 @@ class _Reader:
         return piece
 
     def count(self, least: int) -> int:
-        """Return a count of items that have at least `least` bytes each."""
+        """Read the number of the items that follow; each item has at least `least` bytes."""
         count: int = _COUNT.unpack(self.take(4))[0]
         if count * least > len(self.data) - self.at:
             raise RemoteError(f'{count} items announced, {len(self.data) - self.at} bytes left')

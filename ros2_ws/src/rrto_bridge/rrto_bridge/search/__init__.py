@@ -1,1 +1,1 @@
-"""Find the sequences of calls that a program repeats, and know them again."""
+"""Find the sequences of calls that a program repeats, and recognise them later."""

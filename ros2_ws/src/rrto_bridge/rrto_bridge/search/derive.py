@@ -1,8 +1,8 @@
 """Derive a sequence for another batch size without recording (Algorithm 13, RRTOFIXARGS).
 
-Shape inference gives the shapes for the new input. Sizes among the arguments (view, expand, zeros)
-are derived from one example, which is a guess if the batch size was 1. A wrong guess costs one
-mismatch, because the client compares every call with the expected one.
+Shape inference gives the shapes for the new input. Sizes among the arguments (of view, expand,
+zeros) are derived from one recorded pass. If its batch size was 1, they are a guess. A wrong guess
+costs one mismatch, because the client compares every call with the sequence.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta
 
 def derive(sequence: Sequence, given: Meta | None, infer: Infer,
            meta_of: Callable[[int], Meta | None]) -> Sequence | None:
-    """Return the sequence for an input of meta `given`; None if it cannot be derived.
+    """Return the sequence for an input with meta `given`; None if it cannot be derived.
 
-    `given` differs from the sequence's first input only in dimension 0.
+    `given` may differ from the sequence's first input only in dimension 0.
     """
     first = sequence.steps[0]
     if first.op != HTOD or sequence.bound or given is None or not first.metas[0]:
@@ -42,7 +42,7 @@ class _Derivation:
         old = sequence.steps[0].metas[0]
         assert old is not None
         self.old, self.new = old.shape[:1], given.shape[:1]
-        self.metas: dict[StepRole, tuple[Meta, Meta]] = {}  # before, now
+        self.metas: dict[StepRole, tuple[Meta, Meta]] = {}  # (in `sequence`, in the derived one)
 
     def run(self) -> Sequence:
         steps = tuple(self.step(step) for step in self.sequence.steps)
@@ -57,7 +57,7 @@ class _Derivation:
         return self.metas[role]
 
     def step(self, step: Step) -> Step:
-        """Return the step with its new sizes and metas."""
+        """Return the step with the sizes and metas for the new batch size."""
         arguments, keywords, metas = step.arguments, step.keywords, step.metas
         if step.op == HTOD:
             metas = tuple(m and _with_batch(m, self.old, self.new) for m in metas)
@@ -83,14 +83,18 @@ class _Derivation:
 
     def sizes(self, size: tuple[int, ...], shape: tuple[int, ...],
               inputs: list[tuple[Meta, Meta]]) -> tuple[int, ...]:
-        """Return `size` for the new batch, as an argument of a call that returned `shape`."""
+        """Return the value of the argument `size` for the new batch size.
+
+        `shape`: what the call returned before. `inputs`: (old, new) meta of each tensor argument.
+        """
         before, now = (m.shape for m in inputs[0]) if inputs else ((), ())
         if before != now and prod(before) == prod(shape):
             at = next(i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
             begin, end = prod(before[:at]), prod(before[:at + 1])
             inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
-            # A batch of 1 has no unique place: before merged dimensions, else where they split.
+            # A batch of 1 fits several dimensions. Prefer a dimension of the old batch size; then,
+            # unless dimensions were merged, one with elements of later dimensions; then the first.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))
@@ -110,7 +114,7 @@ def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
-    """Return a contiguous meta with another batch size, if its first dimension is the batch."""
+    """Return a contiguous meta with batch size `new` if dimension 0 is `old`, else the meta."""
     if not old or meta.shape[:1] != old:
         return meta
     shape = new + meta.shape[1:]

@@ -1,4 +1,4 @@
-"""The known sequences as a prefix tree: a list with the length of every common prefix."""
+"""The known sequences as a prefix tree: a list, with the common prefix length of every pair."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..protocol.record import HTOD, SEEDING, Call, Meta, Persistent
 from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
-MAX_SEQUENCES = 32    # most known at a time; the least recently used is dropped
-PATIENCE = 3          # consecutive failed runs before a sequence pauses
-MAX_LOOSE = 4         # most tensors that become `Bound`; more means another model
-MAX_DERIVED = 4096    # remembered pairs of a sequence and an input that were tried
-MAX_PAUSE = 64        # most boundaries at which a failing sequence is skipped
+MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
+PATIENCE = 3          # consecutive failed runs that do not yet pause a sequence
+MAX_LOOSE = 4         # if more persistent tensors differ, the model is another: none gets `Bound`
+MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
+MAX_PAUSE = 64        # a failing sequence is tried at least at every MAX_PAUSE-th possible start
 
-ANY = 1 << 62         # above every handle: base of a pass without own tensors yet
+ANY = 1 << 62         # base of a pass that has no tensors of its own yet; above every handle
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +25,11 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # other number -> common steps
+    common: dict[int, int] = field(default_factory=dict)  # other sequence -> number of equal steps
     failures: int = 0   # consecutive failed runs
-    pause: int = 0      # boundaries to skip
+    pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()
-    fast: list[Step | None] = field(default_factory=list)  # None: needs a full check
+    fast: list[Step | None] = field(default_factory=list)  # None: the step needs `PrefixTree.bind`
 
     def __post_init__(self) -> None:
         """Derive the persistent handles and the fast steps."""
@@ -46,17 +46,24 @@ class Known:
 
 
 class PrefixTree:
-    """Known sequences, last used last. `meta_of` and `infer` derive other batch sizes."""
+    """Known sequences in order of use, the latest last.
+
+    `meta_of` and `infer` serve to derive sequences for other batch sizes.
+    """
 
     def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
         self.known: list[Known] = []
         self._former: deque[Sequence] = deque(maxlen=4)  # dropped because a tensor was freed
         self._meta_of, self._infer = meta_of, infer
-        self.added = 0                # sequences ever added
-        self._derived: set[tuple[int, tuple[Meta | None, ...]]] = set()  # tried: sequence, input
+        self.added = 0                # number of sequences added so far
+        # Derivations that were tried: (number of a sequence, metas of an input).
+        self._derived: set[tuple[int, tuple[Meta | None, ...]]] = set()
 
     def alive(self, sequence: Sequence) -> bool:
-        """Return whether the program holds its persistent tensors; else record it as former."""
+        """Return whether the program holds all persistent tensors of a sequence.
+
+        If not, record the sequence as a former one.
+        """
         if all(self._meta_of(r.handle) for step in sequence.steps for r in step.roles()
                if isinstance(r, Persistent)):
             return True
@@ -64,10 +71,10 @@ class PrefixTree:
         return False
 
     def add(self, sequence: Sequence, actions: list[Action]) -> Known:
-        """Add a sequence; it replaces a known one that differs only in the kept tensors.
+        """Add a sequence; it replaces a known sequence that differs only in the kept tensors.
 
-        A tensor that was persistent in a former sequence until it was freed, and is another tensor
-        now, is not persistent (such as the features of the last key frame): it becomes `Bound`.
+        If the sequence differs from a former one only in a few persistent tensors, these tensors
+        are not persistent (such as the features of the last key frame). They become `Bound`.
         """
         for former in self._former:
             loose = changed(sequence, former)
@@ -103,20 +110,20 @@ class PrefixTree:
         actions.append(Forget(number))
 
     def forget_users(self, handles: Iterable[int], actions: list[Action]) -> None:
-        """Drop sequences that use one of these tensors in every pass."""
+        """Drop the sequences in which one of these tensors is persistent."""
         gone = set(handles)
         for known in [k for k in self.known if not gone.isdisjoint(k.persistent)]:
             self.forget(known, actions)
             self._former.append(known.sequence)
 
     def used(self, known: Known) -> None:
-        """Note that a run of this sequence was completed."""
+        """Record that a run of this sequence was completed."""
         known.failures = 0
         self.known.remove(known)
         self.known.append(known)
 
     def openers(self, call: Call, actions: list[Action]) -> list[Known]:
-        """Return the sequences that begin with the call and do not pause, last used first."""
+        """Return the sequences that begin with the call and do not pause, the last used first."""
         able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
         if not able and call.op == HTOD and self._infer is not None:
             able = self._specialise(call, self._infer, actions)
@@ -130,7 +137,7 @@ class PrefixTree:
 
     def bind(self, known: Known, position: int, call: Call, base: int,
              bound: list[int]) -> list[int] | None:
-        """Return handles for the step's `Bound` tensors if the call matches the step; else None."""
+        """Return the handles of `Bound` tensors that no earlier step uses; None on a mismatch."""
         sequence = known.sequence
         new = matches(sequence.steps[position], call, base, bound)
         for index, handle in enumerate(new or ()):

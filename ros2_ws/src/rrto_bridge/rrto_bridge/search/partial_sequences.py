@@ -1,18 +1,19 @@
 """Partial sequences: replay the constant parts of inferences whose shapes vary.
 
-A detector's backbone is the same in every inference; what follows a selection by score, or an `nms`
-on the robot, is not. The log is cut into *fragments*: a fragment ends with a wanted call or before
-an input. A *partial sequence* begins with an input and continues while each fragment has been seen
-before and always follows its predecessor. It ends
+A detector's backbone makes the same calls in every inference. The calls after a selection by score,
+or after an `nms` on the robot, vary. The log is cut into *fragments*: a fragment ends with a wanted
+call or before an input. A *partial sequence* begins with an input and continues while each fragment
+has been seen before and always follows its predecessor. It ends
 
-- with a data-dependent operator whose shape differs from an earlier one: the shape stays open;
-- after the last wanted call before a fragment that differs in another way, such as an input of
-  another shape; that fragment is in no partial sequence;
-- where its first fragment occurs again, which marks the next inference. Otherwise a data-dependent
-  loop, which contains no new fragment, would merge successive inferences.
+- with a data-dependent operator whose result has another shape than before: this shape stays open;
+- with the last wanted call before a fragment that differs in another way (such as an input of
+  another shape). This fragment is in no partial sequence;
+- before its first fragment occurs again, because that marks the next inference. Otherwise a
+  data-dependent loop, which contains no new fragment, would merge successive inferences.
 
-Partial sequences form a tree of fragments; each node where one ends has a search of its own. Calls
-that depend on a varying shape form new fragments each time, so they are in no partial sequence.
+Partial sequences form a tree of fragments. Each node where a partial sequence ends has its own
+`Search`. Calls that depend on a varying shape form new fragments each time, so they are in no
+partial sequence.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-LIMIT = 1 << 15    # calls in a partial sequence, and kinds of calls
-FED = 16           # partial sequences in the log of a node's search
+LIMIT = 1 << 15    # limit of: known tags + calls of the open partial sequence; then forget all
+FED = 16           # a tree node gets a new `Search` after this many partial sequences
 
-Fragment = tuple[int, ...]          # tags of its calls; the last one's without results
+Fragment = tuple[int, ...]          # tags of its calls; the tag of a wanted call omits its metas
 Metas = tuple[Meta | None, ...]
 
 
@@ -34,12 +35,12 @@ Metas = tuple[Meta | None, ...]
 class _Node:
     """A node of the tree: the position after a fragment."""
 
-    varies: bool = False                # the shape at its end varies
+    varies: bool = False                # the shape that the fragment returns varies
     ends: bool = False                  # partial sequences end here
     following: Fragment | None = None   # the only fragment that has followed
     child: _Node | None = None          # the node after that fragment
     search: Search | None = None        # searches the partial sequences that ended here
-    fed: int = 0
+    fed: int = 0                        # number of partial sequences that ended here
 
     def after(self, fragment: Fragment, known: bool) -> _Node | None:
         """Return the node after this fragment; None if the partial sequence ends before it."""
@@ -53,7 +54,7 @@ class _Node:
 
 
 class PartialSequences:
-    """Observe the calls that are made one by one, like `Search`."""
+    """Finds partial sequences in the calls that are made one by one; used like `Search`."""
 
     def __init__(self, repetitions: int) -> None:
         self._repetitions = repetitions
@@ -63,7 +64,7 @@ class PartialSequences:
     def restart(self) -> None:
         """Forget all observations."""
         self._tags: dict[tuple[object, ...], int] = {}
-        self._seen: dict[Fragment, Metas] = {}    # metas that its last call returned
+        self._seen: dict[Fragment, Metas] = {}    # metas of the last call's results
         self._roots: dict[Fragment, _Node] = {}
         self._leave()
 
@@ -71,10 +72,10 @@ class PartialSequences:
         self._fragment: list[Call | int] = []  # calls and freed handles since the last fragment
         self._key: list[int] = []              # tags of these calls
         self._items: list[Call | int] = []     # earlier items of the open partial sequence
-        self._root: Fragment = ()              # its first fragment
-        self._node: _Node | None = None        # its present node
-        self._end: tuple[_Node, int] | None = None   # at its last wanted call: node, item count
-        self._given: dict[int, Meta] = {}      # tensors that it uses
+        self._root: Fragment = ()              # first fragment of the open partial sequence
+        self._node: _Node | None = None        # node after its last fragment
+        self._end: tuple[_Node, int] | None = None   # (node, item count) after its last wanted call
+        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that it uses
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call; return a sequence that ends with it, or before it, if one is found."""
@@ -129,9 +130,10 @@ class PartialSequences:
         return found
 
     def _close(self, again: bool = False) -> Sequence | None:
-        """End the open partial sequence and search it up to its last wanted call.
+        """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: it ends only because it begins again; if it always ends so, no shape varies.
+        `again`: it ends only because its first fragment occurs again. If it has never ended for
+        another reason, no shape varies, and it is not searched.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None
@@ -162,9 +164,9 @@ class PartialSequences:
             self._items.append(handle)
 
     def interrupt(self, left: dict[int, Meta]) -> Sequence | None:
-        """Record that a pass was replayed; return a sequence that ends before it, if one is found.
+        """Record that a pass was replayed; return a sequence that ends before the pass, if any.
 
-        `left`: the tensors that remain after the pass.
+        `left`: handle -> meta of the tensors that remain after the pass.
         """
         found = self._close()
         self._leave()
@@ -173,5 +175,5 @@ class PartialSequences:
 
 
 def _begins(call: Call) -> bool:
-    """Return whether a partial sequence may begin here: with an input that is an array."""
+    """Return whether a partial sequence may begin with this call: an input with dimensions."""
     return call.op == HTOD and any(meta and meta.shape for meta in call.metas)

@@ -1,15 +1,19 @@
 """Operator Sequence Search: finds the calls that a program repeats (Algorithms 8 to 10).
 
-The search is incremental, so its cost is linear in the log. The log is cut into *sections*, each
-ending with a wanted call (device to host: only there can an inference end). Sections with equal
-tags have equal names. A pass consists of a few sections that repeat; it is found by their names:
+The search is incremental, so its cost is linear in the length of the log. Each call gets a *tag*: a
+number for its operator, its arguments without handles, and its results' metas. Equal calls have
+equal tags, different calls have different tags. The log is cut into *sections*. Each section ends
+with a wanted call, because an inference can end only there (device to host). Sections with equal
+tags get the same *name*, also a number. A pass consists of one or more sections. It is found if R
+passes in a row (`REPETITIONS`) are equal:
 
-- candidates (boundary statistics): the distances at which the last 1, 2, 4, ... sections occurred
-  before;
-- FastCheck: the sections of R passes are equal. Tags are interned, so equality is exact;
+- Candidates (boundary statistics): for the last 1, 2, 4, ... sections, how many sections ago the
+  same sections ended before. Each answer is a possible number of sections of a pass.
+- FastCheck: the tags of R passes are equal.
 - FullCheck: every tensor argument has the same role in R passes.
 
-The length is e - s + 1; Algorithm 8 has e - s, which contradicts its Algorithm 10.
+The length of a pass from call s to call e is e - s + 1, as in Algorithm 10 of the thesis. Algorithm
+8 has e - s, which contradicts Algorithm 10.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ from ..protocol.record import HTOD, Call, Meta, Ref
 from ..protocol.sequence import Sequence, build
 
 REPETITIONS = 3       # R: the first pass may initialise; the next two are steady (thesis 5.3.3)
-WITHOUT_INPUT = 8     # factor of R without a host-to-device copy: perhaps an inner loop
-MAX_WANTED = 256      # most wanted calls in one pass
-LIMIT = 1 << 17       # calls in the log; a pass of more than LIMIT / R calls is not found
+WITHOUT_INPUT = 8     # factor on R if the pass has no host-to-device copy: it may be an inner loop
+MAX_WANTED = 256      # maximum number of wanted calls in one pass
+LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
 _ORDERS = MAX_WANTED.bit_length()
 _TENSOR = '\0tensor'  # stands for a tensor in a tag
@@ -38,11 +42,11 @@ _INDEX = (1 << _SHIFT) - 1
 
 
 class Search:
-    """The log of calls made one by one, and the search for what repeats in it."""
+    """The log of the calls that are made one by one, and the search for repeated passes in it."""
 
     def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT, rotate: bool = True
                  ) -> None:
-        """`rotate`: a pass may begin at another position of the repetition than the first."""
+        """Begin with an empty log. `rotate`: choose the section with which a pass begins."""
         if repetitions < REPETITIONS:
             raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
         self.repetitions, self.limit = repetitions, limit
@@ -58,16 +62,17 @@ class Search:
         self._row: list[int] = []                 # tag of each call
         self._given = array('q')                  # handles of the tensor arguments of all calls
         self._from = array('q')                   # origins of these handles
-        self._first = [0]                         # index in both where each call begins
+        self._first = [0]                         # for each call: first index in `_given`, `_from`
         self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
         self._outside: dict[int, Meta] = {}       # tensors that replayed passes kept
-        self._breaks: list[int] = []              # positions before which other calls were made
+        self._breaks: list[int] = []              # positions before which unlogged calls were made
         self._input = -1                          # position of the last host-to-device copy
-        self._names: dict[Any, int] = {}          # names of sections and of runs of 2^k sections
+        self._names: dict[Any, int] = {}          # names of every 2^k consecutive sections
+        # For each k and each section: name of the 2^k sections that end with this section.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
         self._seen: dict[int, int] = {}           # name -> section at which it was last seen
-        self._ends: list[int] = [-1]              # position where each section ends, from index 1
-        self._blocked: dict[int, int] = {}        # pass length -> earliest begin
+        self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
+        self._blocked: dict[int, int] = {}        # pass length -> earliest begin of R passes
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call with its results; return a sequence if one is found."""
@@ -103,8 +108,9 @@ class Search:
     def interrupt(self, left: Mapping[int, Meta]) -> None:
         """Record that calls outside the log were made here, such as a replayed pass.
 
-        No found pass may span this position. `left`: the tensors that remain. Calls after the last
-        wanted call are dropped, since no pass can end there any more.
+        A pass that is found later does not span this position. `left`: handle -> meta of the
+        tensors that remain after these calls. Calls after the last wanted call leave the log, since
+        no pass can end with one of them any more.
         """
         self._outside.update(left)
         keep = self._ends[-1] + 1
@@ -130,7 +136,10 @@ class Search:
         return None
 
     def _add_section(self, end: int) -> set[int]:
-        """Name the section that ends here; return how long ago its last 1, 2, 4, ... occurred."""
+        """Name the section that ends at position `end`; return the candidates.
+
+        A candidate is the number of sections since the last 1, 2, 4, ... sections occurred before.
+        """
         section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
         self._ends.append(end)
@@ -150,7 +159,7 @@ class Search:
         return periods
 
     def _fill(self, order: int, section: int) -> None:
-        """Leave runs of sections without a name if they would begin before the log."""
+        """Give unique names to groups of sections that would begin before the log."""
         for row in self._contexts[order:]:
             if len(row) <= section:
                 row.append(-1 - section)
@@ -164,7 +173,8 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        whole = (repetitions - 2) * period    # the first section may include earlier calls
+        # The names of the first pass are not compared: its first section may begin before the pass.
+        whole = (repetitions - 2) * period
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None
         if self._row[first:first + length] != self._row[end + 1 - length:end + 1]:
@@ -182,11 +192,12 @@ class Search:
     # -- FullCheck (Algorithm 10) ----------------------------------------------------------------
 
     def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
-        """Check that every argument has one role; else return where a later check must begin.
+        """Check that every tensor argument has the same role in all passes.
 
         A role is: the same tensor in all passes; the result of a certain earlier call of the same
-        pass; or the result of a certain call of a recent pass (in the first pass from anywhere).
-        The returned list, over all arguments of the pass, is True for the first of these roles.
+        pass; or the result of a certain call of a recent pass (for the first pass: of any call
+        before it). If the check succeeds, return a list over all tensor arguments of the pass: True
+        for the first of these roles. Else return the position where a later check must begin.
         """
         last = first + (repetitions - 1) * length
         for start in range(last, first - 1, -length):
@@ -203,7 +214,7 @@ class Search:
         return fixed
 
     def _arguments(self, start: int, length: int) -> tuple[array[int], array[int]]:
-        """Return handles and origins of the tensor arguments of a pass."""
+        """Return the handles of the tensor arguments of a pass, and their origins."""
         row = slice(self._first[start], self._first[start + length])
         return self._given[row], self._from[row]
 
@@ -219,7 +230,7 @@ class Search:
             if same:
                 if a != b:
                     return index
-            elif one < 0:                  # a replayed pass may have kept it
+            elif one < 0:                  # from before the log: a replayed pass may have kept it
                 if two >= 0 or a not in outside or b not in outside:
                     return index
             elif (two < 0 or one - two != shift) and not (is_first and one < end and two < begin):
@@ -229,13 +240,14 @@ class Search:
     def _best_cut(self, end: int, length: int, period: int, fixed: list[bool]) -> int:
         """Return the number of calls until the best cut; 0 for a cut here (Figure 5.5f: rotation).
 
-        A sequence of several sections repeats from any of them. The best cut carries the fewest
-        tensors over; among equals the next call brings an input; then it is the next one.
+        A repetition of several sections can be cut after any section. The best cut is the one
+        across which the fewest tensors live. Of equal cuts, prefer a cut before an input, then the
+        nearest cut.
         """
         if period == 1 or not self._rotate:
             return 0
         start = end + 1 - length
-        lives: dict[tuple[int, int], int] = {}  # calls from creation to last use, in any rotation
+        lives: dict[tuple[int, int], int] = {}  # tensor -> number of calls until its last use
         for position in range(start, start + length):
             for at in range(self._first[position], self._first[position + 1]):
                 origin = self._from[at]
@@ -243,7 +255,7 @@ class Search:
                     made = origin >> _SHIFT
                     tensor = ((made + 1 - start) % length, origin & _INDEX)
                     lives[tensor] = max(lives.get(tensor, 0), position - made)
-        change = [0] * (length + 1)        # of the number of tensors carried to a position
+        change = [0] * (length + 1)    # by how much the number of live tensors changes at each call
         for (begin, _), life in lives.items():
             whole, rest = divmod(life, length)
             change[0] += whole
@@ -282,7 +294,7 @@ def _span(begin: int, size: int, change: list[int]) -> None:
 
 
 def skeleton(call: Call) -> tuple[list[Any], list[int]]:
-    """Return the call without handles and results (op, wanted, metas, ...), and its handles."""
+    """Return a call's tag without results [op, wanted, metas, ...], and its arguments' handles."""
     given: list[int] = []
     key: list[Any] = [call.op, call.wanted, call.metas]
     add = key.append
@@ -302,7 +314,7 @@ def skeleton(call: Call) -> tuple[list[Any], list[int]]:
 
 
 def _exact(value: Any, given: list[int]) -> Any:
-    """Return a hashable form that distinguishes 1, 1.0 and True; append its handles to `given`."""
+    """Return a hashable form in which 1, 1.0 and True differ; append the handles to `given`."""
     kind = type(value)
     if kind is tuple:
         for item in value:

@@ -1,1 +1,1 @@
-"""The server's end: a supervisor, and one process for each program."""
+"""The server: a supervisor, a fork server, and one process for each program."""

@@ -1,8 +1,8 @@
 """`python -m rrto_bridge.server.fork_server FD`: loads PyTorch and forks each program's process.
 
-It has one thread and uses neither ROS nor a device, since a fork would break them. It receives
-commands from the supervisor on a socket, one JSON object per datagram. When the supervisor ends, it
-ends, and all programs' processes with it.
+The fork server has one thread and uses neither ROS nor a device, since a fork would break them. It
+receives commands from the supervisor on a socket, one JSON object per datagram. When the supervisor
+ends, the fork server ends all programs' processes and then itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..protocol.allow import operators_digest
 from .parameters import ServerSettings
 from .worker import Task, serve
 
-MESSAGE = 1 << 16   # largest datagram, bytes
-ORDERLY = 0.8       # seconds for programs' processes to end in order before they are killed
+MESSAGE = 1 << 16   # maximum size of a datagram, bytes
+ORDERLY = 0.8       # seconds for the programs' processes to end by themselves; then they are killed
 
 
 class ForkServer:
@@ -47,7 +47,10 @@ class ForkServer:
         self.selector.register(link, selectors.EVENT_READ, '')
 
     def _child(self, ask: Any) -> str:
-        """Return the result of `ask` in a child process, which may use a GPU."""
+        """Return the result of `ask`, called in a child process; the child may use a GPU.
+
+        Also report to the supervisor whether the server is ready.
+        """
         read, write = os.pipe()
         child = os.fork()
         if not child:
@@ -71,7 +74,7 @@ class ForkServer:
         self.link.send(json.dumps(fields).encode())
 
     def run(self) -> None:
-        """Fork and reap until the supervisor has ended."""
+        """Fork processes and reap ended processes until the supervisor has ended."""
         while True:
             for key, _ in self.selector.select():
                 if key.data:
@@ -114,8 +117,9 @@ class ForkServer:
     def close(self) -> None:
         """End all programs' processes and delete their shared files.
 
-        They get time to end in order, because a killed process stays on the graph until its lease
-        has expired, and every program that ends earlier waits for its acknowledgements.
+        The processes get `ORDERLY` seconds to end by themselves. A killed process stays on the ROS
+        graph until its lease has expired; until then, programs that end would wait for its
+        acknowledgements.
         """
         self._signal(signal.SIGTERM)
         self.selector.unregister(self.link)
@@ -134,7 +138,7 @@ class ForkServer:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the supervisor at the other end of the socket."""
+    """Run a fork server for the supervisor; `arguments`: the file descriptor of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A socket error means that the supervisor has ended.
     with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""The server's supervisor: which programs have a process, and how the processes end. Sans-I/O.
+"""The server's supervisor: it decides which programs get a process. Sans-I/O.
 
-Each program has a process of its own (see `session`), which owns the program's topics. Whatever a
-program does to its process, the supervisor and the other processes continue.
+Each program has a process of its own (see `session`), which owns the program's topics. If a program
+makes its process fail, the supervisor and the other processes continue.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fleet_env.settings import Settings, setting
 from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name
 
-AT_ONCE = 4     # processes that may start without a pause
-PACE = 1.0      # seconds per further process, because starting slows the others down
-FAULT = 4.0     # seconds per process ended by its program, which may return under another name
-LONGEST = 10.0  # longest time that the next process waits, s
+AT_ONCE = 4     # number of processes that may start without a pause
+PACE = 1.0      # seconds between further starts, because a start slows other processes down
+FAULT = 4.0     # seconds by which a process that has failed delays the next start
+LONGEST = 10.0  # maximum delay of the next start, s
 
 
 class Limits(Settings):
@@ -54,7 +54,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Release what belongs to a program, whose process has ended."""
+    """Release the supervisor's objects for a program whose process has ended."""
 
     program: str
     reason: str
@@ -69,9 +69,9 @@ class _Program:
 
     name: str
     incarnation: int
-    begun: int = -1         # operators begun at the last check
-    since: float = 0.0      # time since when that number is unchanged
-    killed: str = ''        # why it was killed
+    begun: int = -1         # number of operators begun, at the last check
+    since: float = 0.0      # time from which `begun` has not changed
+    killed: str = ''        # why the process was killed
 
 
 class ServerMachine:
@@ -80,8 +80,8 @@ class ServerMachine:
     def __init__(self, torch: str, operators: str, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._torch, self._operators = torch, operators
-        self.paused = False     # new programs are refused
-        self.broken = ''        # why they are refused permanently
+        self.paused = False     # whether new programs are refused
+        self.broken = ''        # why new programs are refused permanently
         self._programs: dict[str, _Program] = {}
         self._waiting: deque[Begin] = deque()   # programs whose process has not started yet
         self._paid = -math.inf  # earliest time of the next start; starts and faults delay it
@@ -94,12 +94,12 @@ class ServerMachine:
     def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
         """Process a program's request to use this server; return the reason of a refusal, or ''.
 
-        Its process starts at once or after others, so that a peer that returns under ever new names
-        cannot keep the server busy.
+        The program's process starts now or later (`deadline`). This delay prevents a peer that
+        returns under new names again and again from keeping the server busy.
         """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:
-            return '', []   # a repeated request: the answer was lost
+            return '', []   # the program repeats the request because the answer was lost
         refusal = self._refusal(request)
         if refusal:
             return refusal, []
@@ -145,7 +145,10 @@ class ServerMachine:
 
     def on_progress(self, program: str, begun: int, busy: bool, name: str, now: float
                     ) -> list[Action]:
-        """Process a process's progress: the number of operators begun, and the name of the last."""
+        """Process the progress of a program's process; kill it if an operator takes too long.
+
+        `begun`: number of operators begun; `name`: the last of them.
+        """
         known = self._programs[program]
         if not busy or begun != known.begun:
             known.begun, known.since = begun, now
@@ -157,10 +160,11 @@ class ServerMachine:
 
     def on_ended(self, program: str, status: int, reason: str, name: str, now: float
                  ) -> list[Action]:
-        """Process the end of a program's process, with an exit status, negative for a signal.
+        """Process the end of a program's process; `status`: its exit status, negative for a signal.
 
-        `reason`: why, if it ended in order and has told the program; a status other than 0 then
-        means that the program was at fault. `name`: the last operator.
+        `reason`: why the process ended, if it ended by itself and has told the program; otherwise
+        ''. With a reason, a status other than 0 means that the program was at fault. `name`: the
+        last operator.
         """
         known = self._programs.pop(program, None)
         if known is None:
@@ -174,7 +178,7 @@ class ServerMachine:
         return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
 
     def close(self, reason: str = ENDED) -> list[Action]:
-        """End all processes and tell every program: the server ends."""
+        """Forget all programs; return the actions that tell each program the reason."""
         actions: list[Action] = []
         for known in self._programs.values():
             actions += [SendAck(known.name, known.incarnation, 0, reason),

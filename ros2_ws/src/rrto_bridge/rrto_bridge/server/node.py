@@ -16,7 +16,7 @@ from .shell import Server
 class ServerNode(ManagedNode):
     """Serves programs, with the parameters of `parameters.ServerSettings`.
 
-    While it is inactive it refuses new programs; connected programs continue.
+    While the node is inactive, it refuses new programs; connected programs continue.
     """
 
     packages = ('rrto_bridge',)
@@ -25,9 +25,9 @@ class ServerNode(ManagedNode):
         super().__init__('rrto_server', ServerSettings, **options)
 
     def configure(self) -> None:
-        """Load PyTorch and declare topics; still refuse programs."""
+        """Start the server's processes, which load PyTorch; still refuse programs."""
         settings = declare(self, ServerSettings)
-        settings.shaped_link()    # report an unreadable trace now
+        settings.shaped_link()    # raises now if a trace cannot be read
         name = graph_name(settings.name or socket.gethostname())
         self.server = Server(self, name, settings)
         self.held.callback(self.server.close)

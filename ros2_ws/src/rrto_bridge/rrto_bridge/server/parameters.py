@@ -1,4 +1,4 @@
-"""Parameters of the server node, declared once."""
+"""Parameters of the server node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One program's session on the server: its stream, its queue, its lease. Sans-I/O.
 
-It runs in the process of that program. `execution.perform.Performer` executes the messages; a shell
-passes them on one at a time.
+The session runs in the program's process on the server. The shell (`worker`) passes the messages of
+the program one at a time to `execution.perform.Performer`, which executes them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..protocol.messages import SendAck, SendFrame
 from ..protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
 from .machine import Limits
 
-QUEUE = 256        # queued messages above which the program must wait,
-QUEUED = 4 << 20   # and their bytes
+QUEUE = 256        # with more queued messages, acknowledgements wait, so the program must wait
+QUEUED = 4 << 20   # the same limit for their bytes, in either direction
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The session has ended and the program knows. `fault`: the program sent something invalid."""
+    """The session has ended, and the program knows. `fault`: whether the program caused it."""
 
     reason: str
     fault: bool = True
@@ -39,15 +39,15 @@ class SessionMachine:
         self._sender = Sender()
         self._heard = now
         self._messages: deque[bytes] = deque()
-        self._queued = 0        # their bytes
-        self._held = False      # an acknowledgement waits for a shorter queue
+        self._queued = 0        # number of bytes in `_messages`
+        self._held = False      # whether an acknowledgement waits for a shorter queue
 
     # -- frames and time -------------------------------------------------------------------------
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
         """Process a frame from the program."""
         if self.over:
-            return []    # the program knows, but may have sent more before
+            return []    # sent before the program knew that the session is over
         if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now
@@ -69,14 +69,14 @@ class SessionMachine:
         return [self._ack()]
 
     def _check_window(self) -> None:
-        """Raise for a program that ignores the acknowledgements."""
+        """Raise RrtoError if the program sends without waiting for acknowledgements."""
         waiting = self._queued + self._receiver.pending
         if len(self._messages) > QUEUE + 2 * WINDOW or \
                 waiting > self._receiver.limit + QUEUED + 2 * WINDOW * FRAME:
             raise RrtoError('it sent more frames than the window allows')
 
     def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
-        """Process the program's acknowledgement of replies, or its end."""
+        """Process an acknowledgement from the program. If it has an `error`, the program ends."""
         if self.over or incarnation != self.incarnation:
             return []
         self._heard = now
@@ -90,7 +90,7 @@ class SessionMachine:
         return self._send()
 
     def on_time(self, now: float) -> list[Action]:
-        """End the session if it has been silent for too long."""
+        """End the session if the program has been silent for the lease."""
         return self.fail('it was silent for too long', False) if now >= self.deadline else []
 
     @property
@@ -111,21 +111,25 @@ class SessionMachine:
 
     def work(self) -> bytes | None:
         """Return the next message to execute, if any; call `on_done` afterwards."""
-        if not self._messages or self._sender.waiting > QUEUED:   # the program must receive first
+        # If many replies wait, the program must receive them first.
+        if not self._messages or self._sender.waiting > QUEUED:
             return None
         message = self._messages.popleft()
         self._queued -= len(message)
         return message
 
     def on_reply(self, reply: bytes) -> list[Action]:
-        """Send a reply that the present message has given."""
+        """Send a reply to the message that is being executed."""
         if self.over:
             return []
         self._sender.offer(reply)
         return self._send()
 
     def on_done(self) -> list[Action]:
-        """Continue after a message has been executed."""
+        """Send the delayed acknowledgement, if any, once the queue is short enough again.
+
+        Call this after each executed message.
+        """
         if self.over or not self._held or len(self._messages) > QUEUE // 2 \
                 or self._queued > QUEUED // 2:
             return []

@@ -1,7 +1,7 @@
 """Memory in which a program's process on the server shares its status with the supervisor.
 
-The supervisor can read it even after the process has ended. It may read while the process writes,
-so it contains only numbers of one machine word and texts for people.
+The supervisor can read the status even after the process has ended. It may read while the process
+writes, so the status contains only numbers of one machine word, and texts that only people read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # words
 
 
 class SharedStatus:
-    """Status of one process; both sides open it, `make` creates it."""
+    """Status of one process. The supervisor creates the file (`make`), the process opens it."""
 
     def __init__(self, path: Path) -> None:
         with path.open('r+b') as file:
@@ -27,11 +27,11 @@ class SharedStatus:
 
     @classmethod
     def make(cls, path: Path) -> SharedStatus:
-        """Create a status filled with zeros."""
+        """Create a status file filled with zeros; return the opened status."""
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), 'wb', 0) as file:
             try:
                 file.write(bytes(SIZE))
-            except OSError as error:   # the error names no file
+            except OSError as error:   # it does not name the file: add the name
                 path.unlink()
                 raise OSError(error.errno, error.strerror, str(path)) from None
         return cls(path)
@@ -39,7 +39,7 @@ class SharedStatus:
     # -- of the process --------------------------------------------------------------------------
 
     def note(self, name: str) -> None:
-        """Record that an operator of this name begins."""
+        """Record that the operator `name` begins."""
         padded = self._names.get(name)
         if padded is None:
             padded = self._names[name] = _padded(name, _NAME)
@@ -52,7 +52,7 @@ class SharedStatus:
         self._words[_BUSY] = 1
 
     def end(self, used: int, seconds: float) -> None:
-        """Record the end of a message, its duration, and the bytes of the tensors."""
+        """Record the end of a message, its duration, and the bytes `used` by tensors."""
         words = self._words
         words[_BUSY] = 0
         words[_USED] = used
@@ -60,7 +60,7 @@ class SharedStatus:
         words[_SPENT] += int(seconds * 1e6)
 
     def leave(self, reason: str) -> None:
-        """Record why the process ends in order."""
+        """Record why the process ends; the program knows it too."""
         self._page[_REASON] = _padded(reason, _REASON)
 
     # -- of the supervisor -----------------------------------------------------------------------
@@ -77,7 +77,7 @@ class SharedStatus:
 
     @property
     def used(self) -> int:
-        """Bytes of the program's tensors after its last message."""
+        """Number of bytes of the program's tensors after its last message."""
         return self._words[_USED]
 
     @property
@@ -87,12 +87,12 @@ class SharedStatus:
 
     @property
     def spent(self) -> float:
-        """Seconds of execution since the start."""
+        """Seconds spent on the execution of messages so far."""
         return self._words[_SPENT] / 1e6
 
     @property
     def name(self) -> str:
-        """The operator or message that began last."""
+        """Name of the operator that began last; 'a message' if a message began after it."""
         return _text(self._page[_NAME])
 
     @property

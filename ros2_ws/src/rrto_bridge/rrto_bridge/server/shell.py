@@ -1,7 +1,7 @@
 """The server's shell: `ServerMachine` on a ROS 2 node, and the processes of the programs.
 
-It handles no data of a program, and PyTorch is not loaded: each process has topics of its own. The
-shell holds one publisher per program, to report that its process has ended.
+The shell handles no data of programs and does not load PyTorch, because each program's process has
+topics of its own. The shell holds one publisher per program, to report the end of the process.
 """
 
 from __future__ import annotations
@@ -36,17 +36,14 @@ from .machine import Action, Begin, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-FAREWELL = 1.0    # seconds for programs to receive that the server ends
-START = 300.0     # longest time to load PyTorch on a busy machine, s
+FAREWELL = 1.0    # maximum seconds to wait until programs have received that the server ends
+START = 300.0     # maximum seconds to load PyTorch, on a busy machine
 MESSAGE = 1 << 16
 LOOK = 1.0        # seconds between checks of the processes
 
 
 class ForkServerProcess:
-    """The process that forks programs' processes: `fork_server.ForkServer`. Raises ConfigError.
-
-    `ended(program, status, reason)` and `gone()` are called in a thread of its own.
-    """
+    """The process of the fork server (`fork_server.ForkServer`), seen from the supervisor."""
 
     def __init__(self, server: str, folder: Path, settings: ServerSettings) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -57,7 +54,10 @@ class ForkServerProcess:
         self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
 
     def ready(self) -> dict[str, Any]:
-        """Wait until it is ready, at most `START`; return its PyTorch, operators and device."""
+        """Wait at most `START` s until it is ready; return its PyTorch, operators and device.
+
+        Raises ConfigError.
+        """
         self._link.settimeout(START)
         try:
             answer: dict[str, Any] = json.loads(self._link.recv(MESSAGE) or b'{}')
@@ -69,7 +69,10 @@ class ForkServerProcess:
         return answer
 
     def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
-        """Call these functions for each event from now on."""
+        """Call `ended(program, status, reason)` when a process ends, and `gone()` at the end.
+
+        Both are called in a thread of their own. `gone` means that the fork server has ended.
+        """
         def read() -> None:
             while data := self._receive():
                 event = json.loads(data)
@@ -94,18 +97,18 @@ class ForkServerProcess:
         self._say(kill=program)
 
     def _say(self, **fields: Any) -> None:
-        with contextlib.suppress(OSError):   # it has ended; `gone` reports that
+        with contextlib.suppress(OSError):   # the fork server has ended; `gone` reports that
             self._link.send(json.dumps(fields).encode())
 
     def close(self) -> None:
-        """End it, and thereby all programs' processes."""
+        """End the fork server, and with it all programs' processes."""
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(FAREWELL)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # the kernel still holds it
+            with contextlib.suppress(subprocess.TimeoutExpired):   # it hangs in the kernel
                 self._process.wait(FAREWELL)
         self._link.close()
 
@@ -122,7 +125,7 @@ class _Program:
 
 
 class Server:
-    """Serves programs; the caller spins `node`. Raises ConfigError."""
+    """Serves programs; the caller spins `node`. Raises ConfigError if it cannot start."""
 
     def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
         self.node, self.name, self.settings = node, name, settings
@@ -140,10 +143,10 @@ class Server:
             raise
         self.device = facts['device']
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
-        self._changed = threading.Lock()        # guards machine and programs
+        self._changed = threading.Lock()        # protects machine and programs
         self._programs: dict[str, _Program] = {}
-        self._last_words: list[tuple[float, Publisher]] = []   # until when they are kept
-        self._messages = 0                      # count of the programs that have left
+        self._last_words: list[tuple[float, Publisher]] = []   # (end of its use, publisher)
+        self._messages = 0                      # number of messages of programs that have left
         self._closing = False
         self._reported = time.monotonic()
         self._alarm = Alarm(self._on_time, node)
@@ -158,7 +161,7 @@ class Server:
             self.machine.paused = paused
 
     def close(self) -> None:
-        """Notify the programs and end their processes; call it before the node is destroyed."""
+        """Notify the programs and end their processes; call this before the node is destroyed."""
         with self._changed:
             self._closing = True
             actions = self.machine.close()
@@ -208,7 +211,10 @@ class Server:
                                             known.status.name, time.monotonic()))
 
     def _on_gone(self) -> None:
-        """Replace the fork server: its end has ended all programs' processes; new programs wait."""
+        """Replace the fork server after it has ended, and with it all programs' processes.
+
+        New programs wait until the new fork server is ready.
+        """
         with self._changed:
             if self._closing:
                 return
@@ -243,7 +249,7 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Destroyed at once, it would not repeat the reason if that was lost.
+                        # Keep the publisher for a while, so that it can send a lost reason again.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)
@@ -253,7 +259,7 @@ class Server:
         self._alarm.set(self.machine.deadline)
 
     def _forget(self, now: float) -> None:
-        """Destroy the publishers of programs that have left and know why, or are silent."""
+        """Destroy the publishers of programs that have left, once they know why or time is up."""
         done = [acks for until, acks in self._last_words
                 if now > until or acks.wait_for_all_acked(Duration())]
         self._last_words = [(until, acks) for until, acks in self._last_words if acks not in done]
@@ -284,7 +290,7 @@ class Server:
 
 
 def _folder() -> Path:
-    """Create a folder for this user alone, in memory if possible."""
+    """Create a folder that only this user can read, in memory (/dev/shm) if possible."""
     memory = Path('/dev/shm')
     place = memory if os.access(memory, os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix='rrto_', dir=place))

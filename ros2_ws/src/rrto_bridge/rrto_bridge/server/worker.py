@@ -1,6 +1,6 @@
 """The process of one program on the server: a `SessionMachine` on the program's own topics.
 
-The fork server forks it. The main thread computes; the node's thread receives.
+The fork server forks this process. The main thread computes; the node's thread receives.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from .parameters import ServerSettings
 from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
 
-PATIENCE = 10.0       # seconds within which the program must be found
-ROOM = 64 << 20       # least bytes besides tensors, for messages and operators' workspaces
+PATIENCE = 10.0       # seconds in which the program's topics must be discovered
+ROOM = 64 << 20       # minimum bytes beyond the tensors, for messages and operators' workspaces
 
 
 class _ServerHasEnded(BaseException):
@@ -67,7 +67,7 @@ class Task:
 
 
 def serve(task: Task, parent: int) -> NoReturn:
-    """Run as the process of a program; `parent` is the fork server's process id."""
+    """Serve a program in this process, then exit; `parent` is the fork server's process id."""
     code = 1
     try:
         die_with(parent)
@@ -83,7 +83,7 @@ def serve(task: Task, parent: int) -> NoReturn:
 
 
 class _Worker:
-    """The session's shell."""
+    """The shell of the session: ROS 2, the link, and the execution of messages."""
 
     def __init__(self, task: Task, status: SharedStatus) -> None:
         self.task, self.status = task, status
@@ -91,20 +91,20 @@ class _Worker:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.device = torch.device(task.device)
-        generator = default_generator(self.device)   # the process serves only this program
+        generator = default_generator(self.device)   # allowed: the process has only this program
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, status.note, generator)
         graphs = settings.graphs and self.device.type == 'cuda'
         self.performer = Performer(
             context, Weights(settings.weights << 20, task.folder / 'weights'),
             CudaGraphs(self.device) if graphs else None)
-        self._changed = threading.Condition()    # guards machine and link
+        self._changed = threading.Condition()    # protects machine and link
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        self.reason, self.fault = '', False   # why and by whose fault the session ended
+        self.reason, self.fault = '', False   # why the session ended; whether the program caused it
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -121,10 +121,10 @@ class _Worker:
             self._act(())
 
     def _wait_for_program(self) -> None:
-        """Wait for the program's subscriptions: messages sent earlier would be lost.
+        """Wait for the program's subscriptions, because messages sent earlier would be lost.
 
-        The program in turn waits for the subscriptions of this process, which are created
-        afterwards.
+        The program in turn waits for the subscriptions of this process, which are created after
+        this wait.
         """
         end = time.monotonic() + PATIENCE
         while not (self.down.get_subscription_count() and self.acks.get_subscription_count()):
@@ -134,7 +134,7 @@ class _Worker:
             time.sleep(0.002)
 
     def run(self) -> None:
-        """Execute messages until the session ends, or SIGTERM reports the server's end."""
+        """Execute messages until the session ends, or until SIGTERM says that the server ends."""
         try:
             signal.signal(signal.SIGTERM, _server_has_ended)
             self._work()
@@ -142,7 +142,7 @@ class _Worker:
         except _ServerHasEnded:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
-        with self._changed:   # the final message is published by now
+        with self._changed:   # after the thread that ended the session has published the reason
             self.status.leave(self.reason)
         self._close()
 
@@ -150,7 +150,7 @@ class _Worker:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
-                    # The node's thread also ends a silent session; do not rely on it.
+                    # The node's thread also ends a silent session, but do not rely on this thread.
                     self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
                     self._act(self.machine.on_time(time.monotonic()))
                 if self.reason:
@@ -160,11 +160,11 @@ class _Worker:
             del message
 
     def _close(self) -> None:
-        """Leave the graph; a hanging shutdown must not keep the process alive."""
+        """Leave the ROS graph; end the process after `PATIENCE` s even if that hangs."""
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()
-        for publisher in (self.acks, self.down):   # destroyed, they would not repeat what was lost
+        for publisher in (self.acks, self.down):   # keep them until lost messages are repeated
             publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         self._spinning.close()
         self._alarm.close()
@@ -217,12 +217,12 @@ class _Worker:
                 self.link.send(len(action.frame.data),
                                partial(self.down.publish, to_ros(action)), now)
             elif action.error:
-                self.acks.publish(to_ros(action))   # the process ends after this
+                self.acks.publish(to_ros(action))   # not over the emulated link: the process ends
             else:
                 self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
         self._alarm.set(min(self.machine.deadline, self.link.deadline))
 
 
 def room(memory: int) -> int:
-    """Return the bytes besides tensors for messages and operators' workspaces."""
+    """Return the number of bytes beyond the tensors, for messages and operators' workspaces."""
     return max(ROOM, memory // 4)

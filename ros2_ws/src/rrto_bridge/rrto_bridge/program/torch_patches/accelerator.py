@@ -23,7 +23,7 @@ _Plain = torch.Generator
 
 
 class Generator(_Plain, metaclass=_Kind):
-    """`torch.Generator`. A generator of 'cuda' draws on this machine; the numbers are then sent."""
+    """Replaces `torch.Generator`. For 'cuda', it draws numbers on this machine; they are sent."""
 
     def __new__(cls, device: Any = 'cpu') -> Any:
         """Create a generator, like PyTorch's constructor."""
@@ -103,7 +103,7 @@ def _accelerator() -> None:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: there is one device with one stream."""
+    """Do nothing, because there is one device with one stream."""
 
 
 def _data_parallel() -> None:
@@ -161,7 +161,7 @@ def _impossible() -> None:
 
 
 def _profiler() -> None:
-    """Profile without device kernels: they run on the server, not in this process."""
+    """Make the profiler omit device kernels, because they run on the server."""
     profile: Any = torch.autograd.profiler.profile
     begin = profile.__init__
 

@@ -1,4 +1,4 @@
-"""Replacements for `torch.cuda` and related functions, which answer for the remote device."""
+"""Replacements for functions of `torch.cuda` and related functions; they use the remote device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Properties(NamedTuple):
 
 
 class Event:
-    """A CUDA event. Calls run in order, so an event is done when all earlier calls are."""
+    """A CUDA event. Calls run in order, so an event is done when all earlier calls are done."""
 
     _device: Device
 
@@ -42,10 +42,10 @@ class Event:
             self._at = self._device.connection.clock()
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing: there is one stream."""
+        """Do nothing, because there is one stream."""
 
     def query(self) -> bool:
-        """Return True: recorded work counts as done."""
+        """Return True, as if all recorded work were done."""
         return True
 
     def synchronize(self) -> None:
@@ -53,7 +53,10 @@ class Event:
         self._device.connection.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds between two timed and recorded events; else RuntimeError."""
+        """Return the milliseconds between two events.
+
+        Raises RuntimeError unless both were created with timing and recorded.
+        """
         if not (self._timed and end._timed):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if self._at is None or end._at is None:
@@ -62,7 +65,7 @@ class Event:
 
 
 class AnyEvent(Event):
-    """`torch.Event`, whose first argument is the device."""
+    """Replaces `torch.Event`; the first argument of its constructor is the device."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
                  interprocess: bool = False) -> None:
@@ -70,7 +73,7 @@ class AnyEvent(Event):
 
 
 class Stream:
-    """The only stream, under any name."""
+    """Replaces a CUDA stream; all streams are the same, because the device has only one."""
 
     device = CUDA
     cuda_stream = device_index = 0
@@ -84,7 +87,7 @@ class Stream:
         torch.cuda.synchronize()
 
     def wait_stream(self, stream: Any) -> None:
-        """Do nothing: there is one stream."""
+        """Do nothing, because there is one stream."""
 
     wait_event = wait_stream
 
@@ -99,7 +102,7 @@ class Stream:
         return True
 
     def is_capturing(self) -> bool:
-        """Return False: there are no CUDA graphs."""
+        """Return False, because there are no CUDA graphs."""
         return False
 
     def __enter__(self) -> Stream:
@@ -110,13 +113,13 @@ class Stream:
 
 
 def install(device: Device) -> None:
-    """Patch `torch.cuda` and the functions elsewhere that know CUDA."""
+    """Patch `torch.cuda`, and the functions of other modules that treat CUDA specially."""
     Event._device = device
     others = {'_lazy_init': lambda: None, 'Stream': Stream, 'device': _DeviceScope,
               'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
-        if name in vars(torch.cuda.memory):   # programs also use this module
+        if name in vars(torch.cuda.memory):   # programs also use this module directly
             setattr(torch.cuda.memory, name, value)
     _tensors(device)
     files.install(device)
@@ -155,14 +158,14 @@ class _Names(type):
 
 
 class _DeviceName(metaclass=_Names):
-    """`torch.device`; a number means a CUDA device, even in a PyTorch without CUDA."""
+    """Replaces `torch.device`; a number means a CUDA device, even in a PyTorch without CUDA."""
 
 
 _DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch', 'device', 'device'
 
 
 class _DeviceScope:
-    """`with torch.cuda.device(...)`: there is one device."""
+    """Replaces the context `torch.cuda.device(...)`; it changes nothing: there is one device."""
 
     def __init__(self, device: Any = None) -> None:
         _check(device)
@@ -182,7 +185,7 @@ def _check(device: Any = None) -> None:
 
 
 def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a query so that it first checks that its device exists."""
+    """Return the query `answer`, wrapped to check first that its device exists."""
     def call(device: Any = None, *args: Any, **kwargs: Any) -> Any:
         _check(device)
         return answer(device, *args, **kwargs)
@@ -190,7 +193,7 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
-    """Return replacements by name; `torch._dynamo` requires each to be a distinct object."""
+    """Return name -> replacement; `torch._dynamo` requires that no two are the same object."""
     def query(name: str) -> Any:
         return device.connection.query(name)
 
@@ -233,7 +236,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
 
 
 def _tensors(device: Device) -> None:
-    """Patch tensor methods: pinning, `.data =` across devices, and devices given as numbers."""
+    """Patch methods of tensors: for pinning, `.data =` across devices, and device numbers."""
     for name, value in (('pin_memory', _pin), ('is_pinned', _is_pinned),
                         ('record_stream', lambda self, stream: None),
                         ('as_subclass', remote.as_subclass),
@@ -249,7 +252,7 @@ def _tensors(device: Device) -> None:
 
 
 def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """`pin_memory()`: return a copy in ordinary memory that reports itself as pinned."""
+    """Replace `pin_memory()`: return a copy in ordinary memory that reports that it is pinned."""
     if isinstance(self, RemoteTensor):
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
     pinned = self if _is_pinned(self) else self.clone()
@@ -265,7 +268,7 @@ def _staging() -> None:
     """Make `torch.empty(..., pin_memory=True)`, which safetensors uses, return ordinary memory."""
     empty = torch.empty
     from torch.utils import _device
-    _device._device_constructors()   # caches PyTorch's own function, which callers look up
+    _device._device_constructors()   # caches PyTorch's own `empty`, before it is replaced
 
     @functools.wraps(empty)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -283,10 +286,10 @@ def _staging() -> None:
 
 
 def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the first argument be a device number, which needs an accelerator otherwise."""
+    """Wrap a method so that a device may be a number; PyTorch alone would need an accelerator."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.overrides.has_torch_function_unary(self):   # it finds the function by name
+        if torch.overrides.has_torch_function_unary(self):   # its class finds `call` by its name
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])
@@ -297,12 +300,12 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_compile(model: Any = None, **kwargs: Any) -> Any:
-    """Ignore `torch.compile`: the server runs recorded sequences anyway."""
+    """Replace `torch.compile`: return the model unchanged; the server runs sequences anyway."""
     return model if model is not None else lambda function: function
 
 
 def _no_gradients() -> None:
-    """Make a backward pass through the device fail with an explanation."""
+    """Make a backward pass through tensors of the device raise an error that explains why."""
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
 
@@ -320,7 +323,7 @@ def _no_gradients() -> None:
 
 
 def _on_device(outputs: Any) -> bool:
-    """Return whether anything in the graph behind these tensors is on the device."""
+    """Return whether the autograd graph of these tensors contains a tensor of the device."""
     ahead: list[Any] = [getattr(t, 'grad_fn', None) for t in outputs]
     seen: set[Any] = {None}
     while ahead:

@@ -1,7 +1,8 @@
-"""Weights read from files and written to them: `torch.load`, `torch.jit.load`, and back.
+"""Patches for reading and writing files with tensors: `torch.load`, `torch.save`, TorchScript.
 
-PyTorch reads CUDA tensors directly into CUDA memory, by address. Here tensors are read into memory
-of this machine and then moved; tensors that share memory share it afterwards, too.
+PyTorch reads CUDA tensors directly into CUDA memory, by address. The patches read tensors into the
+memory of this machine and then move them to the device. Tensors that share memory share it there
+too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ConcreteType: Any = torch._C.ConcreteModuleType
 
 
 def install(device: Device) -> None:
-    """Make weights from modules and files use the server's kept copies where it has them."""
+    """Patch modules and files: their tensors are weights, which the server may have kept."""
     apply = torch.nn.Module._apply
 
     @functools.wraps(apply)
@@ -83,15 +84,18 @@ def _saving() -> None:
 
 
 class Moving:
-    """Moves tensors to the device: those on the storages `only`, or all if it is None."""
+    """Moves tensors to the device; `only`: addresses of the storages to move, None for all."""
 
     def __init__(self, only: set[int] | None = None) -> None:
         self._only = only
-        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id -> tensor, moved one
-        self._bases: dict[Any, torch.Tensor] = {}                       # storage -> moved whole
+        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id -> (tensor, its copy)
+        self._bases: dict[Any, torch.Tensor] = {}    # (address, dtype) -> copy of the whole storage
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on the device, the same one each time; memory stays shared."""
+        """Return a copy of the tensor on the device; the same tensor always gives the same copy.
+
+        Tensors that share memory have copies that share memory.
+        """
         if isinstance(tensor, RemoteTensor) or self._only is not None \
                 and tensor.untyped_storage().data_ptr() not in self._only:
             return tensor
@@ -138,7 +142,7 @@ def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
-    """`Module._apply` for a TorchScript module."""
+    """Do the same as `Module._apply`, for a TorchScript module."""
     for child in module.children():
         child._apply(function)
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -150,9 +154,9 @@ def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
 
 def _replace(module: Any, function: Callable[[torch.Tensor], torch.Tensor]
              ) -> list[Callable[[], None]]:
-    """Replace all tensors of a module; return functions that undo it.
+    """Replace all tensors of a TorchScript module; return functions that undo this.
 
-    These are parameters, buffers, attributes and constants.
+    The tensors are parameters, buffers, attributes and constants.
     """
     undo: list[Callable[[], None]] = []
     for part in module.modules():
@@ -175,7 +179,7 @@ def _replace(module: Any, function: Callable[[torch.Tensor], torch.Tensor]
 
 
 def _with(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a copy of `value` with its tensors replaced."""
+    """Return a copy of `value`, with `function(tensor)` in place of every tensor."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -224,7 +228,7 @@ def _names_cuda(f: Any) -> bool:
 
 
 def _saving_scripts() -> None:
-    """Save tensors as tensors of the CPU, like `torch.save`."""
+    """Make TorchScript modules save remote tensors as CPU tensors, like `torch.save`."""
     @contextmanager
     def at_home(module: Any) -> Iterator[None]:
         copies: dict[int, torch.Tensor] = {}

@@ -1,8 +1,8 @@
 """Make `type(x)` return `torch.Tensor` or `nn.Parameter` for remote tensors, as on CUDA.
 
-Remote tensors have classes of their own, which PyTorch calls. A module that compares, stores or
-looks up types therefore gets a `type` among its globals that answers as on CUDA and is Python's
-otherwise.
+Remote tensors have classes of their own, to which PyTorch dispatches operators. Therefore a module
+that compares, stores or looks up types gets another `type` among its globals. For remote tensors
+this `type` answers as on CUDA; otherwise it does the same as Python's `type`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PYTHONS = sysconfig.get_path('stdlib') + os.sep
 
 
 class _Type:
-    """`type` for modules of a program."""
+    """Replaces `type` in modules of a program."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind = builtins.type(*args, **kwargs)
@@ -72,14 +72,14 @@ TYPE = _Type()
 
 
 def install() -> None:
-    """Patch the modules being imported now, the program's first, and all later ones."""
+    """Patch the modules that are being imported now, and all modules imported later."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         names, path = frame.f_globals, frame.f_code.co_filename
         if frame.f_code.co_name == '<module>':
             _look(names, path)
         if names.get('__name__') == '__main__' and not os.path.exists(path):
-            names['type'] = TYPE   # `python -c`, a prompt, a notebook: no source to search
+            names['type'] = TYPE   # as in `python -c`, a prompt or a notebook: no source to search
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
 

@@ -1,7 +1,7 @@
-"""Make function recording and transformation correct on the device, or refuse it.
+"""Make the recording and transformation of functions correct on the device, or refuse them.
 
 PyTorch follows tensors through a recording by object identity, but autograd and views replace the
-objects of a tensor subclass. A tensor lost this way becomes a constant of the recording.
+objects of a tensor subclass. A replaced tensor would become a constant of the recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HOW = 'record it on the CPU, then move the result'
 
 
 def install(device: Device) -> None:
-    """Check the recordings of `make_fx`, and refuse what cannot be recorded."""
+    """Patch `make_fx` to check its recordings, and other functions to refuse remote tensors."""
     trace = proxy_tensor._MakefxTracer.trace
 
     @functools.wraps(trace)
@@ -58,7 +58,7 @@ def install(device: Device) -> None:
 
 
 def _exporting() -> None:
-    """Refuse `torch.export` of tensors on the device: its own error misleads."""
+    """Make `torch.export` refuse tensors of the device, because its own error would mislead."""
     for name in ('export', 'draft_export', 'export_for_training'):
         export = getattr(torch.export, name, None)
         if export is not None:
