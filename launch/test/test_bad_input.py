@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from fleet_ros.ending import SIGNALS
 from fleet_testing import free_domain
 from rclpy.utilities import get_rmw_implementation_identifier
 from rog_core.partition import partition_of
@@ -20,7 +21,7 @@ from rog_worker import main as worker
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
     """Run the nodes in this process, in a domain of their own."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
     monkeypatch.chdir(tmp_path)
     yield

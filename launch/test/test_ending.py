@@ -114,6 +114,6 @@ def test_a_server_that_does_not_start_ends_it_with_the_servers_own_words(tmp_pat
 def test_a_robot_that_does_not_start_ends_it_with_the_robots_own_words(tmp_path):
     code, text = Launcher(tmp_path, '--set', 'training.device=cuda:7').ended()
     assert code == 1
-    assert re.search("rog: robot. ended with exit code 1: .*'cuda:7', which cannot be used", text)
+    assert re.search("rog: robot. ended with exit code 1: .*'cuda:7' cannot be used", text)
 
 

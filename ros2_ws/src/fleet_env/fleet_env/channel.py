@@ -31,12 +31,12 @@ class Channel:
         only its two directions share.
     :param start: time, on the caller's clock in seconds, at which the traces begin. A time before
         ``start``, or before the latest time given, counts as the later of the two.
-    :param max_backlog: bytes; a flow with a longer queue drops further items.
+    :param max_items: a flow in which so many items wait drops further ones.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace], shared: bool = True, start: float = 0.0,
-                 max_backlog: float = math.inf):
-        self.traces, self.start, self.max_backlog = dict(traces), start, max_backlog
+                 max_items: float = math.inf):
+        self.traces, self.start, self.max_items = dict(traces), start, max_items
         groups = [self.traces] if shared else [{name: self.traces[name]} for name in self.traces]
         self._airs = [_Air(group, start) for group in groups]
         self._flows = {(flow.robot, flow.uplink): (flow, index)
@@ -51,7 +51,7 @@ class Channel:
     def offer(self, robot: str, uplink: bool, nbytes: float, item: Any, now: float) -> bool:
         """Queue ``item`` of ``nbytes`` bytes, which may be a fraction, on one flow at time ``now``.
 
-        Return False if the flow drops the item because more than ``max_backlog`` bytes wait.
+        Return False if the flow drops the item because ``max_items`` items wait.
 
         :raises ValueError: when ``nbytes`` is negative or the robot unknown.
         """
@@ -62,7 +62,7 @@ class Channel:
         if self._soonest <= now:
             self._run(now)
         flow, index = self._flows[robot, uplink]
-        if flow.waiting > self.max_backlog:
+        if len(flow.queue) >= self.max_items:
             return False
         flow.waiting += nbytes
         flow.queue.append((nbytes, item))

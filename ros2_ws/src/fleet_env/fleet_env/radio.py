@@ -19,7 +19,7 @@ from fleet_env.errors import SettingError
 from fleet_env.trace import LinkTrace
 
 AT_BASE = 1000.0  # Mbit/s, of a link whose trace has not begun
-QUEUE_BYTES = 1_500_000  # that may wait for the air in one direction: 1000 frames, as in Linux
+QUEUE = 1000  # frames that may wait for the air in one direction, as in Linux (txqueuelen)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Radio:
         self.conditions = {name: Conditions() for name in traces} | dict(conditions or {})
         self._traces, self._shared = dict(traces), shared
         self._channel = Channel(dict.fromkeys(traces, LinkTrace([0.0], [AT_BASE])),
-                                max_backlog=QUEUE_BYTES)
+                                max_items=QUEUE)
         self._start = math.inf
         self._random = random.Random(seed)
         flows = [(name, uplink) for name in traces for uplink in (True, False)]
@@ -98,7 +98,7 @@ class Radio:
             for robot, uplink, frame in self._channel.pop(left):
                 self._leave(robot, uplink, frame, now)
         self._start = now
-        self._channel = Channel(self._traces, self._shared, now, QUEUE_BYTES)
+        self._channel = Channel(self._traces, self._shared, now, QUEUE)
 
     def take(self, robot: str, uplink: bool, frame: bytes, now: float) -> None:
         """Send a frame over a robot's link, ``uplink`` or towards the robot."""

@@ -209,11 +209,12 @@ def test_both_directions_of_a_robot_share_its_air():
 
 
 def test_a_full_queue_drops():
-    channel = Channel({'a': LinkTrace([0], [8])}, max_backlog=100)
-    assert channel.offer('a', True, 100.5, 1, 0) and not channel.offer('a', True, 1, 2, 0)
+    channel = Channel({'a': LinkTrace([0], [8])}, max_items=2)
+    assert [channel.offer('a', True, nbytes, nbytes, 0) for nbytes in (1e6, 1, 2)] == [1, 1, 0]
     assert channel.offer('a', False, 1, 3, 0)
-    assert channel.offer('a', True, 1, 4, 1)
-    assert [item for _, _, item in channel.pop(2)] == [3, 1, 4]
+    assert channel.pop(1.1) == [('a', False, 3), ('a', True, 1e6), ('a', True, 1)]
+    assert channel.offer('a', True, 4, 4, 1.1)
+    assert channel.pop(2) == [('a', True, 4)]
 
 
 def test_rates_and_times_count_from_the_start():

@@ -88,7 +88,7 @@ class Monitor:
                 self.state.on_robot(message, time.monotonic())
 
         self.node.create_subscription(
-            TrainingStatus, f'{self.namespace}/{robot}/training_status', on_robot, qos.STATUS)
+            TrainingStatus, f'{self.namespace}/{robot}/training_status', on_robot, qos.HEARTBEAT)
 
     def _on_fleet(self, message: Any) -> None:
         self.unproved = self._proves is not None and not self._proves(message)

@@ -1,9 +1,9 @@
-"""QoS profiles, named once. Every publisher and subscription of a topic uses the same."""
+"""QoS profiles, named once. Publishers and subscriptions of a topic use the same."""
 
-from fleet_ros.qos import STATUS
+from fleet_ros.qos import HEARTBEAT, STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'STATUS']
+__all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'HEARTBEAT', 'STATUS']
 
 # Row chunks and their acknowledgements: the protocol itself repeats what is lost, and nothing may
 # queue up behind a dead link. Deep enough for a burst that arrives while a callback runs.

@@ -152,7 +152,8 @@ class WorkerNode(ManagedNode):
         subscribe(self, RowAck, 'push_ack', self._on_message, qos.CHUNK)
         subscribe(self, TransferEnd, 'pull_end', self._on_message, qos.CONTROL)
         subscribe(self, TransferReceipt, 'push_receipt', self._on_message, qos.CONTROL)
-        self.create_subscription(FleetStatus, server + '/fleet_status', self._on_fleet, qos.STATUS)
+        self.create_subscription(FleetStatus, server + '/fleet_status', self._on_fleet,
+                                 qos.HEARTBEAT)
         self._register = self.create_client(Register, server + '/register')
         self._alarm = Alarm(self._on_time, self)
         self.held.callback(self._forget)

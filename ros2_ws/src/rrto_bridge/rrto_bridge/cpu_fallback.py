@@ -26,6 +26,22 @@ class CpuFallback:
         self._given: dict[int, torch.Tensor] = {id(t): t for t in _tensors(arguments)}
         self._given.update(zip(map(id, values), given.values(), strict=True))
 
+    def snapshot(self) -> None:
+        """Remember the values, for `write_changed`."""
+        self._before = {handle: _bytes(value).clone() for handle, value in self._values.items()}
+
+    def write_changed(self, result: Any) -> None:
+        """Copy what the operator wrote back to the server, whatever its schema says.
+
+        The operators of torch.distributed write into arguments that their schemas do not mark, and
+        go on when they have returned; ``result`` holds what has to be waited for.
+        """
+        _wait(result)
+        for tensor in self._given.values():
+            if isinstance(tensor, RemoteTensor) and not torch.equal(
+                    self._before[tensor.handle], _bytes(self._values[tensor.handle])):
+                self.write(tensor)
+
     def fetched(self, value: Any) -> Any:
         """Return an argument with tensors and devices of this machine."""
         if isinstance(value, RemoteTensor):
@@ -50,6 +66,21 @@ class CpuFallback:
         elif isinstance(value, (list, tuple)):
             for item in value:
                 self.write(item)
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _wait(result: Any) -> None:
+    """Wait for what an operator of torch.distributed has begun."""
+    if isinstance(result, torch.Tensor):
+        torch.ops._c10d_functional.wait_tensor(result)
+    elif isinstance(result, torch.ScriptObject):
+        torch._C._distributed_c10d.Work.unbox(result).wait()
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            _wait(item)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

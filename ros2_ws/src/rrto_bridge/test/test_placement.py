@@ -5,6 +5,8 @@ import itertools
 import pytest
 import remote
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from rrto_bridge.allow import allowed
 from rrto_bridge.remote import RemoteTensor
 
@@ -109,6 +111,46 @@ def test_a_custom_operator_returns_the_tensor_of_the_cpu_that_it_wrote(engine):
     assert torch.ops.rrto_placement.add_(cpu, torch.ones(2).cuda()) is cpu
     assert cpu.tolist() == [1, 1]
     library._destroy()
+
+
+def test_what_a_custom_operator_wrote_without_saying_so_is_kept(engine):
+    library = torch.library.Library('rrto_silent', 'FRAGMENT')
+    library.define('double(Tensor x, Tensor[] more) -> ()')
+
+    def double(x, more):
+        for t in (x, *more):
+            t.numpy()[...] *= 2   # no version counts this
+
+    library.impl('double', double, 'CPU')
+    x, y, z = (tensor(k, k).cuda() for k in (1, 2, 0))
+    torch.ops.rrto_silent.double(x, [y, z])
+    assert (x.tolist(), y.tolist(), z.tolist()) == ([2, 2], [4, 4], [0, 0])
+    library._destroy()
+
+
+COLLECTIVES = {
+    'all_reduce': lambda a, out: dist.all_reduce(out.add_(a), async_op=True).wait(),
+    'all_gather': lambda a, out: dist.all_gather([out], a),
+    'scatter': lambda a, out: dist.scatter(out, [a]),
+    'reduce_scatter': lambda a, out: dist.reduce_scatter(out, [a]),
+    'all_to_all': lambda a, out: dist.all_to_all_single(out, a),
+    'gather': lambda a, out: dist.gather(a, [out]),
+    'functional': lambda a, out: out.add_(functional.all_reduce(a, 'sum', dist.group.WORLD)),
+}
+
+
+@pytest.mark.parametrize('name', COLLECTIVES)
+def test_collectives_write_their_results(engine, name, gloo):
+    out = torch.zeros(3).cuda()
+    COLLECTIVES[name](tensor(1.0, 2.0, 3.0).cuda(), out)
+    assert out.tolist() == [1, 2, 3]
+
+
+@pytest.fixture(scope='module')
+def gloo():
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def writers():
