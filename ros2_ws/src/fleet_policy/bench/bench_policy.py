@@ -72,7 +72,8 @@ class Run:
         self.robot, self.server = robot, server
         self.up, self.down = (ShapedLink(trace, DELAY) for _ in range(2))
         for link in (self.up, self.down):
-            link.begin(0.0)
+            link.hold()
+            link.begin(0.0)   # of virtual time
         self.bytes = 0
         self._queue: list = []
         self._ready: list = []
@@ -206,9 +207,8 @@ def main() -> None:
     parser.add_argument('--robot-seconds', type=float, default=0.0,
                         help='computing time of the robot; 0: measured here')
     options = parser.parse_args()
-    here = measured(ActPolicy())
-    robot = options.robot_seconds or here
-    server = SERVER_SHARE * here
+    robot = options.robot_seconds or measured(ActPolicy())
+    server = SERVER_SHARE * robot
     total = options.minutes * 60
     links = {'5 MB/s': LinkTrace([0.0], [40.0]), '20 MB/s': LinkTrace([0.0], [160.0])}
     if RECORD.exists():
