@@ -322,7 +322,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path, make, words):
 
 @pytest.mark.parametrize('images, labels, words', [
     ('/photos', '', "images must be one of topic:..., bag:..., folder:..., got '/photos'"),
-    ('folder:', '', 'must be one of topic:'), ('topic', 'self', 'there are topic:'),
+    ('folder:', '', 'must be one of topic:'), ('topic', 'self', 'must be one of topic:'),
     ('folder:x?keeep=1', '', "has no option 'keeep'"),
     ('topic:x?keeep=1', 'self', "did you mean 'keep'?"),
     ('topic:x?keep=0', 'self', 'keep must be a whole number between 1 and'),
