@@ -114,7 +114,7 @@ def test_what_is_portrayed():
 @pytest.mark.parametrize('options, words', [
     ({'every': 0}, 'every is 0'), ({'cell': 5.0}, 'cell is 5'), ({'rays': 1}, 'rays is 1'),
     ({'size': [1, 2]}, 'size is'), ({'size': [100, 100], 'cell': 0.01}, 'more than 100 million'),
-    ({'frames': 'kitti:x'}, 'there are tum'),
+    ({'frames': 'kitti:x'}, 'must be one of tum'),
     ({'frames': 'tum:x', 'bounds': 3}, 'bounds are 3'),
     ({'frames': 'tum:x', 'bounds': [[0, 0, 0], [1, 1, -1]]}, 'bounds are'),
     ({'frames': 'tum:x', 'bounds': [[0, 0, 0], [1e4, 1e4, 1e4]]}, '100 million cells'),

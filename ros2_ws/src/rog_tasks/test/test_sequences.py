@@ -412,7 +412,7 @@ def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
     assert (frames.camera.fx, frames.camera.cx) == pytest.approx((28.892, 15.5))
     lost = np.full((4, 4), -np.inf)  # as ScanNet says that it did not know
     np.savetxt(tmp_path / 'pose/7.txt', lost, '%f')
-    with pytest.raises(DataError, match=r'pose/7.txt: -inf is no number'):
+    with pytest.raises(DataError, match=r'pose/7.txt: -inf is not a number'):
         read('scannet', tmp_path)
 
 
