@@ -1,7 +1,7 @@
-"""Configuration of the state machines. Only `fleet_env.fleet` has defaults.
+"""Configuration of the state machines. The defaults of all settings are in `fleet_env.fleet`.
 
-Each `of` takes any object that has the sections of a fleet file as attributes: the settings of a
-fleet, or the parameters of a node.
+Each method `of` takes any object that has the sections of a fleet file as attributes: the settings
+of a fleet, or the parameters of a node.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SgdConfig:
     nesterov: bool
 
     def check(self) -> None:
-        """Raise `ConfigError` unless all are finite and not negative."""
+        """Raise `ConfigError` unless all numbers are finite and not negative."""
         for name, value in (('lr', self.learning_rate), ('momentum', self.momentum),
                             ('weight_decay', self.weight_decay)):
             if not 0 <= value < math.inf:
