@@ -16,7 +16,7 @@ from numba import extending, njit, types
 LINE = 16  # float32 values in a cache line
 LENGTH, SCALE, OWN = 1, 2, 3  # rules of every format; rules of a single codec begin at OWN
 
-intrinsic: Any = extending.intrinsic  # Any: numba's type lacks the arguments of the made function
+intrinsic: Any = extending.intrinsic  # Any, since numba's type does not fit decorated functions
 
 
 @intrinsic

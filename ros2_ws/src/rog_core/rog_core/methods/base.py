@@ -249,7 +249,7 @@ class Method:
 
     @staticmethod
     def behind(robot: str, fleet: Fleet, bound: float) -> list[str]:
-        """Return the robots whose slowest row is ``bound`` or more iterations behind this one."""
+        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``."""
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
 
@@ -259,7 +259,7 @@ class Method:
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Handle that the time `deadline` has come; the server then asks again who may go on."""
+        """Act when the time `deadline` has come; the server then asks again who may go on."""
 
     # -- what a robot computes and sends ---------------------------------------------------------
 

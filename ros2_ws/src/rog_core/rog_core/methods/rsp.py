@@ -11,7 +11,8 @@ from .outer import Outer
 from .written import EARLY, Written
 
 AUTO_RANGE = (4, 40)
-STALL_HIGH, STALL_LOW = 0.05, 0.02  # above, below this share of time in waits the threshold changes
+# Share of time spent waiting: above STALL_HIGH the threshold rises, below STALL_LOW it falls.
+STALL_HIGH, STALL_LOW = 0.05, 0.02
 HARM = 0.25                         # relative rise of the loss that counts as harm by staleness
 ROUNDS = 4                          # pushes of each robot between two decisions
 

@@ -1,4 +1,4 @@
-"""SVRG: a full gradient, computed now and then behind a barrier, corrects the stochastic ones.
+"""SVRG: a full gradient, computed now and then at a barrier, corrects the stochastic gradients.
 
 Source: GSGM, Algorithms 5 and 6. It is a mix-in class for any method that sends all rows.
 """
@@ -95,7 +95,7 @@ class FullGradient:
         self._iteration = 0
 
     def take(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray) -> None:
-        """Take a checked, raw chunk; the first one of a later iteration starts a new sum."""
+        """Take a checked, raw chunk; the first chunk of a later iteration starts a new sum."""
         if iteration > self._iteration:
             self._parts, self._complete, self._iteration = {}, set(), iteration
             self._sum = zeros_like(self._sum)

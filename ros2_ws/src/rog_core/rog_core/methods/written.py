@@ -1,7 +1,7 @@
 """Parses the text of a method: ``name:argument:argument+option-option=number``.
 
 The name is one of `rog_core.methods.METHODS`, or ``package.module:Class`` for a class of any
-installed package. `+` switches an option on, `-` switches off one that is on by default.
+installed package. `+` switches an option on, `-` switches off an option that is on by default.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ class TransferConfig:
     ``granularity`` and ``codec`` must be the same on workers and server.
 
     ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
-    ``chunk_bytes``, B; ``chunk_time``, s; ``traffic``: see `rog_core.transfer.link.LinkEstimate`.
+    ``chunk_bytes`` (in B), ``chunk_time`` (in s) and ``traffic``: see ``max_chunk``, ``chunk_time``
+    and ``scale`` of `rog_core.transfer.link.LinkEstimate`.
     """
 
     granularity: str
@@ -44,7 +45,8 @@ class TransferConfig:
 class SgdConfig:
     """Stochastic gradient descent on a worker: its learning rate, momentum and weight decay.
 
-    ``momentum`` has no effect with methods that keep it on the server (GSGM, gradient coding).
+    ``momentum`` has no effect with methods that keep momentum on the server (GSGM, gradient
+    coding).
     """
 
     learning_rate: float

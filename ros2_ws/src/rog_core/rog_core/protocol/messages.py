@@ -1,6 +1,6 @@
 """Messages between worker and server, and actions that a machine asks of its shell.
 
-All are plain values. Field meanings and units are those of the rog_msgs messages.
+All are plain values. Fields have the same meanings and units as in the messages of rog_msgs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Command:
     """The server's instructions at the end of a pull.
 
     ``next_iteration`` and ``step``: what the worker computes next. ``sending``: rules for the rows
-    of its push; beyond those that must arrive it sends as many as fit in ``mta_time`` s.
+    of its push; beyond the rows that must arrive it sends as many rows as fit in ``mta_time`` s.
     ``patience``: seconds that the fleet can wait for the rows that must arrive. ``ahead``: whether
     the worker may compute the next gradient while it pushes (pipelining). ``stop``: the run is
     over. ``staleness`` and ``sync``, the name of the method, are for display only.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import LocalProtocolError, RemoteProtocolError
 
-# What a worker does.
+# States of a worker.
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 PAUSED = 'paused'  # it has left, and may come back with its rows

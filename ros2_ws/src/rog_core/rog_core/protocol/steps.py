@@ -84,8 +84,8 @@ class Shards(Step):
     """A coded gradient: the sum of ``weights`` times the gradients of the shards ``ids``.
 
     ``shards``: number of shards of the data, at most `MAX_SHARDS`. The result is useful only
-    together with those of the other robots in the same round. ``feedback``: the worker keeps the
-    codec's error and adds it to the next result.
+    together with the results of other robots in the same round. ``feedback``: whether the worker
+    keeps the codec's error and adds it to the next result.
     """
 
     name = 'shards'

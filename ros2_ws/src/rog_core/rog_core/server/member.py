@@ -164,7 +164,7 @@ class Member:
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the present transfer; ``pull``: which chunks of it the worker says it has taken."""
+        """End the present transfer; ``pull``: the chunks that the worker says it has taken."""
         sender, self.sender = self.sender, None
         if sender is None:
             return

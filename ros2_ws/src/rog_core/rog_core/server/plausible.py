@@ -63,7 +63,7 @@ class Plausibility:
         return min(self.limit * self.usual(kind) if self.limit else math.inf, LARGEST) ** 2
 
     def admits(self, push: Receiver, rows: Rows) -> bool:
-        """Whether new rows of a push may be applied; after refused rows, no more rows of it may."""
+        """Whether new rows of a push may be applied; once rows were refused, all later ones are."""
         energy = push.energy + rows.energy
         if push.refused or energy > self._most[rows.transfer.kind]:
             push.refused += 1

@@ -14,7 +14,7 @@ from .shared import Shared
 
 
 class Pulls:
-    """Starts, carries on and ends the transfers to the members."""
+    """Starts, continues and ends the transfers to the members."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared

@@ -102,7 +102,10 @@ class Shared:
         return newest if math.isinf(bound) else int(min(newest, min(slowest) + bound - 1))
 
     def count_slowest(self, member: Member) -> None:
-        """Set ``slowest``: iteration of the oldest row; if rows do not count, of the member."""
+        """Set ``member.slowest`` to the iteration of its oldest row.
+
+        If the method does not count staleness by row, set it to the iteration of the member.
+        """
         member.slowest = int(member.versions.min()) if self.method.by_row else member.iteration
 
     def partition_of(self, kind: Kind) -> RowPartition:

@@ -46,9 +46,9 @@ class Plan:
     Inside a window segment ids ascend, so that an id takes about one byte on the wire. The order of
     importance inside a window is lost, so a window is small (`window_size`). The first
     ``mandatory`` windows are sent however long this takes, in model order; the others are sent only
-    within ``budget`` seconds. ``mta_factor``: number of rows of the MTA divided by the number of
-    mandatory rows, if there are fewer of these (option ``-minimum``), else 1. The time that the
-    mandatory rows take is multiplied by it.
+    within ``budget`` seconds. ``mta_factor``: factor from the time of the mandatory rows to the MTA
+    time. It is the number of rows of the MTA divided by the number of mandatory rows, if there are
+    fewer mandatory rows (option ``-minimum``), else 1.
     """
 
     windows: list[np.ndarray]

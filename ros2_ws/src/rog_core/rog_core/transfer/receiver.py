@@ -45,7 +45,7 @@ class Receiver:
     floor: int = 1                   # lowest attempt of a transfer that is not over
     granted: int | None = None       # iteration of the next transfer; None: any
     kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
-    energy: float = 0.0              # sum of the squares of what was taken of the present transfer
+    energy: float = 0.0              # sum of the squares of the values taken of this transfer
     refused: int = 0                 # chunks of this transfer that were taken, but are not used
     announced: End | None = None     # end that closes it when all chunks have arrived
     state: str = NONE                # state of the present transfer
@@ -184,7 +184,7 @@ class Receiver:
         return self.receipt or self._current_receipt(len(self._flags))
 
     def close(self) -> np.ndarray:
-        """Close the present transfer without an end; returns the segments taken of it."""
+        """Close the present transfer without an end; return the segments that were taken."""
         if self.state == OPEN:
             self.state = RECEIVER.after(self.state, 'cut short')
             self.receipt = self._current_receipt(len(self._flags))

@@ -1,7 +1,7 @@
 """RogOptimizer: a PyTorch optimizer whose model is trained by the whole fleet.
 
-Source: ROG, Section V. `step()` accumulates the gradient, pushes, pulls and applies; it returns
-once the synchronisation method lets this worker go on.
+Source: ROG, Section V. `step()` accumulates and pushes the gradient, pulls rows and applies them.
+It returns once the synchronisation method lets this worker go on.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Pulls:
         if grants:
             command.check()
         if shared.state != STOPPED and pull.is_open(end.transfer):
-            WORKER.after(shared.state, event)  # raises before anything is changed
+            WORKER.after(shared.state, event)  # raises for a wrong event before anything changes
         closed = pull.on_end(end)
         if closed is None:
             return []
@@ -107,7 +107,7 @@ class Pulls:
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:
-            shared.accumulator.clear()  # gradients of the old step cannot be added to the new one
+            shared.accumulator.clear()  # gradients of the old and the new step must not be added
         shared.sync, shared.command = command.sync, command
         shared.iteration = command.next_iteration
         return self.pushes.go_on(now)

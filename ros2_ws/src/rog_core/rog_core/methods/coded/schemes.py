@@ -48,7 +48,7 @@ def number_of_shards(capacities: ArrayLike) -> int:
 class Scheme:
     """The gradient code of a fleet over a run.
 
-    ``capacities``: computing speed by rank, in any unit; comparable ones (`comparable`) count as
+    ``capacities``: computing speed by rank, in any unit; similar capacities (`comparable`) count as
     equal. ``stragglers``: how many every group tolerates. ``groups``: number of groups (gcc, dcgc,
     dgh-gc); 0: by equation 13; if it has no solution, gcc and dcgc form as many as possible.
     ``every``: rounds between two regroupings (dgh-gc).
