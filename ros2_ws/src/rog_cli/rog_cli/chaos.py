@@ -1,4 +1,4 @@
-"""`rog chaos`: run a real fleet on an emulated network and inject the faults of the field."""
+"""`rog chaos`: run a real fleet on an emulated network, and inject faults as robots meet them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
-    except OSError as error:  # of a file or directory that the user named
+    except OSError as error:  # a file or directory that the user has named cannot be used
         said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
         print(f'rog: {said}', file=sys.stderr)
         return 2

@@ -68,7 +68,7 @@ class FleetProcesses:
     # -- starting ---
 
     def start(self, name: str, fork_server: ForkServer | None = None) -> None:
-        """Start the process of ``server`` or of a robot, again if need be."""
+        """Start the process of ``server`` or of a robot; also to start it again after its end."""
         command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
