@@ -55,7 +55,7 @@ class ActionQueue:
 
     def __init__(self, half_life: float = 0.0) -> None:
         self._half_life = half_life
-        self._chunks: list[Chunk] = []   # by tick of the observation
+        self._chunks: list[Chunk] = []   # ascending by tick of the observation
 
     def add(self, chunk: Chunk, tick: int) -> str:
         """Keep a chunk that arrives at ``tick``; return TAKEN, REPEATED or LATE."""
