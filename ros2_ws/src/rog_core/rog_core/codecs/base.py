@@ -48,7 +48,7 @@ class Codec(ABC):
     name: str
     number: int                    # on the wire
     segment_elements: int          # most elements of a segment, so that it fits into a datagram
-    scales: int = 1                # number of bfloat16 scales at the begin of an encoded segment
+    scales: int = 1                # number of bfloat16 scales that begin an encoded segment
     kept: float = 1.0              # share of the unsent values that the sender keeps
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules; the first: rule `OWN`
     kernels: tuple[str, str]       # source file in `rog_core.codecs.cuda`, prefix of kernel names
