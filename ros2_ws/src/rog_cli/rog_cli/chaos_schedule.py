@@ -71,7 +71,7 @@ def quiet(duration: float) -> float:
 
 
 def schedule(seed: int, robots: Sequence[str], duration: float) -> list[Fault]:
-    """Return the faults for a run of ``duration`` seconds, in order of their begin.
+    """Return the faults for a run of ``duration`` seconds, in order of their start.
 
     Equal arguments give equal schedules. Faults may overlap, except two faults that make the same
     robot absent, two other faults of the same robot, and two faults of the server. At least

@@ -1,10 +1,10 @@
 """Compute which share of the links' capacity the pushes of an emulated fleet use.
 
-From the begin of a push to its receipt, a link *offers* the bytes that it could carry if the push
+From the start of a push to its receipt, a link *offers* the bytes that it could carry if the push
 always had data: the rate of the trace divided by the number of flows that share the air, the push
 included. The push *uses* the bytes of the robot's uplink that the air carries in this time. Offered
 and used bytes differ only while no frame of the robot waits for the air. The radio records when
-each flow is busy, and the robots log the begin and end of each push; both use the machine's clock.
+each flow is busy, and the robots log start and end of each push; both use the machine's clock.
 """
 
 from __future__ import annotations
