@@ -1,4 +1,5 @@
-"""A policy on a robot: chunks of actions over bad Wi-Fi that never starve.
+"""Runs a policy on a robot: chunks of actions, also over bad Wi-Fi, without gaps.
 
-`Policy` is the class that a user writes; `core` decides what is executed and where it is computed.
+`Policy` is the class that a user writes. `core` decides which actions are executed and where they
+are computed.
 """

@@ -1,4 +1,4 @@
-"""From an action of the policy to messages, and what a robot is sent that has none."""
+"""Turns actions of the policy into messages; without an action, sends what `safety` says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Writer:
         self._stopped = False
 
     def messages(self, command: Command) -> list[tuple[str, Any]]:
-        """Return entry's name and message of all that is to be published for a command."""
+        """Return (name of the entry, message) of everything to publish for a command."""
         if command.kind == ACT:
             self._last, self._stopped = command.values, False
         stop_again = command.kind == STOP and not self._stopped

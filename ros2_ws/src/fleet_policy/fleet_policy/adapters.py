@@ -1,4 +1,4 @@
-"""Policies from what others have trained: any torch module, and LeRobot's policies."""
+"""Policies made from trained models: from any torch module, or from a policy of LeRobot."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ class TorchPolicy(Policy):
     """Any torch module: its arguments are the observations in the order of the contract.
 
     Images arrive as float32 from 0 to 1. The module returns actions (1, n, d), (n, d), or a single
-    one, (1, d).
+    action, (1, d).
 
-    :param module: the module, or ``package.module:name`` of one or of a function that makes one.
-    :param weights: safetensors file with the parameters and buffers; empty: those it has.
+    :param module: the module, or ``package.module:name`` of a module or of a function that makes
+        a module.
+    :param weights: safetensors file with the parameters and buffers; empty: the module keeps its
+        own.
     """
 
     def __init__(self, module: torch.nn.Module | str, contract: Contract, weights: str = ''
@@ -40,27 +42,27 @@ class TorchPolicy(Policy):
         self._names = list(contract.observations)
 
     def model(self) -> torch.nn.Module:
-        """Return the module with the scaling of images before it."""
+        """Return the module, preceded by the scaling of images."""
         return Scaled(self._module)
 
     def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the observations in order; images stay in 8 bits until they are in the model."""
+        """Return the observations in order; images have 8 bits, which `Scaled` converts later."""
         return tuple(batch[name] for name in self._names)
 
     def actions(self, output: Any) -> torch.Tensor:
-        """Return the module's output, or the first of several."""
+        """Return the module's output; of several outputs, the first."""
         return output[0] if isinstance(output, (tuple, list)) else output
 
 
 class Scaled(torch.nn.Module):
-    """A module whose inputs of 8 bits are scaled to 0 to 1 first, so that 8 bits cross the link."""
+    """A module that first scales 8-bit inputs to 0 to 1, so that only 8 bits cross the link."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return what the module returns."""
+        """Return the output of the module for the scaled inputs."""
         return self.module(*(x.float() / 255 if x.dtype == torch.uint8 else x for x in inputs))
 
 
@@ -76,10 +78,11 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 class LeRobotPolicy(Policy):
     """A policy of LeRobot, loaded from a folder on this machine; nothing is downloaded.
 
-    The names of the contract's observations are those of the policy's input features, such as
-    `observation.images.top` and `observation.state`. Its processors normalise and unnormalise.
+    The observations of the contract must have the names of the policy's input features, such as
+    `observation.images.top` and `observation.state`. The policy's processors normalise and
+    unnormalise.
 
-    :param folder: with config.json, the weights and, since LeRobot 0.4, the processors.
+    :param folder: folder with config.json, the weights and, since LeRobot 0.4, the processors.
     """
 
     def __init__(self, folder: str, contract: Contract) -> None:
@@ -108,7 +111,7 @@ class LeRobotPolicy(Policy):
             preprocessor_overrides={'device_processor': {'device': 'cpu'}})
 
     def model(self) -> torch.nn.Module:
-        """Return the network as a module of its processed inputs."""
+        """Return the network as a module that takes the processed input features."""
         return _Chunks(self._policy, self._names)
 
     def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -118,7 +121,7 @@ class LeRobotPolicy(Policy):
         return tuple(ready[name] for name in self._names)
 
     def actions(self, output: Any) -> torch.Tensor:
-        """Return the actions in the units of the data that it was trained with."""
+        """Return the actions in the units of the policy's training data."""
         return self._after(output)
 
 

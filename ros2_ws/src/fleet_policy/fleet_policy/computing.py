@@ -1,4 +1,4 @@
-"""The places that compute: a thread for each, so that the control loop waits for none of them."""
+"""The places that compute, each in a thread, so that the control loop does not wait for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from .core.places import ROBOT
 from .observer import batch_of
 from .policy import Policy, chunk_of, inputs_of
 
-CLOSING = 5.0   # s that a thread gets to finish what it computes
+CLOSING = 5.0   # s that a thread may take to finish its inference when the place is closed
 
 Network = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Actions (n, d), or why there are none: ``fault`` of the policy, or ``failure`` of a place."""
+    """Actions (n, d), or the reason why there are none.
+
+    ``where``: where they were computed. ``fault``: the policy is wrong. ``failure``: the place
+    could not compute.
+    """
 
     request: int
     actions: Actions | None = None
@@ -38,11 +42,12 @@ class Answer:
 class Computing:
     """Computes chunks at one place, one after the other.
 
-    :param network: called with the model's inputs.
+    :param network: is called with the model's inputs.
     :param where: returns where the last inference was computed.
-    :param answer: called in this place's thread.
-    :param awaited: whether a request, by its number, still counts; if not, it is not computed.
-    :param most: requests that may wait.
+    :param answer: is called with each answer, in this place's thread.
+    :param awaited: says whether a request, given by its number, still counts; if not, it is not
+        computed.
+    :param most: number of requests that may wait.
     """
 
     def __init__(self, name: str, policy: Policy, contract: Contract, network: Network,
@@ -57,7 +62,7 @@ class Computing:
         self._thread.start()
 
     def ask(self, infer: Infer, values: dict[str, Any]) -> bool:
-        """Compute soon; False if the place is still busy with earlier requests."""
+        """Queue a request; return False if the place is still busy with earlier requests."""
         try:
             self._waiting.put_nowait((infer, values))
         except queue.Full:
@@ -65,12 +70,12 @@ class Computing:
         return True
 
     def close(self) -> bool:
-        """Stop; return whether the thread has ended in time."""
+        """Stop computing; return whether the thread has ended in time."""
         self._closing.set()
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
-            pass   # it looks at `_closing` after the inference
+            pass   # the thread looks at `_closing` after its inference
         self._thread.join(CLOSING)
         return not self._thread.is_alive()
 
@@ -87,7 +92,7 @@ class Computing:
         try:
             batch = batch_of(self._contract, values)
             inputs = inputs_of(self._policy, batch, infer.prefix, self._contract.size)
-        except Exception as error:   # of the user's code, which raises anything
+        except Exception as error:   # the user's code may raise any exception
             return Answer(number, fault=_text('observe', error))
         try:
             with torch.no_grad():
@@ -107,7 +112,7 @@ def _text(method: str, error: Exception) -> str:
 
 
 def on_device(model: torch.nn.Module, device: torch.device) -> Network:
-    """Return the model on a device, called with tensors of the CPU."""
+    """Move the model to a device; return a function that calls it with tensors of the CPU."""
     moved = model.to(device)
 
     def network(*inputs: torch.Tensor) -> Any:
@@ -129,7 +134,7 @@ def slowed(network: Network, factor: float) -> Network:
 
 
 def by_lopinfer(shared: OffloadedModel) -> tuple[Network, Callable[[], str]]:
-    """Return LOPInfer's network, and what says where its last inference was computed."""
+    """Return LOPInfer's network, and a function that says where its last inference was computed."""
     before = [0]
 
     def network(*inputs: torch.Tensor) -> Any:

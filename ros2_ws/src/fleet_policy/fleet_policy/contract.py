@@ -1,4 +1,4 @@
-"""The contract: which topic and field is which tensor, in and out, at which rate and in which unit.
+"""The contract: maps topics and their fields to the tensors of a policy, with rate and units.
 
     rate: 30.0
     observations:
@@ -7,7 +7,8 @@
     actions:
       joints: {topic: commands, type: std_msgs/msg/Float64MultiArray, size: 2}
 
-A policy sees the observations by name, and its actions are those of all entries in this order.
+A policy receives the observations by name. An action of the policy consists of the numbers of all
+entries of ``actions`` in this order.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _UNIT_TEXT = ("unit of the policy's numbers; messages are in SI units (REP-103):
 
 
 class Numbers(Settings):
-    """What observations and actions have in common."""
+    """The settings that observations and actions have in common."""
 
     topic: str = setting(..., "topic, relative to the robot's namespace")
     type: str = setting(..., 'type of the messages', **_TYPE)
@@ -56,12 +57,12 @@ class Numbers(Settings):
 
     @property
     def count(self) -> int:
-        """Return how many numbers there are."""
+        """Return how many numbers the entry has."""
         return len(self.fields) or len(self.names) or self.size
 
     @property
     def factor(self) -> float:
-        """Return by what a number of a message is multiplied for the policy."""
+        """Return the factor from a number of a message to the policy's unit."""
         return UNITS[self.unit]
 
 
@@ -77,7 +78,7 @@ class Observation(Numbers):
 
     @property
     def is_image(self) -> bool:
-        """Return whether it is an image."""
+        """Return whether the observation is an image."""
         return self.type in IMAGES
 
     @property
@@ -104,7 +105,7 @@ N = TypeVar('N', bound=Numbers)
 
 @dataclass(frozen=True)
 class Contract:
-    """A checked contract; ``size``: numbers in an action."""
+    """A checked contract; ``size``: how many numbers an action has."""
 
     rate: float
     observations: Mapping[str, Observation]
@@ -119,7 +120,7 @@ class Contract:
 def read_contract(path: str | PathLike[str]) -> Contract:
     """Read a contract file.
 
-    :raises ContractError: names file, line and key.
+    :raises ContractError: the file is unreadable or invalid; the message names file, line and key.
     """
     file = fspath(path)
     try:
@@ -131,9 +132,9 @@ def read_contract(path: str | PathLike[str]) -> Contract:
 
 
 def make_contract(data: Mapping[str, Any]) -> Contract:
-    """Return the contract with this content, for programs that make one.
+    """Return the contract with this content, for programs that have no contract file.
 
-    :raises ContractError: names the key.
+    :raises ContractError: the content is invalid; the message names the key.
     """
     return _Reader('', {}).contract(data)
 
@@ -170,7 +171,7 @@ class _Reader:
         return found
 
     def _complete(self, entry: N, path: tuple[str, ...]) -> N:
-        """Check an entry against the type of its messages, and fill in its usual field."""
+        """Check an entry against the type of its messages; fill in a missing usual field."""
         where = dotted(path)
 
         def refuse(text: str, key: str) -> ContractError:

@@ -4,11 +4,11 @@ from fleet_env.errors import SettingError
 
 
 class ContractError(SettingError):
-    """A contract file, or an entry of it, is invalid; names file, line and key."""
+    """A contract file or an entry of it is invalid; the message names file, line and key."""
 
 
 class PolicyError(ValueError):
-    """The policy cannot be loaded, or has returned what the contract does not allow."""
+    """The policy cannot be loaded, or its output does not fit the contract."""
 
 
 class DataFault(ValueError):

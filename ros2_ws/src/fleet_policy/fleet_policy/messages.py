@@ -1,6 +1,6 @@
-"""Fields of ROS messages by name, and the numbers in them.
+"""Reads and writes the numbers in fields of ROS messages, which are given by name.
 
-Messages of rclpy and of rosbags are read alike; those that are sent are made of rclpy's classes.
+Messages of rclpy and of rosbags are read in the same way; messages to send are of rclpy's classes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NAMES = ('name', 'joint_names', 'dof_names')
 
 
 class MessageError(ValueError):
-    """A type or a field does not exist, or a message does not have the numbers."""
+    """A type or a field does not exist, or a message does not have the required numbers."""
 
 
 def message_class(kind: str) -> Any:
-    """Return the class of a type such as ``std_msgs/msg/String``; raise MessageError."""
+    """Return the class of a type such as ``std_msgs/msg/String``; raise MessageError if missing."""
     package, _, name = kind.split('/')
     try:
         return getattr(importlib.import_module(f'{package}.msg'), name)
@@ -58,7 +58,7 @@ def names_field(kind: Any) -> str:
 def check_field(kind: Any, path: str, several: bool) -> None:
     """Raise MessageError if a message class has no such field of numbers.
 
-    :param several: whether it must be a list of numbers; else it is one number.
+    :param several: whether the field must be a list of numbers; if not, it must be one number.
     """
     if _is_trajectory(kind):
         from trajectory_msgs.msg import JointTrajectoryPoint
@@ -91,7 +91,7 @@ def _is_trajectory(kind: Any) -> bool:
 
 def numbers(message: Any, field: str, fields: Sequence[str], names: Sequence[str], size: int
             ) -> NDArray[np.float32]:
-    """Return the numbers (n,) of a message, sorted by ``names`` where it names joints.
+    """Return the numbers (n,) of a message, in the order of ``names`` if these are given.
 
     :raises MessageError: a joint is missing, the length differs, or a number is not finite.
     """

@@ -1,4 +1,4 @@
-"""A robot for tests, benches and demonstrations: made-up images, joints that do what is said."""
+"""A robot for tests, benches and demonstrations: random images, and joints that obey at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .messages import TRAJECTORY, message_class, write
 from .policy import load_contract
 from .sources import made_up
 
-FRAMES = 8   # different images, which are shown in turn
+FRAMES = 8   # number of different images, which are published in turn
 
 
 class RobotSettings(Settings):
-    """Settings of the robot: those of the policy's node that say what the topics are."""
+    """Settings of the mock robot; policy and contract as for the policy's node."""
 
     policy: str = setting('', 'class of the policy, for its contract', empty=True)
     contract: str = setting('', "file with the contract; empty: the policy's", empty=True)
@@ -35,8 +35,9 @@ class RobotSettings(Settings):
 class MockRobot(Node):
     """Publishes every observation of a contract at its rate, and takes every action.
 
-    ``received``: (entry, monotonic s, values (d,)) of each action. Lists of numbers that are as
-    long as an action follow it; others are 0. ``silent``: entries that are not published.
+    A list of numbers repeats the last action of the same length; without such an action it is 0.
+    ``received``: (entry, monotonic s, values (d,)) of each action, at most ``most``. ``silent``:
+    names of entries that are not published.
     """
 
     def __init__(self, contract: Contract | None = None, **options: Any) -> None:

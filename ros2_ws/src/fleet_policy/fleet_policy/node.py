@@ -1,4 +1,4 @@
-"""The policy as a managed node: sensors in, actions out, at the rate of the contract."""
+"""Runs the policy as a managed node: sensors in, actions out, at the rate of the contract."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from .parameters import PolicySettings
 from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
 
-STATUS_PERIOD = 0.5    # s
-LAST_WORDS = 1.0       # s in which the safe state must have arrived at the robot
-WARM = 2               # inferences before the first one that is measured
+STATUS_PERIOD = 0.5    # s between two statuses
+LAST_WORDS = 1.0       # most seconds to wait until the command for the safe state has arrived
+WARM = 2               # number of inferences before the inference that is measured
 
 
 class PolicyNode(ManagedNode):
-    """Run a policy; `parameters.PolicySettings` declares the parameters.
+    """Runs a policy; `parameters.PolicySettings` declares the parameters.
 
-    Publishes the contract's actions, `policy_status`, and its part of `/diagnostics`. An inactive
-    node publishes nothing and has left the robot in its safe state.
+    The node publishes the contract's actions, `policy_status`, and its part of `/diagnostics`. Once
+    inactive, it sends no actions; before, it has put the robot into its safe state.
     """
 
     packages = ('fleet_policy', 'lopinfer_node', 'rog_tasks')
@@ -53,7 +53,7 @@ class PolicyNode(ManagedNode):
     # -- life cycle ------------------------------------------------------------------------------
 
     def configure(self) -> None:
-        """Load policy and contract, measure the model, declare topics; do not act yet."""
+        """Load policy and contract, measure the model, declare topics; send no action yet."""
         self.settings = s = declare(self, PolicySettings)
         if s.threads:
             torch.set_num_threads(s.threads)
@@ -78,7 +78,7 @@ class PolicyNode(ManagedNode):
         self.create_timer(STATUS_PERIOD, self._report)
 
     def activate(self) -> None:
-        """Begin to act, with the observations that come from now on."""
+        """Begin to act on the observations that come from now on."""
         now = time.monotonic()
         self.machine.reset()
         self._bad.clear()
@@ -87,12 +87,12 @@ class PolicyNode(ManagedNode):
         self.get_logger().info(f'{self.settings.policy} acts at {self.contract.rate:g} Hz')
 
     def deactivate(self) -> None:
-        """Leave the robot in its safe state."""
+        """Stop acting and put the robot into its safe state."""
         self._alarm.set(math.inf)
         self._make_safe()
 
     def shutdown(self) -> None:
-        """Leave the robot in its safe state; the process ends."""
+        """Put the robot into its safe state; the process then ends."""
         if self.configured:
             self.deactivate()
         super().shutdown()
@@ -104,7 +104,7 @@ class PolicyNode(ManagedNode):
             self.deactivate()
         self.done = True
 
-    # -- what it has -----------------------------------------------------------------------------
+    # -- places and topics -----------------------------------------------------------------------
 
     def _open_places(self) -> None:
         s = self.settings
@@ -137,7 +137,7 @@ class PolicyNode(ManagedNode):
             self._computing[SERVER] = self._place(SERVER, shared, where)
 
     def _measure(self, network: Network, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Measure an inference on the robot, and check the shape of what comes out."""
+        """Measure an inference on the robot, and check the shape of its actions."""
         for _ in range(WARM + 1):
             began = time.monotonic()
             with torch.no_grad():
@@ -225,15 +225,15 @@ class PolicyNode(ManagedNode):
             self._publishers_of[name].publish(message)
 
     def _make_safe(self) -> None:
-        """Send the robot what `safety` says, and wait a moment until it has arrived."""
+        """Send the robot the command that `safety` says; wait a moment until it has arrived."""
         self._publish(Command(self.settings.safety))
         for publisher in self._publishers_of.values():
             publisher.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
-    # -- what it tells ---------------------------------------------------------------------------
+    # -- what it reports -------------------------------------------------------------------------
 
     def _say(self) -> None:
-        """Log a change of the state, once."""
+        """Log each change of the state once."""
         state, reason = now = self.machine.state, self.machine.reason
         if now == self._said:
             return
@@ -257,5 +257,5 @@ class PolicyNode(ManagedNode):
 
     @property
     def report(self) -> dict[str, float | str]:
-        """Return what `policy_status` says, by name."""
+        """Return the values of `policy_status` by name."""
         return values_of(self.machine)

@@ -20,21 +20,22 @@ Batch = dict[str, torch.Tensor]
 
 
 class Observer:
-    """Holds the newest message of each entry; an image becomes a tensor only when it is asked for.
+    """Holds the newest message of each entry; an image becomes a tensor only in `batch_of`.
 
-    Times are seconds of one clock. ``observed``: when the oldest of the newest messages came, or
+    Times are seconds of one clock. ``observed``: arrival time of the oldest of these messages, or
     -infinity while one is missing; entries with ``limit`` 0 do not count.
     """
 
     def __init__(self, contract: Contract, start: float, first: float = 10.0) -> None:
         self._contract = contract
-        self._start, self._first = start, first   # when it began, and how long first messages take
+        # Time at which the observer begins, and seconds within which first messages must come.
+        self._start, self._first = start, first
         self._newest: dict[str, tuple[Any, float]] = {}
 
     def take(self, name: str, message: Any, now: float) -> None:
         """Keep the message of an entry.
 
-        :raises DataFault: it does not fit the contract; the former one is kept.
+        :raises DataFault: the message does not fit the contract; the former message is kept.
         """
         entry = self._contract.observations[name]
         try:
@@ -49,7 +50,7 @@ class Observer:
 
     @property
     def observed(self) -> float:
-        """Return the time of the observation."""
+        """Return the time of the observation, s; see `Observer`."""
         if len(self._newest) < len(self._contract.observations):
             return -math.inf
         times = [at for name, (_, at) in self._newest.items()
@@ -57,7 +58,7 @@ class Observer:
         return min(times, default=max(at for _, at in self._newest.values()))
 
     def flaws(self, now: float) -> dict[str, str]:
-        """Return entry -> what is wrong with its topic now; '' if nothing is."""
+        """Return entry -> what is wrong with its topic now; '' if nothing is wrong."""
         return {name: self._flaw(name, entry, now)
                 for name, entry in self._contract.observations.items()}
 
@@ -79,7 +80,7 @@ class Observer:
 
 
 def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
-    """Return entry -> tensor: images uint8 (1, 3, h, w), numbers float32 (1, n).
+    """Return entry -> tensor: an image is uint8 (1, 3, h, w), numbers are float32 (1, n).
 
     :raises DataFault: an image cannot be decoded.
     """
@@ -89,7 +90,10 @@ def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
 
 
 def vector(entry: Observation, message: Any) -> np.ndarray:
-    """Return the numbers of a message in the policy's unit, float32 (n,); raises MessageError."""
+    """Return the numbers of a message in the policy's unit, float32 (n,).
+
+    :raises MessageError: the message does not fit the entry.
+    """
     values = numbers(message, entry.field, entry.fields, entry.names, entry.count)
     return values * np.float32(entry.factor)
 

@@ -1,4 +1,4 @@
-"""What a user writes: the class `Policy`; and its loading by name."""
+"""The class `Policy`, which a user writes, and functions that load it by name."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ PREFIX, PREFIX_COUNT = 'prefix', 'prefix_count'
 
 
 class Policy(ABC):
-    """From observations to a chunk of actions.
+    """Computes a chunk of actions from observations.
 
-    Your own class may derive from this one, or just have ``model``, ``observe`` and ``actions``.
-    Options arrive as keyword arguments of the constructor, and so does ``contract`` if the
-    constructor has it.
+    Your own class may derive from this class, or just have ``model``, ``observe`` and ``actions``.
+    Options arrive as keyword arguments of the constructor, and so does the ``contract`` if the
+    constructor has such a parameter.
 
-    ``contract``: name of the contract's file beside the module, or its content; None: the node's
-    parameter names a file.
+    ``contract``: name of a contract file in the folder of the module, or the content of a contract;
+    None: a parameter of the node names the file.
 
-    ``chunk``: if not 0, the policy inpaints. Its batches then hold `prefix`, float32 (1, chunk, d):
-    the actions that will be executed before the answer can come, from the time of the observation
-    on, and zeros behind them; and `prefix_count`, int64 (1,): how many there are.
+    ``chunk``: if not 0, the policy inpaints. Its batches then hold two more tensors. `prefix`,
+    float32 (1, chunk, d), holds the actions from the time of the observation on that will be
+    executed before the answer can come, followed by zeros. `prefix_count`, int64 (1,), is the
+    number of these actions.
     """
 
     contract: str | Mapping[str, Any] | None = None
@@ -41,7 +42,7 @@ class Policy(ABC):
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
-        """Return the network, in eval mode, on the CPU. It is called with what `observe` returns.
+        """Return the network, in eval mode, on the CPU; its inputs are the output of `observe`.
 
         Robot and server share its computation, so it must not keep state between calls.
         """
@@ -56,19 +57,20 @@ class Policy(ABC):
 
     @abstractmethod
     def actions(self, output: Any) -> torch.Tensor:
-        """Return the chunk, (n, d) or (1, n, d), from what the model returns.
+        """Return the chunk, (n, d) or (1, n, d), from the output of the model.
 
         Action 0 is for the time of the observation, action k for k ticks later.
         """
 
 
 def load_contract(spec: str, path: str = '') -> Contract:
-    """Return the contract in a file, or the one that the policy's class names.
+    """Return the contract in the file ``path``, or the contract of the policy's class.
 
-    Its attribute ``contract`` is the name of a file beside its module, or the content as a dict.
+    The attribute ``contract`` of the class is the name of a file in the folder of its module, or
+    the content as a dict.
 
-    :raises PolicyError: there is none.
-    :raises ContractError: it is invalid.
+    :raises PolicyError: there is no contract.
+    :raises ContractError: the contract is invalid.
     """
     if path:
         return read_contract(path)
@@ -90,9 +92,9 @@ def _load(spec: str) -> Any:
 
 
 def load_policy(spec: str, options: Mapping[str, Any], contract: Contract) -> Policy:
-    """Make the policy that ``package.module:Class`` names.
+    """Make the policy that ``spec``, ``package.module:Class``, names.
 
-    :raises PolicyError: it is not there, has other options, or lacks a method.
+    :raises PolicyError: the class does not exist, does not take the options, or lacks a method.
     """
     made = _load(spec)
     given = dict(options)
@@ -126,7 +128,7 @@ def inputs_of(policy: Policy, batch: Batch, prefix: Actions | None, size: int
 
 
 def chunk_of(policy: Policy, output: Any) -> Actions:
-    """Return the actions (n, d) as an array; what else the policy returns keeps its shape."""
+    """Return the policy's actions as an array (n, d); an invalid shape stays as it is."""
     found = policy.actions(output)
     array = found.detach().float().cpu().numpy() if isinstance(found, torch.Tensor) \
         else np.asarray(found, np.float32)

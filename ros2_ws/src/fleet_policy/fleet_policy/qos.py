@@ -1,16 +1,17 @@
-"""QoS profiles, named once. Every publisher and subscription of a topic uses the same."""
+"""QoS profiles, named once. All publishers and subscriptions of a topic use the same profile."""
 
 from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
 __all__ = ['ACTION', 'DIAGNOSTICS', 'OBSERVATION', 'STATUS']
 
-# Only the newest message of a sensor counts; best effort fits publishers of either kind.
+# Only the newest message of a sensor counts. Best effort works with reliable and best-effort
+# publishers.
 OBSERVATION = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                          reliability=ReliabilityPolicy.BEST_EFFORT,
                          durability=DurabilityPolicy.VOLATILE)
 
-# The controller is on the robot: an action must arrive, and a late one is replaced by the next.
+# The controller is on the robot, so an action must arrive; the next action replaces a late one.
 ACTION = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 

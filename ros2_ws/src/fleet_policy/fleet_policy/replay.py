@@ -1,7 +1,7 @@
-"""A recording through policy and machine, in the time of the recording: the same actions each time.
+"""Plays a recording through policy and machine by the recording's clock: always the same actions.
 
-The robot alone computes, and its answer counts as there after ``latency`` seconds, however long it
-takes here.
+Only the robot computes. Each answer arrives ``latency`` seconds after its request on this clock,
+however long the computation really takes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ ROUNDING = 1e-6   # s; a message of the time of a tick comes before it
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """What was executed: times (n,) s from the first message on, actions (n, d), ages (n,) s."""
+    """The executed actions (n, d), their times (n,) in s after the first message, their ages (n,).
+
+    Ages are in s. ``starved``: number of ticks without an action. ``reason``: reason for the safe
+    state at the end, empty if none.
+    """
 
     times: np.ndarray
     actions: Actions

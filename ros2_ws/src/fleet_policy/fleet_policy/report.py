@@ -1,4 +1,4 @@
-"""What the node tells about itself: the values of `policy_status`, and its health (REP-107)."""
+"""The reports of the node: the values of `policy_status`, and its health (REP-107)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.E
 
 
 def values_of(machine: PolicyMachine) -> dict[str, float | str]:
-    """Return name -> value; times in seconds, NaN where nothing is known yet."""
+    """Return name -> value; times in seconds, NaN if a value is not known yet."""
     counts, command = machine.counts, machine.command
     found: dict[str, float | str] = {
         'state': machine.state,
@@ -29,7 +29,7 @@ def values_of(machine: PolicyMachine) -> dict[str, float | str]:
 
 
 def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str) -> DiagnosticStatus:
-    """Return the health of a policy: ERROR in the safe state, WARN with the warnings."""
+    """Return the health: ERROR in the states safe and starved, WARN if there are warnings."""
     status = DiagnosticStatus(name=name, hardware_id=robot, level=OK, message='acts')
     warnings = machine.warnings
     if not active:

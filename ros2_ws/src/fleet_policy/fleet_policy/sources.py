@@ -1,4 +1,4 @@
-"""Where messages come from besides a live robot: a recording, and a generator for tests."""
+"""Sources of messages other than a live robot: a recording, and a generator for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Event = tuple[float, str, Any]   # seconds, entry, message
 def recorded(contract: Contract, path: str, namespace: str = '') -> Iterator[Event]:
     """Yield the messages of a rosbag2 recording for each entry, in the order of recording.
 
-    :param namespace: of the robot when it was recorded; topics of the contract are relative to it.
+    :param namespace: namespace of the robot in the recording; topics of the contract are relative
+        to it.
     :raises DataFault: the recording is damaged, or lacks a topic.
     """
     entries: dict[str, list[str]] = {}
@@ -49,7 +50,7 @@ def absolute(topic: str, namespace: str) -> str:
 
 
 def generated(contract: Contract, seconds: float, seed: int = 0) -> Iterator[Event]:
-    """Yield made-up messages of every entry at the contract's rate; the same for the same seed."""
+    """Yield random messages of every entry at the contract's rate; equal seeds give the same."""
     rng = np.random.default_rng(seed)
     for tick in range(int(seconds * contract.rate)):
         for name, entry in contract.observations.items():

@@ -32,17 +32,18 @@ def is_bag(path: Path) -> bool:
 def played(path: Path, namespace: str = '') -> Played:
     """Yield the statuses of one run of one fleet, in the order of recording.
 
-    The first one is of the server; if none was recorded, there is one that says who takes part. Of
-    several runs the last one counts. What is left out is said on stderr.
+    The first status is of the server. If the recording has no status of the server before the
+    first status of a robot, this yields one that lists only this robot. Of several runs it plays
+    the last. It says on stderr what it leaves out.
 
-    :param namespace: of the fleet; needed where the recording holds several.
-    :raises RecordError: for a recording without statuses, and one that is damaged or not there.
+    :param namespace: namespace of the fleet; needed if the recording holds several fleets.
+    :raises RecordError: the recording is missing or damaged, or it holds no statuses.
     """
     try:
         topics = _of_one_fleet(path, Recording(str(path), {}).types, namespace)
         begin = _last_run(path, {t: (k,) for t, k in topics.items() if k == FLEET})
         recording = Recording(str(path), {t: (k,) for t, k in topics.items()})
-        heard: set[str] = set()  # types
+        heard: set[str] = set()  # types of the statuses played so far
         for topic, now, message in recording:
             kind = topics[topic]
             if kind not in heard:
@@ -83,7 +84,7 @@ def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str
 
 
 def _last_run(path: Path, topics: dict[str, tuple[str, ...]]) -> float:
-    """Return when the server first speaks of the last run, in s; -inf if there is but one."""
+    """Return the time of the server's first status of the last run, s; -inf if there is one run."""
     begin, run = -math.inf, None
     for _, now, message in Recording(str(path), topics) if topics else ():
         if run is not None and message.run != run:
@@ -102,7 +103,7 @@ def _same_fields(path: Path, kind: str, message: Any) -> None:
 
 
 def state_of_bag(path: Path, namespace: str = '') -> tuple[FleetState, float]:
-    """Return what a recording says of a fleet, and when that was.
+    """Return the state of a fleet at the end of a recording, and the time of its last status, s.
 
     :raises RecordError: as `played`.
     """
@@ -117,7 +118,7 @@ def _take(state: FleetState, message: Any, now: float) -> None:
 
 
 def write_run(path: Path, folder: Path, namespace: str = '') -> None:
-    """Write run records, as far as the recorded statuses allow.
+    """Write the run records that can be made from the recorded statuses.
 
     :raises RecordError: as `played`.
     """

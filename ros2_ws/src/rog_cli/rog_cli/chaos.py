@@ -1,4 +1,4 @@
-"""`rog chaos`: run a real fleet on an emulated network and inject the faults of the field."""
+"""`rog chaos`: run a real fleet on an emulated network, and inject faults as robots meet them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from .option_types import place
 from .processes import LINGER
 
 ROBOTS = '5'
-DISK_MIB = 64        # of the server's directory, which the disk-full fault fills
+DISK_MIB = 64        # size of the server's disk, which the disk-full fault fills, MiB
 RESULT = 'chaos.json'
 JOIN = 120.0         # s within which all robots must join
 DRAIN = 120.0        # s within which a run must end after its minutes and the server's absences
 START = 60.0         # s that a process may take from its start to its first status
 HELD_UP = 1.0        # s; if this process is later than this, the machine is overloaded
 SAMPLE = 5.0         # s between two samples of the memory of the processes
-FADED = 0.05         # Mbit/s; below it a link, or its share of the air, passes no heartbeat in time
-SNAPSHOT = 180.0     # s that the whole model may take to a robot which was started again
+FADED = 0.05         # Mbit/s; a lower rate of a link, or of its share of the air, counts as a fade
+SNAPSHOT = 180.0     # s that the snapshot for a robot may take after the robot was started again
 STEP = 0.25          # s between two checks of the fleet
 
 
@@ -89,14 +89,15 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # Silence begins when the last heartbeat was sent; the server looks every period.
+        # Silence counts from the last heartbeat that was sent, which may be a period old, and the
+        # server looks for silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
-        self.down: set[str] = set()         # killed, and not started again
+        self.down: set[str] = set()         # processes killed, and not started again
         self.checkpoints = 0
-        self.held_up = 0                    # times that the machine did not keep up
+        self.held_up = 0                    # how often the machine did not keep up
         self._held_until = -math.inf
-        self._started: dict[str, float] = {}  # when a process was started again
+        self._started: dict[str, float] = {}  # process -> when it was started again
         self.ended = 0.0
         self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
                         if robot.link.trace or robot.link.rate}
@@ -104,8 +105,8 @@ class _Run:
         self._order = itertools.count()
         self._newest: tuple[int, int] = (0, 0)   # number and iteration of the last checkpoint
         self._sampled = 0.0
-        self._states: dict[str, str] = {}     # of the robots, as the server sees them
-        self._offered: dict[str, float] = {}  # Mbit/s that the air has for each robot
+        self._states: dict[str, str] = {}     # robot -> its state at the server
+        self._offered: dict[str, float] = {}  # robot -> Mbit/s that the air offers it
 
     def do(self) -> None:
         """Run the fleet until it ends or a signal comes; `watch` collects the violations."""
@@ -115,7 +116,7 @@ class _Run:
         from .view import Monitor
 
         with _small_disk(self.disk):
-            for name in ('logs', 'parameters'):  # only results meet the full disk
+            for name in ('logs', 'parameters'):  # only results are on the small disk
                 (self.out / name).mkdir()
                 (self.disk / name).symlink_to(self.out / name)
             (self.out / 'fleet.yaml').write_text(dump_fleet(self.fleet))
@@ -146,7 +147,7 @@ class _Run:
         for fault in self.faults:
             self._at(fault.start, partial(self._begin, fault))
             self._at(fault.end, partial(self._end, fault))
-        # A server goes on where its checkpoint was, and needs time to start.
+        # A restarted server continues from its last checkpoint, and needs time to start.
         lost = sum(m.duration + self.fleet.server.checkpoint_every + START
                    for m in self.faults if m.kind == plan.RESTART)
         limit = 60 * self.fleet.minutes + lost + DRAIN
@@ -204,7 +205,7 @@ class _Run:
         self._started[name] = time.monotonic()
 
     def _link_impairment(self, robot: str) -> None:
-        """Set the conditions of a robot's link by the faults that are active now."""
+        """Set the conditions of a robot's link according to the faults that are active now."""
         now = self.ended
         mine = [m for m in self.faults if m.target == robot and m.start <= now < m.end]
         found = next((m.conditions for m in mine if m.kind == plan.LINK_IMPAIRMENT), Conditions(
@@ -247,7 +248,7 @@ class _Run:
         return -1 if status is None else int(status.iteration)
 
     def _unable(self, robot: str, now: float) -> str:
-        """Return the reason why a robot cannot work: a fault, or a faded link; '' if none."""
+        """Return why a robot cannot work, such as a fault or a faded link; '' if it can work."""
         for target in (SERVER, robot):
             for fault in self.faults:
                 if fault.target == target and fault.start <= now < fault.end and fault.takes_away:
@@ -260,7 +261,8 @@ class _Run:
         trace = self._traces.get(robot)
         if (trace is not None and trace.rate(now) < FADED) or self._offered.get(robot, 1.0) < FADED:
             return 'fade'
-        # Over a slow link the whole model takes a while, and meanwhile there is no iteration.
+        # The whole model takes a while over a slow link; until it has arrived, the robot makes no
+        # iteration.
         begun = time.monotonic() < self._started.get(robot, -math.inf) + SNAPSHOT
         return 'snapshot' if begun and self._states.get(robot) == 'joining' else ''
 
@@ -291,7 +293,7 @@ class _Run:
             lives[-1].append((round(now, 1), round(pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 1)))
 
     def _check_checkpoint(self, now: float) -> None:
-        """Check a new checkpoint: it must be readable and finite, and not older than the last."""
+        """Check a new checkpoint: it must be readable, finite, and not older than the last one."""
         from rog_ps.directory import kept
 
         try:
@@ -299,7 +301,7 @@ class _Run:
             if changed == self._newest[0]:
                 return
             iteration, finite = _read_checkpoint(self.disk)
-        except Exception as error:  # whatever is wrong with the file
+        except Exception as error:  # any fault of the file
             self.watch.report(now, 'bad checkpoint', SERVER, f'it cannot be read: {error}')
             return
         self.checkpoints += 1
@@ -372,7 +374,7 @@ def _read_checkpoint(directory: Path) -> tuple[int, bool]:
 
 @contextmanager
 def _small_disk(path: Path) -> Iterator[None]:
-    """Mount a small file system at ``path`` that only this process sees and that ends with it."""
+    """Mount a small file system at ``path``; only this process sees it, and it ends with it."""
     own_mounts()
     subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={DISK_MIB}m', 'rog-chaos', str(path)],
                    check=True, timeout=30.0)
@@ -383,7 +385,7 @@ def _small_disk(path: Path) -> Iterator[None]:
 
 
 def _fill(path: Path) -> None:
-    """Write until the disk is full."""
+    """Write to a file until its disk is full."""
     with path.open('wb', buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from fleet_env.radio import Conditions
 
-# Faults of a robot, then of the server.
+# First the faults of a robot, then those of the server.
 KILL, PAUSE, BLACKOUT, LINK_IMPAIRMENT = 'kill', 'pause', 'blackout', 'link impairment'
 RESTART, DISK_FULL = 'restart', 'disk full'
 SERVER = 'server'
 
-# Shortest and longest duration in s, and the relative frequency.
+# Fault -> (shortest duration, s; longest duration, s; relative frequency).
 OF_A_ROBOT = {KILL: (0.5, 60.0, 3), PAUSE: (1.0, 60.0, 3), BLACKOUT: (1.0, 120.0, 3),
               LINK_IMPAIRMENT: (5.0, 120.0, 4)}
 OF_THE_SERVER = {RESTART: (0.5, 10.0, 1), DISK_FULL: (5.0, 30.0, 1)}
@@ -21,16 +21,17 @@ _ALL = {**OF_A_ROBOT, **OF_THE_SERVER}
 GAP = 8.0        # s between two beginnings, on average
 QUIET = 60.0     # s without faults at the beginning and at the end of a run; see `quiet`
 APART = 30.0     # s without faults for a robot, or the server, after a fault
-PRESENT = 2      # robots that at any time are neither killed, paused nor out of range
+PRESENT = 2      # least number of robots that are neither killed, paused nor out of range
 
 
 @dataclass(frozen=True)
 class Fault:
     """A fault of ``target``, a robot or the server, from ``start`` for ``duration`` seconds.
 
-    ``kill``: kill -9, and a new start at the end. ``pause``: SIGSTOP, then SIGCONT. ``blackout``:
-    no link. ``link impairment``: the link has ``conditions``. ``restart``: kill -9 of the server,
-    and a new start from its checkpoint at the end. ``disk full``: of the server's directory.
+    ``kill``: kill -9, and a new start at the end. ``pause``: SIGSTOP, then SIGCONT at the end.
+    ``blackout``: no link. ``link impairment``: the link has ``conditions``. ``restart``: kill -9 of
+    the server, and a new start from its checkpoint at the end. ``disk full``: the disk of the
+    server's directory is full.
     """
 
     start: float
@@ -70,9 +71,10 @@ def quiet(duration: float) -> float:
 
 
 def schedule(seed: int, robots: Sequence[str], duration: float) -> list[Fault]:
-    """Return the faults of ``duration`` seconds, in order; equal arguments give equal schedules.
+    """Return the faults for a run of ``duration`` seconds, in order of their start.
 
-    Faults overlap, except two that make the same robot absent and two of the server. At least
+    Equal arguments give equal schedules. Faults may overlap, except two faults that make the same
+    robot absent, two other faults of the same robot, and two faults of the server. At least
     `PRESENT` robots can always take part.
     """
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Check from outside what must hold while a fleet has faults. Sans-I/O."""
+"""Check from outside that a fleet with faults keeps its promises. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from statistics import median
 from typing import Any
 
 CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
-FLAT_MIB, FLAT_SHARE = 32.0, 0.15  # growth of a process that counts as flat: the larger of both
-AGE = 120.0                        # s that a process lives before its memory is judged
-BUSY = 0.95                        # share of the time from which on a direction always had to wait
+# A process may grow by FLAT_MIB, or by FLAT_SHARE of its memory if that is more.
+FLAT_MIB, FLAT_SHARE = 32.0, 0.15
+AGE = 120.0                        # s that a process must have lived before its memory is judged
+BUSY = 0.95                        # share of the time from which on a direction counts as busy
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One robot at one time: finished iterations, `away` at the server, and why it cannot work.
+    """One robot at one time.
 
+    ``iteration``: number of its finished iterations. ``away``: whether the server has it as away.
     ``unable``: kind of the fault that keeps the robot from working; empty: the robot can work.
     """
 
@@ -30,8 +32,8 @@ class Seen:
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
     """Return the rate that the shared air offered each robot, Mbit/s, in the worse direction.
 
-    From two reports of `fleet_env.radio.Radio` with their times ``t``. A direction that was not
-    busy all the time has had as much as it wanted: infinity.
+    ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``. The
+    rate of a direction that was not busy all the time is infinity, because it lacked nothing.
     """
     seconds = after['t'] - before['t']
     found = {}
@@ -46,7 +48,7 @@ def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Violation:
-    """What went wrong, at which time in s, at which robot or server."""
+    """A violation: the time in s, what went wrong, and at which robot or server (``target``)."""
 
     t: float
     what: str
@@ -57,12 +59,12 @@ class Violation:
 @dataclass
 class _Robot:
     iteration: int = -1
-    moved: float = -math.inf      # when its iteration changed
+    moved: float = -math.inf      # time at which its iteration last changed, s
     able_since: float = math.inf
     away: bool = False
-    returned: float = math.inf    # when it became able again, until it has made an iteration
-    cause: str = ''               # why it was not able
-    told: bool = False            # of this standstill
+    returned: float = math.inf    # time at which it could work again; infinity after an iteration
+    cause: str = ''               # why it could not work
+    told: bool = False            # whether this standstill has been reported
 
 
 @dataclass
@@ -76,8 +78,10 @@ class Watch:
     bound: float
     limit: float
     violations: list[Violation] = field(default_factory=list)
-    returns: dict[str, list[float]] = field(default_factory=dict)  # cause -> s to an iteration
-    pauses: dict[str, float] = field(default_factory=dict)  # longest s without iteration, if able
+    # Cause -> for each return of a robot, the seconds until it has made an iteration.
+    returns: dict[str, list[float]] = field(default_factory=dict)
+    # Robot -> longest time without an iteration while it could work, s.
+    pauses: dict[str, float] = field(default_factory=dict)
     _robots: dict[str, _Robot] = field(default_factory=dict)
 
     def observe(self, now: float, fleet: Mapping[str, Seen]) -> None:
@@ -139,7 +143,10 @@ def grew(samples: Sequence[tuple[float, float]]) -> bool:
 
 
 def checksums(lines: Iterable[str]) -> dict[str, str]:
-    """Return transfer -> checksum of the rows after it, from a node's first log line of each."""
+    """Return transfer -> checksum of the rows after it, from the log lines of a node.
+
+    If there are several lines for a transfer, the first counts.
+    """
     found: dict[str, str] = {}
     for line in lines:
         if match := CHECKSUM.search(line):
@@ -149,7 +156,10 @@ def checksums(lines: Iterable[str]) -> dict[str, str]:
 
 def mirrored(server: Mapping[str, str], robots: Iterable[Mapping[str, str]]
              ) -> tuple[int, list[str]]:
-    """Return the number of transfers that both sides logged, and those with different rows."""
+    """Return the number of transfers that both sides logged, and the transfers that differ.
+
+    Transfers differ if the checksums of the rows after them differ.
+    """
     here = {transfer: value for robot in robots for transfer, value in robot.items()}
     both = server.keys() & here.keys()
     return len(both), sorted(t for t in both if server[t] != here[t])

@@ -1,4 +1,4 @@
-"""`rog compare`: several methods on the same fleet, links and seeds; virtual time or real nodes."""
+"""`rog compare`: run several methods on the same fleet, links and seeds, simulated or real."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _nodes() -> Callable[[Job], None]:
-    """Return what does a run with real nodes."""
+    """Return a function that does one run with real nodes."""
     from fleet_ros.ending import Interruption
     from rog_sim.jobs import RunError
 

@@ -71,14 +71,14 @@ def _wait(monitor: Monitor, end: float, otherwise: str) -> None:
 
 
 class Controls:
-    """The control services of the server that a monitor hears; calls do not block.
+    """Calls the control services of the server that a monitor hears; calls do not block.
 
-    :param key: the fleet's, if it has one.
+    :param key: key of the fleet, if it has one.
     """
 
     def __init__(self, monitor: Monitor, key: Key | None = None) -> None:
         self._monitor, self._key = monitor, key and key.control()
-        self.silence = SILENT_SERVER  # what to say if there is no answer
+        self.silence = SILENT_SERVER  # text of the error if no answer comes
         self._clients = {
             service: monitor.node.create_client(kind, f'{monitor.namespace}/{SERVER}/{service}')
             for service, kind in SERVICES.items()}
@@ -94,7 +94,7 @@ class Controls:
     def call(self, service: str, **values: str) -> Any:
         """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
 
-        With a key only an answer to this very call that the key proves completes it.
+        With a key, the future accepts only an answer to this call that the key proves.
         """
         self.silence = SILENT_SERVER
         request = SERVICES[service].Request(server=self._monitor.fleet.incarnation,

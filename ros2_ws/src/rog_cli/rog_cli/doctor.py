@@ -28,12 +28,12 @@ from rog_ros.servers import is_there, this_version
 GOOD, WARN, BAD = 'ok', 'warning', 'problem'
 COLORS = {GOOD: 'green', WARN: 'yellow', BAD: 'red'}
 
-BUFFER = 10_000_000   # B that the profile of docs/network.md asks the kernel for
+BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
 CLOCK = 0.5           # s that clocks may differ; traces of emulated links begin by the clock
-ROOM = 1_000_000_000  # B on the disk that a run and its checkpoints may need
+ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
-_SETTLED = 1          # messages of a machine that do not count for its clock: they may be old
+_SETTLED = 1          # first statuses of a process not used for its clock, as they may be old
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass
 class Heard:
-    """The statuses of one process. ``late``: delay of each status by its time stamp, s."""
+    """The statuses of one process. ``late``: delay of each status after its time stamp, s."""
 
     role: str
     host: str
@@ -57,7 +57,7 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """Return its clock lag, s, plus the shortest delay; None if unknown."""
+        """Return how far its clock is behind, s, plus the shortest delay; None if unknown."""
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 
@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> Iterator[Finding]:
-    """Yield findings; ``seconds``: time to listen to the fleet."""
+    """Yield the findings of all checks; ``seconds``: time to listen to the fleet."""
     known = [name for _, name in socket.if_nameindex()]
     there = network.interface in known
     yield Finding('traffic', GOOD, where_traffic_goes(network))
@@ -115,7 +115,7 @@ def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> 
 
 
 def interface(name: str, flags: int | None, known: list[str]) -> Finding:
-    """Check that the interface exists and is up; ``flags``: of the kernel, None if missing."""
+    """Check that an interface exists and is up; ``flags``: its kernel flags, None if missing."""
     if flags is None:
         return Finding('interface', BAD, f'{name} is not here; there are {", ".join(known)}',
                        'set network.interface to one of them')
@@ -125,7 +125,7 @@ def interface(name: str, flags: int | None, known: list[str]) -> Finding:
 
 
 def multicast(network: ReachConfig, flags: int, works: bool) -> Finding:
-    """Check multicast discovery; ``works``: a multicast packet returns to this machine."""
+    """Check multicast discovery; ``works``: whether a multicast packet returns to this machine."""
     if network.peer_list:
         return Finding('multicast', GOOD, f'not needed: peers {", ".join(network.peer_list)}')
     if flags & _MULTICAST and works:
@@ -256,7 +256,7 @@ def jetson(find: Callable[[str], Any] | None = None) -> Finding:
 
 
 def _flags(name: str) -> int:
-    # Asked of the kernel by a socket, because containers may have no /sys.
+    # Ask the kernel through a socket, because containers may have no /sys.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack('16sH14x', name.encode(), 0)
         answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
@@ -271,7 +271,10 @@ def _number(path: str) -> int | None:
 
 
 def _multicast_comes_back(network: ReachConfig) -> bool:
-    """Whether a multicast packet on the interface, seen by nobody else, reaches this machine."""
+    """Whether this machine receives its own multicast packet on the interface.
+
+    The packet has a time to live of 0, so no other machine receives it.
+    """
     group, index = '239.255.0.1', socket.if_nametoindex(network.interface)
     request = struct.pack('4s4si', socket.inet_aton(group), bytes(4), index)
     word = os.urandom(16)

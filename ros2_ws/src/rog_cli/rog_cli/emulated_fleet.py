@@ -1,4 +1,4 @@
-"""The processes of a fleet in an emulated network, each in its namespace."""
+"""Runs the processes of a fleet in an emulated network, each in its own network namespace."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from .emulated_network import INTERFACE, SERVER, SUMMARY, EmulatedNetwork, witho
 from .link_use import use_of_run
 from .processes import FleetProcesses
 
-JOIN_LIMIT = 30.0  # s after the first robot has joined: the links become slow without the others
+# Seconds after the first robot has joined after which the traces begin, even if others are missing.
+JOIN_LIMIT = 30.0
 
 
 class EmulatedFleet(FleetProcesses):
-    """Start server and robots in the namespaces of a network, where links look real to them."""
+    """Starts server and robots in the namespaces of a network, whose links seem real to them."""
 
     apart = True
 
@@ -30,17 +31,17 @@ class EmulatedFleet(FleetProcesses):
         self.network = network
 
     def place(self, name: str) -> AbstractContextManager[object]:
-        """Return the namespace of ``server`` or of a robot."""
+        """Return a context inside the namespace of ``server`` or of a robot."""
         return self.network.inside(name)
 
     def reach(self, name: str) -> dict[str, str]:
-        """Return the variables of a process for DDS in its namespace."""
+        """Return the environment variables that a process needs for DDS in its namespace."""
         with self.place(name):
             return dds_environment(changed(self.fleet.network, interface=INTERFACE),
                                    robot=name != SERVER)
 
     def link_use(self) -> list[str]:
-        """Print each robot's link use, and add it to air.json."""
+        """Return each robot's link use as lines of text, and add it to air.json."""
         found = use_of_run(self.network.fleet, self.out)
         path = self.out / SUMMARY
         whole = {**json.loads(path.read_text()),
@@ -51,7 +52,7 @@ class EmulatedFleet(FleetProcesses):
                 for robot, use in found.items()]
 
     def follow(self, status: Any) -> None:
-        """Start the traces as soon as all robots train, as in virtual time."""
+        """Start the traces as soon as all robots train, or `JOIN_LIMIT` is over."""
         if self.network.began or status is None:
             return
         training = {robot.robot for robot in status.robots if robot.state != 'joining'}

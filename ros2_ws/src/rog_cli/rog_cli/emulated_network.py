@@ -1,10 +1,10 @@
 """A fleet's network on one machine: every robot in a network namespace, behind an emulated radio.
 
-The server's namespace holds a bridge, the access point. Each robot's namespace has a TAP device,
-and the bridge a port that is a TAP device, too; `rog_cli.radio` carries frames between the two.
-These namespaces have no route to the outside and no names. Open files and the processes in them
-keep them alive. The kernel removes namespaces and devices with the last of these. The processes
-end with this one, even if this one is killed.
+The server's namespace holds a bridge: the access point. Each robot's namespace has a TAP device.
+For each robot the bridge has a port, which is a TAP device, too; `rog_cli.radio` carries frames
+between these two devices. The namespaces have no route to the outside and no names. They exist as
+long as a process runs in them or a file of them is open; then the kernel removes them with their
+devices. The processes in them end with this process, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .link_use import PERIODS_FILE
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace
-START_LIMIT = 60.0    # s that the radio has to start, on a busy machine
+START_LIMIT = 60.0    # s within which the radio must start, also on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
-_LINES = 1 << 17      # bytes that hold its last lines, of fleets with up to a hundred robots
+_LINES = 1 << 17      # bytes at the end of AIR_FILE that hold two lines of up to a hundred robots
 SERVER = 'server'
 
 _NEW_NET, _NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
@@ -47,28 +47,31 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkError(RogError):
-    """The machine, or the rights of the user, do not allow an emulated network."""
+    """The machine or the rights of the user do not allow an emulated network."""
 
 
 # -- the plan of the network, as values ---
 
 
 def addresses(robots: Sequence[str]) -> dict[str, str]:
-    """Return the address of the server and of each robot, below 10.99.0.0/16."""
+    """Return the address of the server and of each robot, all in 10.99.0.0/16."""
     return {SERVER: '10.99.0.1', **{name: f'10.99.{1 + index // 250}.{1 + index % 250}'
                                     for index, name in enumerate(robots)}}
 
 
 def ports(robots: Sequence[str]) -> dict[str, str]:
-    """Return the bridge's port towards each robot; a device's name has at most 15 letters."""
+    """Return robot -> device that is its port of the bridge; such names have at most 15 letters."""
     return {name: f'to{index}' for index, name in enumerate(robots)}
 
 
 def commands(name: str, robots: Sequence[str]) -> list[str]:
-    """Return what `ip -batch` does in the namespace of ``server`` or of a robot; TAPs are there."""
+    """Return the commands for `ip -batch` in the namespace of ``server`` or of a robot.
+
+    The TAP devices must exist already.
+    """
     lines = ['link set lo up']
     if name == SERVER:
-        # It never learns anything about groups or loops, so that it forwards from the start.
+        # The bridge does not look for groups or loops, so that it forwards from the start.
         lines.append(f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
                      'mcast_snooping 0')
         for port in ports(robots).values():
@@ -78,10 +81,10 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
 
 
 def without_shaping(fleet: FleetConfig) -> FleetConfig:
-    """Return the fleet for its nodes: without link emulation, on an isolated network.
+    """Return the settings of the fleet for its nodes on the emulated network.
 
-    The isolated network needs no key, though its interface is not the loopback. Robots log their
-    pushes for `rog_cli.link_use`.
+    The nodes do not emulate links. The isolated network needs no key, although its interface is not
+    the loopback. Robots log their pushes for `rog_cli.link_use`.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
@@ -90,25 +93,25 @@ def without_shaping(fleet: FleetConfig) -> FleetConfig:
 
 
 def summary(last: Mapping[str, Any], fragments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """Return the traffic: the radio's last line, and IP counters per namespace."""
+    """Return the traffic of a run: the radio's last line and the IP counters of each namespace."""
     return {**last, 'ip': {name: dict(values) for name, values in fragments.items()}}
 
 
 def ip_counters(snmp: str) -> dict[str, int]:
-    """Return the counters of IP, by name, that the text of /proc/net/snmp holds."""
+    """Return the IP counters by name; ``snmp``: the text of /proc/net/snmp."""
     names, values = (line.split()[1:] for line in snmp.splitlines() if line.startswith('Ip:'))
     return dict(zip(names, map(int, values), strict=True))
 
 
-# -- carrying it out ---
+# -- setting it up ---
 
 
 class EmulatedNetwork:
-    """Namespaces and radio of a fleet; while it is open, the calling thread is in the server's.
+    """Namespaces and radio of a fleet. As a context, it moves its thread to the server's namespace.
 
-    :param fleet: with the traces of its robots.
-    :param out: directory of the run; gets ``air.jsonl``, the radio's counters line by line, and
-        ``air.json`` at the end.
+    :param fleet: the fleet with the traces of its robots.
+    :param out: directory of the run; ``air.jsonl`` in it receives the radio's counters line by
+        line, and ``air.json`` the summary at the end.
     :param every: seconds between two lines of counters.
     :raises NetworkError: the user is not root, or the kernel lacks a feature.
     """
@@ -116,7 +119,7 @@ class EmulatedNetwork:
     def __init__(self, fleet: FleetConfig, out: Path, every: float = 1.0) -> None:
         self.fleet, self.out, self.every = fleet, out, every
         self.robots = [robot.name for robot in fleet.robots]
-        self.began = False  # the traces
+        self.began = False  # whether the traces have begun
         self._home = -1
         self._spaces: dict[str, int] = {}
         self._radio: subprocess.Popen[bytes] | None = None
@@ -141,15 +144,15 @@ class EmulatedNetwork:
         self._tell({'robot': robot, **asdict(conditions)})
 
     def begin(self) -> None:
-        """Start the traces; before, the links are fast, so that robots can join."""
+        """Start the traces; until then the links are fast, so that robots can join."""
         self._tell(BEGIN)
         self.began = True
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return the radio's last two lines of counters, or fewer, oldest first."""
+        """Return the radio's last two lines of counters (fewer at the start), oldest first."""
         with (self.out / AIR_FILE).open('rb') as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LINES, 0))
-            *lines, _ = file.read().split(b'\n')  # the last may be incomplete
+            *lines, _ = file.read().split(b'\n')  # the last line may be incomplete
         return [json.loads(line) for line in lines[1:][-2:] if line.startswith(b'{"t"')]
 
     def _tell(self, order: Any) -> None:
@@ -213,9 +216,9 @@ class EmulatedNetwork:
                 raise NetworkError('the emulated radio does not start; see its messages above')
 
     def _set_environment(self) -> None:
-        """Let DDS of this process, and of those that it starts, use the emulated network only."""
+        """Let DDS in this process and its child processes use only the emulated network."""
         self._environment = dict(os.environ)
-        # Shared memory would go past the radio.
+        # Without shared memory, which would bypass the radio.
         os.environ['FASTDDS_BUILTIN_TRANSPORTS'] = 'UDPv4'
         os.environ.update(dds_environment(changed(self.fleet.network, interface=INTERFACE)))
 
@@ -224,11 +227,11 @@ class EmulatedNetwork:
         self.close()
 
     def close(self) -> None:
-        """End the processes in the namespaces, release the namespaces, write the traffic."""
+        """End the processes in the namespaces, release the namespaces, write the summary."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
         end_processes_in(self._inodes())
         if self._home >= 0:
-            _set_namespace(self._home)  # first: the radio ends what is in the namespaces
+            _set_namespace(self._home)  # first, because the radio kills processes in the namespaces
         if self._radio is not None and self._radio.stdin is not None:
             with suppress(BrokenPipeError):
                 self._radio.stdin.close()
@@ -261,7 +264,7 @@ class EmulatedNetwork:
 
 
 def check_rights() -> None:
-    """Raise `NetworkError` if this user cannot have an emulated network."""
+    """Raise `NetworkError` if this user cannot create an emulated network."""
     if os.geteuid() != 0:
         raise NetworkError('an emulated network needs root: network namespaces and TAP devices. '
                            f'Run it with sudo, for example sudo -E env PATH="$PATH" {sys.argv[0]} '
@@ -272,7 +275,7 @@ def check_rights() -> None:
 
 
 def own_mounts() -> None:
-    """Hide later mounts from all but this process and its children."""
+    """Hide later mounts from all processes except this process and its children."""
     _checked(_libc.unshare(_NEW_MOUNTS), 'a mount namespace')
     subprocess.run(['mount', '--make-rprivate', '/'], check=True, timeout=30.0)
 
@@ -293,7 +296,10 @@ def _checked(result: int, what: str) -> None:
 
 
 def _tap(name: str) -> int:
-    """Return a new TAP device of this namespace; it vanishes when the last copy is closed."""
+    """Return the file descriptor of a new TAP device in this namespace.
+
+    The device vanishes when the last copy of the descriptor is closed.
+    """
     fd = os.open('/dev/net/tun', os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack('16sH22x', name.encode(), _TAP))

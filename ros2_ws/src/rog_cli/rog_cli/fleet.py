@@ -89,16 +89,16 @@ def _up(options: argparse.Namespace) -> int:
                 raise argparse.ArgumentTypeError('--emulate and --only: nothing else can reach the '
                                                  'emulated network; choose one of them')
             check_rights()
-        else:  # for the processes and for the live view
+        else:  # the processes and the live view use these variables
             os.environ.update(dds_environment(fleet.network))
         below = child_fleets(fleet)
         if below and options.emulate:
             raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
                                              'each fleet separately')
         _check_places(fleet, below)
-        for one in (fleet, *below.values()):  # once, not by every process
+        for one in (fleet, *below.values()):  # check here once, instead of in every process
             check_task(one.training.task, one.training.task_options)
-        if 'server' in names:  # robots need not have the method
+        if 'server' in names:  # a machine of robots alone need not have the method's package
             from rog_core.method_check import check_method  # imports numba, which is slow
 
             for one in (fleet, *below.values()):
@@ -124,7 +124,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
-    """Refuse fleets that would not find the parent's server, or would meet other fleets.
+    """Refuse child fleets that would not find the parent's server, or would meet another fleet.
 
     :raises ConfigError: names the file and the setting.
     """
@@ -151,7 +151,7 @@ def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
 def check_resumed(out: Path | None) -> None:
     """Refuse to resume a run that does not exist; `out`: its directory, None if not given.
 
-    :raises ConfigError: there is none.
+    :raises ConfigError: there is no run in ``out``, or ``out`` is None.
     """
     if out is None:
         raise ConfigError('--resume: give --out DIR, the directory of the run to continue')
@@ -165,7 +165,7 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
     """Run processes of a fleet here, watch them, print the outcome; return the exit code.
 
     :param out: existing directory of the run, absolute.
-    :param emulate: in an emulated network.
+    :param emulate: whether to run the processes in an emulated network.
     """
     below = child_fleets(fleet)
     former = _version(out)
@@ -200,7 +200,7 @@ def _end(processes: FleetProcesses, interruption: Interruption) -> None:
 
 
 def _version(out: Path) -> tuple[int, int] | None:
-    """Return a value that changes with each new summary in a directory; None without one."""
+    """Return a value that changes with each new summary in a directory; None without a summary."""
     try:
         found = (out / SUMMARY_FILE).stat()
     except FileNotFoundError:

@@ -16,7 +16,10 @@ from .option_types import place
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
-    """Add the fleet and the options that change it; ``virtual``: also those of virtual time."""
+    """Add the argument FLEET and the options that change it.
+
+    ``virtual``: whether to add the options of virtual time, too.
+    """
     parser.add_argument('fleet', metavar='FLEET',
                         help='a built-in fleet (indoor, outdoor, non_iid, heterogeneous, '
                              'two_speeds, crimp) or the path of a fleet file')
@@ -53,7 +56,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def resumed(options: argparse.Namespace) -> bool:
-    """Return whether to reuse finished runs; `FleetFileError` if there is no directory of them."""
+    """Return whether to reuse finished runs; raise `FleetFileError` without a directory of runs."""
     if options.resume and options.out is None:
         raise FleetFileError('--resume: give --out DIR, the directory of the runs to continue')
     if options.resume and not options.out.is_dir():
@@ -63,7 +66,7 @@ def resumed(options: argparse.Namespace) -> bool:
 
 
 def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
-    """Return the fleet with the options applied; `FleetFileError` or `ConfigError` if refused."""
+    """Return the fleet with the options applied; raise `FleetFileError` or `ConfigError` if bad."""
     given = vars(options)
     changes: dict[str, Any] = {
         'training.sync': given.get('sync'), 'training.traffic': given.get('traffic'),
@@ -85,7 +88,7 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 
 
 def at_least_one(text: str) -> int:
-    """Return the whole number that an option's text is; `ArgumentTypeError` below 1."""
+    """Return the text of an option as a whole number; raise `ArgumentTypeError` if below 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a whole number of at least 1, got {text}')
     return int(text)

@@ -1,8 +1,8 @@
 """The state of a fleet, made from its statuses, for terminal, page and figures.
 
 This module uses no ROS and no clock, and draws nothing. A status is a message, a recorded message,
-or any object with its fields. This module makes data from the network safe: texts are printable
-and short, and the numbers of robots, points and events are bounded.
+or any object with the fields of the message. This module makes data from the network safe: texts
+are printable and short, and the numbers of robots, points and events are bounded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from rog_core.errors import shown
 
-ROBOTS = 256     # most robots, as at a server
-NAME = 60        # shown characters of a name, a state or a method
-POINTS = 400     # most points of a curve; beyond, every other one is dropped
-EVENTS = 200     # remembered events
-SILENT = 5.0     # s without a status before this is reported
+ROBOTS = 256     # largest number of robots shown, as at a server
+NAME = 60        # most characters shown of a name, a state or a method
+POINTS = 400     # most points of a curve; if there are more, every other point is dropped
+EVENTS = 200     # number of the last events that are remembered
+SILENT = 5.0     # s without a status after which the silence is reported
 APART = ('away', 'retired')  # states that only the server knows
 
 
@@ -35,10 +35,11 @@ class Event(NamedTuple):
 class Robot:
     """The displayed state of one robot.
 
-    ``state``: its own, or ``away`` or ``retired`` from the server. ``doing``: the state, and the
-    robots that it waits for. ``why``: why others wait for it, or no longer wait. ``heard``: whether
-    it has sent a status; without one all numbers are unknown. ``silent``: s since its last status.
-    ``link``: Mbit/s, emulated or measured. Units are s, W and J.
+    ``state``: the state that the robot reports, or ``away`` or ``retired`` if the server says so.
+    ``doing``: the state, and the robots that it waits for. ``why``: why others wait for it, or no
+    longer wait. ``heard``: whether it has sent a status; before its first status all numbers are
+    unknown. ``silent``: s since its last status. ``link``: rate in Mbit/s, emulated or measured.
+    Other units are s, W and J.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Robot:
     energy: float = math.nan
 
     def cells(self) -> dict[str, str]:
-        """Return the numbers as texts, by name of their column; empty before any status."""
+        """Return the numbers as texts by the name of their column; empty before any status."""
         if not self.heard:
             return dict.fromkeys(COLUMNS, '')
         texts = (str(self.iteration), number(self.loss, '.3f'),
@@ -72,16 +73,16 @@ class Robot:
         return dict(zip(COLUMNS, texts, strict=True))
 
 
-# Name of a column -> unit, empty if there is none.
+# Name of a column -> unit of its numbers, empty if they have none.
 COLUMNS = {'iter': '', 'loss': '', 'acc': '%', 'stale': '', 'pushed': 'rows', 'link': 'Mbit/s',
            'compute': 's', 'comm': 's', 'stall': 's', 'energy': 'J', 'power': 'W'}
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet at one moment. ``found``: whether there was a status of the server.
+    """A fleet at one moment. ``found``: whether the server has sent a status.
 
-    ``silent``: s since then; ``keyed``: whether the fleet has a key.
+    ``silent``: s since the last status of the server; ``keyed``: whether the fleet has a key.
     """
 
     robots: tuple[Robot, ...] = ()
@@ -92,13 +93,13 @@ class Fleet:
     host: str = ''
     elapsed: float = 0.0
     keyed: bool = False
-    minimum: str = ''  # share of the rows that every transfer must carry, and its time
-    above: str = ''    # what it is to another fleet
+    minimum: str = ''  # the MTA and the MTA time, in words
+    above: str = ''    # the robot of the parent fleet that it is, in words
     left: float = math.nan  # s until the run is over, if the listener knows its duration
 
     @property
     def time(self) -> str:
-        """Return the time of the run, and what is left of it, in words."""
+        """Return the time that has passed and the time that is left of the run, in words."""
         left = '' if math.isnan(self.left) else f', {_duration(self.left)} left'
         return f'{self.elapsed:.0f} s{left}'
 
@@ -142,14 +143,14 @@ def number(value: float, form: str, unit: str = '') -> str:
 
 
 class Curve:
-    """Points (t, value) in order of time; a long run keeps evenly spaced points."""
+    """Points (t, value) in order of time; of a long curve only evenly spaced points are kept."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []
         self._every, self._left = 1, 0
 
     def add(self, t: float, value: float) -> None:
-        """Add a point, unless it is thinned out or not a number."""
+        """Add a point if it is finite and due: a long curve takes only every n-th point."""
         if not (math.isfinite(t) and math.isfinite(value)):
             return
         if self._left:
@@ -169,10 +170,10 @@ CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a 
 class FleetState:
     """The received statuses of a fleet. ``now`` is the listener's time in s, from any origin.
 
-    ``above``: what it is to another fleet, in words; ``minutes``: duration of the run, 0 if it is
-    not known. No status says them.
+    ``above``: the robot of a parent fleet that the fleet is, in words. ``minutes``: duration of the
+    run, 0 if unknown. No status contains these two.
 
-    When another run begins, everything begins anew: its times would run over those of the former.
+    When another run begins, all events and curves are dropped, because its times start at 0 again.
     """
 
     def __init__(self, above: str = '', minutes: float = 0.0) -> None:
@@ -183,7 +184,8 @@ class FleetState:
         self.heard: dict[str, float] = {}     # robot -> time of its last status
         self.heard_fleet = -math.inf
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}  # robot -> curve
+        # Name in `CURVES` -> robot -> curve.
+        self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}
 
     def on_fleet(self, message: Any, now: float) -> None:
         """Handle a status of the server."""
@@ -260,13 +262,13 @@ def _link(status: Any) -> float:
 
 
 def _is_another_run(former: Any, message: Any) -> bool:
-    """Return whether a status is of another run, or of this one from an earlier save on."""
+    """Return whether a status is of another run, or of this run resumed from an earlier save."""
     return message.run != former.run or (message.incarnation != former.incarnation
                                          and message.elapsed < former.elapsed)
 
 
 def changes(former: Any, message: Any) -> Sequence[Event]:
-    """Return the events between two statuses of the server; the former one may be None."""
+    """Return the events between two statuses of the server; ``former`` may be None."""
     found, t = [], float(message.elapsed)
     if former is not None and former.sync not in ('', message.sync):
         found.append(Event(t, '', f'the method is {shown(message.sync, NAME)} now'))
@@ -280,6 +282,6 @@ def changes(former: Any, message: Any) -> Sequence[Event]:
                 filter(None, (robot.state, shown(robot.why))))))
         elif robot.state not in APART and was in APART:
             found.append(Event(t, shown(robot.robot, NAME), 'is back'))
-        elif not was and former is not None:  # else nobody knows when
+        elif not was and former is not None:  # without a former status the time is unknown
             found.append(Event(t, shown(robot.robot, NAME), 'has joined'))
     return found

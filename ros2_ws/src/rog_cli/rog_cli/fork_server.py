@@ -28,25 +28,28 @@ from typing import IO, Any
 LIMIT = 600.0  # s within which the fork server must load everything, also on a busy machine
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
-_GONE = 10.0        # s in which a process that is killed ends, unless a device holds it
-_MESSAGE = 1 << 18  # B of a datagram, which holds the variables of a process
-_TITLE = 250        # B of the fork server's own arguments, where each process writes its command
+_GONE = 10.0        # s within which a killed process ends, unless it waits for a device
+_MESSAGE = 1 << 18  # largest datagram, B; it holds the environment variables of a process
+_TITLE = 250        # B reserved in the arguments, which each process overwrites with its command
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
-    """A process that was handed to this one; the methods are those of `subprocess.Popen`."""
+    """A process that the fork server has started; the methods are those of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, -n if signal n ended it; None if it has not ended."""
+        """Return the exit code, -n if signal n ended the process; None if it has not ended."""
         return self._wait(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return the exit code once it has ended; `subprocess.TimeoutExpired` after ``timeout``."""
+        """Wait until the process has ended; return the exit code.
+
+        Raises `subprocess.TimeoutExpired` after ``timeout`` seconds.
+        """
         if timeout is None:
             return self._wait(0)
         end = time.monotonic() + timeout
@@ -64,17 +67,17 @@ class Child:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
 
 def kill(process: subprocess.Popen | Child) -> bool:
-    """Kill a process; whether it has ended: one that waits for a device may stay."""
+    """Kill a process; return whether it has ended. A process that waits for a device may remain."""
     process.kill()
     try:
         process.wait(_GONE)
@@ -84,7 +87,7 @@ def kill(process: subprocess.Popen | Child) -> bool:
 
 
 class ForkServer:
-    """Starts processes of servers and robots; the first one waits until everything is loaded.
+    """Starts processes of servers and robots; the first start waits until everything is loaded.
 
     :param env: environment of the fork server, which libraries read when they are loaded.
     """
@@ -98,7 +101,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, command: Sequence[str], log: IO[bytes], env: Mapping[str, str]) -> Child:
-        """Start ``python -m command``, a module of ours, in a session of its own."""
+        """Start ``python -m command``, a module of this project, in a session of its own."""
         asked = json.dumps([list(command), dict(env)]).encode()
         _adopt(True)
         try:
@@ -111,7 +114,7 @@ class ForkServer:
             _adopt(False)
 
     def close(self) -> None:
-        """End the fork server; the processes that it started go on."""
+        """End the fork server; the processes that it has started continue."""
         self._link.close()
         kill(self._process)
 
@@ -123,29 +126,32 @@ class ForkServer:
 
 
 def _adopt(wanted: bool) -> None:
-    """Let processes below this one whose parent has ended become its children."""
+    """Make this process adopt its descendants whose parent ends, or stop that."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
 def possible() -> bool:
-    """Whether this system can hand processes on, as Linux does."""
+    """Whether this system lets a process adopt its descendants, as Linux does."""
     return sys.platform == 'linux'
 
 
 # -- in the fork server ---
 
 def _load() -> None:
-    """Import and compile what servers and robots need; what is missing they say themselves."""
+    """Import and compile what servers and robots need.
+
+    If a module is missing, the processes report it themselves.
+    """
     with suppress(ImportError):
         for name in _LOADED:
             importlib.import_module(name)
         from rog_core.warm_up import warm_up
         warm_up()
-    gc.freeze()  # collecting garbage would copy the pages that all share
+    gc.freeze()  # a garbage collection would copy the memory pages that all processes share
 
 
 def _serve(link: socket.socket) -> Callable[[], Any] | None:
-    """Fork until the launcher is gone, then return None; in a new process, what it is to do."""
+    """Fork until the launcher is gone, then return None; a forked process returns its program."""
     while True:
         asked, files, *_ = socket.recv_fds(link, _MESSAGE, 1)
         if not asked:
@@ -158,7 +164,7 @@ def _serve(link: socket.socket) -> Callable[[], Any] | None:
         between = os.getpid()
         if os.fork():
             os._exit(0)
-        while os.getppid() == between:  # until it is the launcher's
+        while os.getppid() == between:  # until this process is a child of the launcher
             time.sleep(0.001)
         command, env = json.loads(asked)
         link.send(str(os.getpid()).encode())
@@ -167,7 +173,7 @@ def _serve(link: socket.socket) -> Callable[[], Any] | None:
 
 
 def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], Any]:
-    """Make this process the one that was asked for; return its program."""
+    """Turn this process into the requested process; return its program."""
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -185,7 +191,7 @@ def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], A
 
 
 def _show(command: str) -> None:
-    """Overwrite the fork server's command line in memory, so that `ps` shows this one."""
+    """Overwrite this process's command line in memory, so that `ps` shows ``command``."""
     begin, end = map(int, Path('/proc/self/stat').read_text().rpartition(')')[2].split()[45:47])
     shown = command.encode()[:end - begin - 1]
     ctypes.memset(begin, 0, end - begin)
@@ -196,7 +202,7 @@ def main(arguments: Sequence[str]) -> Any:
     """Serve the launcher at the other end of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     program = None
-    # A launcher that has gone needs nothing more, whether it has asked or not read the answer.
+    # A connection error means that the launcher has ended; then there is nothing left to do.
     with suppress(ConnectionError), socket.socket(fileno=int(arguments[0])) as link:
         _load()
         program = _serve(link)

@@ -1,4 +1,4 @@
-"""`rog key`: make the key of a fleet, or from it that of one robot."""
+"""`rog key`: make the key of a fleet, or derive the key of one robot from it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Compute which share of the links' capacity the pushes of an emulated fleet use.
 
-A link *offers* a push, from begin to receipt, the bytes that it can carry if the push always has
-data: the rate of the trace divided by the number of flows that share the air, this one included.
-The push *uses* the bytes that the air carries of the robot's uplink in this time. The two differ
-only while no frame of the robot waits for the air. The radio records when each flow is busy, and
-the robots log the begin and end of each push, both by the clock of the machine.
+From the start of a push to its receipt, a link *offers* the bytes that it could carry if the push
+always had data: the rate of the trace divided by the number of flows that share the air, the push
+included. The push *uses* the bytes of the robot's uplink that the air carries in this time. Offered
+and used bytes differ only while no frame of the robot waits for the air. The radio records when
+each flow is busy, and the robots log start and end of each push; both use the machine's clock.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PUSH = re.compile(r'push \d+ from (\S+) to (\S+) s')
 class Use:
     """The use of a robot's link by its pushes.
 
-    Shares refer to the offered bytes. `head`, `tail` and `1 - used - head - tail` (in between) are
-    the unused shares.
+    The shares `used`, `head` and `tail` are shares of the offered bytes. `head`, `tail` and
+    `1 - used - head - tail` (in between) are unused.
     """
 
     pushes: int
-    seconds: float         # that they took, until the receipt
-    busy: float            # share of those with a link in which the uplink had something to carry
+    seconds: float         # time of all pushes until their receipts, s
+    busy: float            # share of the time with a link in which the uplink had data to carry
     offered_mbit: float
     used: float            # share that was used
-    head: float            # share lost before the first byte was on the air
-    tail: float            # share lost after the last one
+    head: float            # share lost before the first byte of a push was on the air
+    tail: float            # share lost after the last byte of a push
 
 
 def pushes_of(lines: Iterable[str]) -> Floats:
@@ -49,7 +49,7 @@ def pushes_of(lines: Iterable[str]) -> Floats:
 
 
 def read_periods(lines: Iterable[str]) -> tuple[float, dict[tuple[str, bool], Floats]]:
-    """Return when the traces began, and the busy times (n, 2) of (robot, uplink)."""
+    """Return when the traces began, and (robot, uplink) -> busy times, begin and end (n, 2)."""
     start = np.inf
     found: dict[tuple[str, bool], Any] = {}
     for line in lines:
@@ -64,9 +64,10 @@ def read_periods(lines: Iterable[str]) -> tuple[float, dict[tuple[str, bool], Fl
 def link_use(traces: Mapping[str, LinkTrace], shared: bool, start: float,
              periods: Mapping[tuple[str, bool], Floats], pushes: Mapping[str, Floats]
              ) -> dict[str, Use]:
-    """Return the use by each robot's finished pushes from ``start`` on.
+    """Return the link use of each robot by its finished pushes from ``start`` on.
 
-    ``periods``: as `read_periods` returns them; ``pushes``: robot -> as `pushes_of`.
+    ``shared``: whether the robots share the air. ``periods``: see `read_periods`; ``pushes``:
+    robot -> result of `pushes_of`.
     """
     pushes = {robot: times[times[:, 0] >= start] for robot, times in pushes.items()}
     last = max((times.max() for times in pushes.values() if times.size), default=start)
@@ -94,7 +95,7 @@ def link_use(traces: Mapping[str, LinkTrace], shared: bool, start: float,
 
 
 def use_of_run(fleet: FleetConfig, out: Path) -> dict[str, Use]:
-    """Return the use by each robot's pushes, from the files of a run in ``out``."""
+    """Return the link use of each robot by its pushes, from the files of a run in ``out``."""
     with (out / PERIODS_FILE).open(encoding='ascii') as lines:
         start, periods = read_periods(lines)
     pushes = {}
@@ -110,12 +111,12 @@ def _use(grid: Floats, offered: Floats, used: Floats, busy: Floats, linked: Floa
         return float((np.interp(end, grid, amount) - np.interp(begin, grid, amount)).sum())
 
     begin, over = times.T
-    # The first and the last moment of each push at which something of it is on the air.
+    # The first and the last moment of each push at which its robot's uplink is on the air.
     first = np.interp(begin, grid, used)
     last = np.interp(over, grid, used)
     head = np.clip(grid[np.maximum(np.searchsorted(used, first, side='right') - 1, 0)], begin, over)
     tail = np.clip(grid[np.minimum(np.searchsorted(used, last), grid.size - 1)], head, over)
-    mbit = during(offered, begin, over) or np.nan  # NaN: there was no link
+    mbit = during(offered, begin, over) or np.nan  # NaN if there was no link
     return Use(len(times), float((over - begin).sum()),
                during(busy, begin, over) / (during(linked, begin, over) or np.nan), mbit,
                during(used, begin, over) / mbit,

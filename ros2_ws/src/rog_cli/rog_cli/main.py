@@ -24,13 +24,13 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
     """Return the parser of the wanted verb; without a known verb, the parser of all verbs.
 
     A verb's imports may take seconds, so other verbs are not imported. Other packages add verbs by
-    entry points of the group ``rog.verbs``: the name is the verb, and the object is a function such
-    as ``add_to`` of the modules here.
+    entry points of the group ``rog.verbs``: the name is the verb, and the object is a function that
+    does the same as ``add_to`` of the modules in this package.
     """
     parser = command_parser('rog', 'Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    # The wheel and a checkout may both be installed, and name the same verb; how they are found
-    # depends on the file system.
+    # The wheel and a checkout may both be installed and name the same verb. Which of them is found
+    # first depends on the file system, so keep one entry per name.
     others = {found.name: found for found in entry_points(group='rog.verbs')}
     names = [*VERBS, *sorted(others)]
     for name in [wanted] if wanted in names else names:
@@ -40,10 +40,10 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; errors of the user are one line and exit code 2."""
+    """Run one verb; an error of the user gives one line on stderr and exit code 2."""
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not support all characters
             stream.reconfigure(errors='backslashreplace')
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     if name in IN_STUDIES and name not in entry_points(group='rog.verbs').names:
@@ -53,13 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser(name).parse_args(arguments)
         return _run(options)
-    except BrokenPipeError:  # the reader has ended, such as `head`
+    except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for output that is not flushed yet
         return 128 + signal.SIGPIPE
     except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
-    except OSError as error:  # of a file or directory that the user named
+    except OSError as error:  # a file or directory that the user has named cannot be used
         said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
         print(f'rog: {said}', file=sys.stderr)
         return 2
@@ -76,7 +76,7 @@ def _open_what_is_closed() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is ``number``
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, 'r' if name == 'stdin' else 'w', closefd=False))
 
@@ -84,7 +84,7 @@ def _open_what_is_closed() -> None:
 def _run(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
-    except SystemExit as error:  # of a task or method: it would look like success
+    except SystemExit as error:  # raised by a task or method; exit code 0 would look like success
         print(f'rog: the task or method called sys.exit({error.code}); it must not end the program',
               file=sys.stderr)
         return 1

@@ -10,7 +10,7 @@ from pathlib import Path
 def place(text: str) -> Path:
     """Return the path of an option, such as --out.
 
-    An empty text, of a variable that is not set, would be the directory in which the user is.
+    An empty text is refused: it comes from an unset variable, and would mean the current directory.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError('must not be empty; give a path, or omit the option')
@@ -18,7 +18,7 @@ def place(text: str) -> Path:
 
 
 def seconds(text: str) -> float:
-    """Return a time to wait; NaN would be for ever, as nothing is later than it."""
+    """Return a time to wait, s; refuse NaN, which would mean forever, as no time is later."""
     try:
         value = float(text)
     except ValueError:

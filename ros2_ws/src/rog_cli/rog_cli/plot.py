@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
-    """Return the directory with the records of what a path holds; for a recording they are made."""
+    """Return the directory with the records of a path; for a recording, make them first."""
     from .bag import is_bag, write_run
 
     if not is_bag(path):
@@ -58,7 +58,7 @@ def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
 
 
 def _beside(paths: list[Path]) -> Path:
-    """Return where figures go when some are of recordings: into the folder, or the common one."""
+    """Return the folder for the figures of recordings: beside them, or their common folder."""
     folders = [path if path.is_dir() else path.parent for path in paths]
     return folders[0] if len(folders) == 1 else Path(os.path.commonpath(
         [folder.absolute() for folder in folders]))

@@ -22,7 +22,7 @@ from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 from .fork_server import Child, ForkServer, kill, possible
 
 LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
-_STEP = 0.05   # s between two looks at whether a process has ended
+_STEP = 0.05   # s between two checks whether a process has ended
 
 
 def how_it_ended(code: int) -> str:
@@ -31,7 +31,7 @@ def how_it_ended(code: int) -> str:
         return f'ended with exit code {code}'
     try:
         name = signal.Signals(-code).name
-    except ValueError:  # of real time, which have no names
+    except ValueError:  # real-time signals have no names
         name = f'signal {-code}'
     return f'was ended by {name}' + ', as when memory runs out' * (-code == signal.SIGKILL)
 
@@ -42,12 +42,12 @@ def _all(fleet: FleetConfig) -> list[str]:
 
 
 class FleetProcesses:
-    """Start the server and the robots; end them in order. Logs go to ``out``/logs.
+    """Starts the server and the robots, and ends them in order. Logs go to ``out``/logs.
 
-    The processes of a fleet below are called ``robot/server``, ``robot/robot1``, ..., after the
-    robot that this fleet is; what belongs to them lies in ``out``/robot.
+    If a child fleet is the robot ``robot`` here, its processes are called ``robot/server``,
+    ``robot/robot1``, ..., and their files lie in ``out``/robot.
 
-    :param names: `server`, and names of robots: those that run on this machine.
+    :param names: `server` and names of robots: the processes that run on this machine.
     """
 
     apart = False  # whether each process has a `place` of its own
@@ -68,40 +68,41 @@ class FleetProcesses:
     # -- starting ---
 
     def start(self, name: str, fork_server: ForkServer | None = None) -> None:
-        """Start the process of ``server`` or of a robot, again if need be."""
+        """Start the process of ``server`` or of a robot; also to start it again after its end."""
         command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
         with self.log(name).open('ab') as log, self.place(name):
-            # A session of its own: Ctrl+C is for the launcher, who ends the fleet in order.
+            # In a session of its own, so that Ctrl+C reaches only the launcher, which ends the
+            # fleet in order.
             self.processes[name] = fleet.processes[own] = fork_server.start(command, log, env) \
                 if fork_server else subprocess.Popen(
                     [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True, env=env)
 
     def start_all(self) -> None:
-        """Start all that run here."""
+        """Start all processes that run here."""
         together = len(self.names) > 1 and not self.apart and possible()
         if not together:
             from rog_core.warm_up import warm_up
 
-            warm_up()  # compile once, not in every process at the same time
+            warm_up()  # compile here once, instead of in every process at the same time
         with (ForkServer(self.environment(self.names[0])) if together
               else nullcontext()) as fork_server:
             for name in self.names:
                 self.start(name, fork_server)
 
     def _whose(self, name: str) -> tuple[FleetProcesses, str]:
-        """Return the fleet of a process, this one or a child fleet, and its name there."""
+        """Return the fleet of a process, this or a child fleet, and the process's name in it."""
         below, _, own = name.rpartition('/')
         return (self.below[below] if below else self), own
 
     def place(self, name: str) -> AbstractContextManager[object]:
-        """Return the context in which a process is started; here an empty one."""
+        """Return the context in which a process is started; here an empty context."""
         return nullcontext()
 
     def command(self, name: str) -> list[str]:
-        """Return what follows `python -m`, and write the file of parameters that it reads."""
+        """Return the arguments of `python -m` for a process, and write its file of parameters."""
         fleet, own = self._whose(name)
         if fleet is not self:
             return fleet.command(own)
@@ -118,13 +119,13 @@ class FleetProcesses:
                 '--params-file', str(self._parameters_file(name, parameters))]
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the variables of a process."""
-        # One thread each: the fleet shares this machine, and its robots are small.
+        """Return the environment variables of a process."""
+        # One thread per process: the fleet shares this machine, and its robots are small.
         return {**os.environ, **self.reach(name), 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1',
                 **launched()}
 
     def reach(self, name: str) -> dict[str, str]:
-        """Return the variables of a process for DDS."""
+        """Return the environment variables that a process needs for DDS."""
         fleet, own = self._whose(name)
         return dds_environment(fleet.fleet.network, robot=own != 'server')
 
@@ -150,17 +151,17 @@ class FleetProcesses:
         return [name for name, process in self.processes.items() if process.poll() is None]
 
     def running(self) -> bool:
-        """Return whether the server and at least one robot run here."""
+        """Return whether the server and at least one robot, if started here, still run."""
         alive = self.alive()
         return bool(alive) and ('server' not in self.processes or 'server' in alive) \
             and (alive != ['server'] or len(self.processes) == 1)
 
     def failures(self) -> dict[str, int]:
-        """Return the processes that failed: exit code not 0, without a request to end.
+        """Return process -> exit code for those that failed: not 0, and not by a request to end.
 
-        After a failure of the server the list holds only the server.
+        After a failure of the server it holds only the server.
         """
-        # Before a process has its handlers, the signal that asks it to end is what it dies of.
+        # A process that has not yet set its handlers dies of the signal that asks it to end.
         found = {name: code for name, process in self.processes.items()
                  if (code := process.poll()) not in (0, None)
                  and not (name in self._asked and -code in SIGNALS)}
@@ -175,16 +176,19 @@ class FleetProcesses:
     # -- ending ---
 
     def ask(self) -> None:
-        """Ask the servers to end the run, and the robots on their word; without, the robots."""
+        """Ask the servers to end the run; if no server runs here, ask the robots to end.
+
+        A server that ends tells its robots to end.
+        """
         alive = self.alive()
         servers = [name for name in alive if self._whose(name)[1] == 'server']
         self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
-        """Wait until all have ended, ask those that have not, and kill those that do not obey.
+        """Wait until all processes have ended; ask the others to end, and finally kill them.
 
-        :param patience: s until they are asked, s until they are asked again, and so on.
-        :param hurry: whether the first of these times is over already.
+        :param patience: s until the processes are asked, s until they are asked again, and so on.
+        :param hurry: returns whether to end the first of these waits at once.
         """
         for index, seconds in enumerate((*patience, LAST)):
             if index:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """Yield a function to call with the finished share of the work, 0 to 1."""
+    """Show the progress of work; yield a function to call with the finished share, 0 to 1."""
     if not sys.stdout.isatty():
         shown, began = 0, time.monotonic()
 
@@ -36,7 +36,7 @@ def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
 def runs_progress(runs: int) -> Iterator[Callable[[str, int], None]]:
     """Yield a function to call with label and seed of each finished run.
 
-    It shows a bar and the time that has passed on a terminal, else one line per finished run.
+    The function shows a bar and the time passed on a terminal, else one line per finished run.
     """
     finished = 0
     if not sys.stdout.isatty():

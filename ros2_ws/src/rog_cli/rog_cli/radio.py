@@ -2,15 +2,16 @@
 
     python -m rog_cli.radio FLEET_FILE EVERY READY SPACES PERIODS FD FD ...
 
-READY is an open file that gets one byte when frames are carried; SPACES are the inode numbers of
-the namespaces, with commas. PERIODS is an open file for the times in which links were busy
-(`rog_cli.link_use`). The others are open files, too: for each robot in the order of the fleet file,
-its TAP device and the TAP device that is its port of the bridge.
+READY, PERIODS and FD are numbers of open files. READY receives one byte as soon as the process
+carries frames. SPACES are the inode numbers of the namespaces, separated by commas. PERIODS
+receives the times in which links were busy (`rog_cli.link_use`). There are two FD for each robot,
+in the order of the fleet file: its TAP device, and the TAP device that is its port of the bridge.
 
-Standard input says what changes: a line of JSON, with ``robot`` and the fields of
-`fleet_env.radio.Conditions`, or ``"begin"``, which lets the traces begin. When it ends, so does
-this process, after what is left in the namespaces: processes that are stopped do not notice that
-their launcher is gone. Counters go to standard output, a line of JSON every EVERY seconds.
+Each line of standard input is JSON: an object with ``robot`` and the fields of
+`fleet_env.radio.Conditions`, which changes the link of this robot, or ``"begin"``, which starts the
+traces. When standard input ends, this process ends the processes that are left in the namespaces,
+because stopped processes do not notice that their launcher is gone; then it ends, too. Every EVERY
+seconds it writes the counters to standard output as a line of JSON.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from fleet_env.fleet_file import link_trace, load_fleet
 from fleet_env.radio import Conditions, Radio
 from fleet_env.trace import LinkTrace
 
-UNLIMITED = 1000.0  # Mbit/s, of a link with neither trace nor rate
-BEGIN = 'begin'     # the order that lets the traces begin
-ORPHANS = 8.0       # s that processes whose launcher is gone have to end
-BURST = 64          # frames that are read from one device before the next has its turn
+UNLIMITED = 1000.0  # rate of a link with neither trace nor rate, Mbit/s
+BEGIN = 'begin'     # the order that starts the traces
+ORPHANS = 8.0       # s within which processes must end after their launcher is gone
+BURST = 64          # most frames that are read from one device before the next device is read
 _FRAME = 65536
-_GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the receiver's queue is full, or it is down
+_GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the queue of a device is full, or it is down
 
 
 def traces_of(fleet: FleetConfig) -> dict[str, LinkTrace]:
@@ -55,7 +56,11 @@ def radio_of(fleet: FleetConfig) -> Radio:
 
 
 class Forwarder:
-    """Moves frames between devices and radio; ``fds`` of (robot, uplink) are read from."""
+    """Moves frames between devices and radio.
+
+    ``devices``: (robot, uplink) -> file descriptor of the device from which its frames are read.
+    ``periods``: file for the times in which links were busy.
+    """
 
     def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int], periods: TextIO
                  ) -> None:
@@ -63,8 +68,8 @@ class Forwarder:
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
-        self.late = 0.0     # s, the longest that a frame was delivered too late
-        self.dropped = 0    # frames that a full device did not take
+        self.late = 0.0     # longest delay of a frame beyond its time, s
+        self.dropped = 0    # number of frames that a full device did not take
 
     def run(self, every: float) -> None:
         """Forward until standard input ends."""
@@ -139,7 +144,7 @@ def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
 
 
 def _written(fd: int, frame: bytes) -> bool:
-    """Write a frame to a device; return False if the device is full."""
+    """Write a frame to a device; return False if the device is full or down."""
     try:
         os.write(fd, frame)
     except OSError as error:
@@ -157,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
-    with suppress(OSError):  # it computes little, and must not be late
+    with suppress(OSError):  # highest priority: this process computes little, but must not be late
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     with open(int(arguments[4]), 'a', encoding='ascii') as periods:
         forwarder = Forwarder(radio_of(fleet), devices, periods)

@@ -114,7 +114,11 @@ def _record(options: argparse.Namespace) -> int:
 
 def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
               seconds: float) -> None:
-    """Return the link's emulated rate or measured throughput at each iteration of a robot."""
+    """Add the rate of a robot's link in each of its iterations to ``recorder``.
+
+    The rate is that of the emulated link, or the measured throughput of a real link. ``seconds``:
+    time after which iterations are left out.
+    """
     iterations = [event for event in read_run(directory) if isinstance(event, Iteration)]
     there = sorted({event.robot for event in iterations})
     if robot not in there:
@@ -131,7 +135,7 @@ def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
 
 
 def _from_iw(recorder: TraceRecorder, iface: str, seconds: float) -> None:
-    """Ask `iw` once in a step, until the time is over or Ctrl+C."""
+    """Ask `iw` for the rate once per step, for ``seconds`` or until Ctrl+C."""
     start = begin = time.monotonic()
     try:
         while begin - start < seconds:
@@ -146,7 +150,7 @@ def _from_iw(recorder: TraceRecorder, iface: str, seconds: float) -> None:
 
 
 def _bitrate(iface: str) -> float:
-    """Return the tx bitrate in Mbit/s, 0 without a connection, NaN where it is not known."""
+    """Return the tx bitrate in Mbit/s: 0 without a connection, NaN if `iw` does not answer."""
     try:
         done = subprocess.run(['iw', 'dev', iface, 'link'], text=True, check=False, timeout=10,
                               capture_output=True)
@@ -163,7 +167,7 @@ def _bitrate(iface: str) -> float:
 
 
 def _out(path: Path | None, trace: LinkTrace, comment: str) -> None:
-    # Rounded, a trace is a third as long and still exact to 100 bit/s.
+    # Rounding makes the file a third as long; rates are still exact to 100 bit/s.
     trace = LinkTrace(np.round(trace.times, 6), np.round(trace.rates, 4))
     if path is None:
         print(format_trace(trace, comment), end='')

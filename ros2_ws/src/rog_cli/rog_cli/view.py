@@ -39,8 +39,8 @@ COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting':
 class Monitor:
     """A node that listens to the status topics of the fleet.
 
-    :param key: the fleet's, or a robot's: statuses of the server count only if it proves them, and
-        in the order in which they were made; anybody may repeat an old one.
+    :param key: key of the fleet or of a robot. With a key, a status of the server counts only if
+        the key proves it and it is newer than the last one; anybody may repeat an old status.
     :param above, minutes: see `FleetState`.
     """
 
@@ -70,7 +70,7 @@ class Monitor:
         return self.state.robots
 
     def heard(self, name: str) -> float:
-        """Return when the last status of `SERVER` or of a robot came, on the monotonic clock."""
+        """Return when the last status of `SERVER` or of a robot came, s of the monotonic clock."""
         if name == SERVER:
             return self.state.heard_fleet
         return self.state.heard.get(name, -math.inf)
@@ -81,7 +81,7 @@ class Monitor:
             return
         try:
             robot_name(robot)
-        except ConfigError:  # no server of ours says so; it is shown, and has no topic
+        except ConfigError:  # only a foreign server sends such a name; it is shown without a topic
             return
         self._subscribed.add(robot)
 
@@ -102,7 +102,7 @@ class Monitor:
             self.listen(robot.robot)
 
     def spin(self, seconds: float) -> None:
-        """Receive messages for a while."""
+        """Receive messages for this many seconds."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._executor.spin_once(timeout_sec=left)
@@ -122,12 +122,12 @@ class Monitor:
 
 
 def live_table(fleet: Fleet) -> Table:
-    """Return the live table."""
+    """Return the live table of a fleet."""
     made = Table(title=Text(fleet.headline()), title_justify='left', box=box.SIMPLE_HEAD,
                  padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
                  caption=Text('\n'.join(fleet.causes())), caption_justify='left')
     made.add_column('robot', no_wrap=True)
-    made.add_column('state', overflow='ellipsis')  # gives way on a narrow terminal
+    made.add_column('state', overflow='ellipsis')  # the column that is cut on a narrow terminal
     columns = [column for column in COLUMNS if column != 'power']  # a terminal has 80 characters
     for column in columns:
         made.add_column('\n'.join(filter(None, (column, COLUMNS[column]))), justify='right',
@@ -140,9 +140,9 @@ def live_table(fleet: Fleet) -> Table:
 
 
 def show(monitor: Monitor, once: bool, timeout: float) -> int:
-    """Show the fleet, once or until it stops. Exit code 1 when no fleet was found in time.
+    """Show the fleet once or until it stops; return the exit code, 1 if no fleet is found in time.
 
-    On a terminal it is a live table, elsewhere, as in a file, a line per robot now and then.
+    On a terminal this shows a live table, elsewhere it prints a line per robot now and then.
     """
     until, reminder = time.monotonic() + timeout, Reminder()
     while monitor.fleet is None or not monitor.robots:
@@ -165,7 +165,7 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
 
 
 def place(namespace: str) -> str:
-    """Return where this process looks for a fleet."""
+    """Return in words where this process looks for a fleet: DDS domain and namespace."""
     return f"DDS domain {os.environ.get('ROS_DOMAIN_ID') or '0'}" + \
         (f', namespace {namespace}' if namespace else '')
 
@@ -193,7 +193,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 
 
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
-    """Show what the monitor hears until it is over: a live table, or now and then plain lines."""
+    """Show the fleet until ``over`` returns true: a live table, or plain lines now and then."""
     if plain:
         due = time.monotonic() + 1.0
         while not over():
@@ -209,7 +209,7 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
-    """Print the table of results; only a task whose world changes has columns for that."""
+    """Print the table of results; it has more columns for a task whose data changes in the run."""
     shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
     accuracies = {'before the\nshift': 'clean', 'after the\nshift': 'before', 'adapted': 'after'} \
         if shift else {'at the\nstart': 'before', 'at the\nend': 'after'}

@@ -18,19 +18,19 @@ from numba import njit
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
-_BLOCK = 1 << 14  # elements
-_SUM = {'reassoc', 'nsz', 'contract'}  # additions may be reordered inside one sum, nowhere else
+_BLOCK = 1 << 14  # elements of each array that `trimmed_mean` sorts at once; they fit into a cache
+_SUM = {'reassoc', 'nsz', 'contract'}  # numba may reorder the additions of one sum, nothing else
 
 
 def on_device(values: np.ndarray, device: str) -> Array:
-    """Copy float32 from the host to a device, named as in PyTorch; a numpy array for cpu."""
+    """Return a float32 copy on ``device``, a device name of PyTorch; a numpy array for 'cpu'."""
     import torch
     return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
         values, dtype=torch.float32, device=device)
 
 
 def from_host(values: np.ndarray, like: Array) -> Array:
-    """Copy from the host to where ``like`` is; the dtype stays."""
+    """Return a copy of ``values``, with their dtype, on the device of ``like``."""
     if isinstance(like, np.ndarray):
         return np.array(values)
     import torch
@@ -38,13 +38,13 @@ def from_host(values: np.ndarray, like: Array) -> Array:
 
 
 def to_host(values: Array) -> np.ndarray:
-    """Copy as a numpy array, float32."""
+    """Return a copy on the host: a numpy array, float32."""
     host = values if isinstance(values, np.ndarray) else values.cpu().numpy()
     return np.array(host, np.float32)
 
 
 def copy_of(values: Array) -> Array:
-    """Copy on the same device."""
+    """Return a copy on the same device."""
     return values.copy() if isinstance(values, np.ndarray) else values.clone()
 
 
@@ -63,7 +63,7 @@ def all_finite(values: Array) -> bool:
 
 
 def first_bad(values: Array) -> int:
-    """Index of the first element that is NaN or infinite."""
+    """Return the index of the first element that is NaN or infinite."""
     return int(np.flatnonzero(~np.isfinite(to_host(values)))[0])
 
 
@@ -71,7 +71,8 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
                mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True) -> np.ndarray:
     """Add a momentum step to ``pending``; return the sum of |pending| per segment, float32.
 
-    ``nesterov``: the step is gradient + mu * momentum; else it is the momentum (heavy ball).
+    ``nesterov``: if true, the step is gradient + mu * momentum; if false, it is the momentum
+    (heavy ball).
     ``offsets`` int64 (segments + 1,): where the segments begin, in elements.
     """
     if isinstance(pending, np.ndarray):
@@ -93,7 +94,7 @@ def trimmed_mean(values: list[Array], cut: int) -> Array:
         import torch
         return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)
     out = np.empty_like(values[0])
-    for begin in range(0, out.size, _BLOCK):  # as much as a cache holds
+    for begin in range(0, out.size, _BLOCK):
         block = slice(begin, begin + _BLOCK)
         _trimmed_mean(np.stack([v[block] for v in values]), cut, out[block])
     return out
@@ -141,7 +142,7 @@ def _all_finite(values):
 
 @njit(nogil=True, cache=True, fastmath=_SUM)
 def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
-    """See `accumulate`. ``ahead``: (share of the gradient, of the momentum) in the step."""
+    """See `accumulate`. ``ahead``: (factor of the gradient, factor of the momentum) in the step."""
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]
         g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]

@@ -1,6 +1,6 @@
 """Errors of this package. The type says whose fault it is, the text where and what to do."""
 
-TEXT = 300  # most characters that are shown of a text from a peer
+TEXT = 300  # longest text from a peer that is shown, in characters
 
 
 def shown(text: object, most: int = TEXT) -> str:
@@ -33,7 +33,7 @@ class RemoteProtocolError(RogError):
 
 
 class StaleMessageError(RemoteProtocolError):
-    """A message from before a restart of the peer, or from another robot; it is dropped."""
+    """A message is from another robot, or from before a restart of the peer; it is dropped."""
 
 
 class PartitionMismatchError(RemoteProtocolError):
@@ -41,4 +41,4 @@ class PartitionMismatchError(RemoteProtocolError):
 
 
 class GradientError(RogError):
-    """The task produced a gradient that cannot be trained on; nothing of it was applied."""
+    """The task produced a gradient that is unfit for training; nothing of it was applied."""

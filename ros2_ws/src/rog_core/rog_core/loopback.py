@@ -30,7 +30,10 @@ _METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receip
 
 
 def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) -> Callable[..., Any]:
-    """Return the machine's method for a message; a server's takes the robot's name first."""
+    """Return the method of the machine that handles a message.
+
+    At a server this method takes the name of the robot before the message.
+    """
     method: Callable[..., Any] = getattr(machine, _METHODS[type(message)])
     return method
 
@@ -44,11 +47,14 @@ class Loopback:
     def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
         self.server, self.now = server, 0.0
         self.workers = {worker.robot: worker for worker in workers}
-        self._todo: list[tuple[str, Action]] = []  # a worker's name, empty: the server; its action
+        self._todo: list[tuple[str, Action]] = []  # (worker's name or '' for the server, action)
 
     @classmethod
     def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
-        """Return a fleet of ``team`` and a model of zeros; ``shapes``: (name, shape) of each."""
+        """Return a fleet of ``team`` with a model of zeros.
+
+        ``shapes``: (name, shape) of each parameter of the model.
+        """
         transfer = TransferConfig('row', team.codec, importance_magnitude=1.0, importance_age=1.0,
                                   chunk_bytes=14000, chunk_time=0.004)
         partition = partition_of(shapes, transfer.granularity, transfer.codec)
@@ -73,7 +79,7 @@ class Loopback:
     def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:
         """Deliver messages until none is left; return the other actions, `Compute` and `Stop`.
 
-        Raises `RogError` if messages are left after ``limit`` of them.
+        Raises `RogError` if the machines still send after ``limit`` messages.
         """
         wanted: list[tuple[str, Action]] = []
         for _ in range(limit):

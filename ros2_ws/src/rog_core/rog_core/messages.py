@@ -1,4 +1,4 @@
-"""What a method of another package imports of the messages; see `rog_core.protocol.messages`."""
+"""The message types that methods of other packages need; see `rog_core.protocol.messages`."""
 
 from .protocol.messages import Sending
 

@@ -1,9 +1,10 @@
-"""The check of a method before a machine is given its name; every shell makes it.
+"""Checks a method before a state machine receives its name; every shell calls this check.
 
-A method of this package is only built. A method of another package is imported, then played: a
+A method of this package is only built. A method of another package is imported, then rehearsed: a
 server and workers in this process train a model of a few rows for some iterations; every message is
 delivered at once. If the method raises an exception or returns a value of the wrong type, or every
-robot waits, this rehearsal raises a `ConfigError`. The machines themselves import no user's code.
+robot waits, this rehearsal raises a `ConfigError`. The machines themselves never import the code of
+a user.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from .protocol.messages import Compute, Sending
 from .protocol.steps import STEPS, Step
 from .server.machine import ServerMachine
 
-ROBOTS = 3        # where the fleet is not known from the beginning
-ITERATIONS = 12   # of every robot
+ROBOTS = 3        # number of robots in a rehearsal if the fleet is not known from the beginning
+ITERATIONS = 12   # iterations per robot in a rehearsal
 SGD = SgdConfig(0.01, 0.9, 0.0, True)
 
 
 def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
     """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
 
-    Call it before a server is started, so that nothing else has been started yet.
+    Call it before a server or anything else of the fleet is started.
     """
     training = settings.training
     check_named(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
@@ -43,7 +44,7 @@ def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
 def check_named(text: str, team: Team) -> None:
     """Raise `ConfigError` if a method is unknown, does not fit the team, or fails in a rehearsal.
 
-    Call it before `ServerMachine` is given the text, at the start or to change the method.
+    Call it before you give the text to a `ServerMachine`, at the start or to change the method.
     """
     name = parse(text).name
     if name not in METHODS:
@@ -110,7 +111,7 @@ def _play(method: Method, team: Team) -> ServerMachine:
 
 
 def _check_grants(method: Method) -> None:
-    """Let the method raise `RogError` where it grants a step that robots do not know."""
+    """Replace ``method.grant``, so that it raises `RogError` for a step that robots do not know."""
     grant = method.grant
 
     def checked(robot: str, iteration: int) -> tuple[int, Step]:
@@ -123,7 +124,7 @@ def _check_grants(method: Method) -> None:
 
 
 def _check(method: Method, server: ServerMachine) -> None:
-    """Raise `RogError` for an answer of the wrong type or about robots that do not exist."""
+    """Raise `RogError` if the method returns a value of the wrong type or names unknown robots."""
     fleet = {member.robot: member.standing for member in server.active()}
     for member in server.active():
         names = method.held_up_by(member.robot, fleet)

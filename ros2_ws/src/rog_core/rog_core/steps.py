@@ -1,4 +1,4 @@
-"""What a method of another package imports of the steps; see `rog_core.protocol.steps`."""
+"""The steps that methods of other packages need; see `rog_core.protocol.steps`."""
 
 from .protocol.steps import Full, Gradient, Local, Phase, Shards, Step
 

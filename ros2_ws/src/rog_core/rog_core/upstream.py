@@ -1,10 +1,10 @@
-"""A parameter server as a worker of another one: a fleet of fleets.
+"""Makes a parameter server a worker of another parameter server: a fleet of fleets.
 
-To the parent fleet's server, a whole child fleet is one robot that takes local steps. The child
-fleet pushes the change of its model since its last account: its master rows then minus its master
-rows now. What it pulls is added to its master rows, and its own pulls carry it to the robots.
-Neither protocol knows of the other, and the child fleet never waits: while the parent fleet's
-server is out of reach, the change only grows.
+To the parent fleet's server, a whole child fleet is one robot that takes local steps. An *account*
+is one push of the child fleet: the change of its model since its last account, that is, its master
+rows then minus its master rows now. The rows that it pulls are added to its master rows, and its
+own pulls carry them to its robots. Neither protocol knows of the other, and the child fleet never
+waits: while the parent fleet's server is out of reach, the change only grows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Upstream:
     """Connects a child fleet's server with the worker that represents it in the parent fleet.
 
     ``base``, float32 (elements,): the master rows without the fleet's changes since its last
-    account. So base - master is the change that the worker has not received yet. Give the ``base``
-    of the checkpoint, if any; default: the present master rows.
+    account. So base - master is the change that the worker has not received yet. After a restart,
+    pass the ``base`` of the checkpoint. By default it is the present master rows.
 
     An iteration of the worker is H iterations of the fleet, where H is the number of local steps
     that the parent fleet's method asks for, or more if the parent fleet takes longer.
@@ -43,10 +43,10 @@ class Upstream:
         self._handed: Array | None = None  # the last change that the worker was given
         self._kept = worker.accumulator.kept  # number of changes that the worker had kept before
         self._accounted = server.iteration    # the fleet's iteration at the last account
-        self._due = math.inf                  # the fleet's iteration at which the next is due
+        self._due = math.inf                  # the fleet's iteration for the next account
 
     def go_on(self, order: Compute) -> None:
-        """Carry out an order of the worker: apply what it has pulled, and let the fleet train.
+        """Carry out an order of the worker: apply the rows it has pulled, and let the fleet train.
 
         Raises `ConfigError` if the parent fleet's method does not ask for local steps.
         """
@@ -59,14 +59,14 @@ class Upstream:
 
     def end(self) -> None:
         """Apply the model with which the parent fleet's run ended; no account is due any more."""
-        if self.worker.iteration:  # else it never received the parent fleet's model
+        if self.worker.iteration:  # if 0, the worker never received the parent fleet's model
             self._take()
         self._due = math.inf
 
     def _take(self) -> None:
         if self._handed is not None:
             if self.worker.accumulator.kept == self._kept:
-                self.base += self._handed  # the worker dropped it: it did not fit its iteration
+                self.base += self._handed  # the worker dropped the change of another iteration
             self._handed = None
         if not self.server.stopping:
             model = self._model()
@@ -74,9 +74,9 @@ class Upstream:
             self.base = model
 
     def _model(self) -> Array:
-        """Return the parent fleet's model as the worker has it, with the changes not yet taken."""
+        """Return the worker's copy of the parent fleet's model, plus changes not yet taken."""
         store = self.worker.accumulator
-        if store.drift is not None:  # local steps go on, and `model` includes them
+        if store.drift is not None:  # local steps continue over pushes, and `model` includes them
             return copy_of(store.model)
         return store.weights - store.pending
 
@@ -88,8 +88,8 @@ class Upstream:
     def account(self) -> Array | None:
         """Return the fleet's change since the last account; None: the parent fleet asks for none.
 
-        Write a checkpoint, then give the change to `WorkerMachine.on_gradient` with `AS_IT_IS`.
-        After a restart from an older checkpoint the change would count twice.
+        Write a checkpoint first, then give the change to `WorkerMachine.on_gradient` with
+        `AS_IT_IS`. After a restart from an older checkpoint the change would be applied twice.
         """
         if math.isinf(self._due):
             return None
@@ -102,9 +102,10 @@ class Upstream:
 
 def worker_above(server: ServerMachine, robot: str, incarnation: int, config: TransferConfig
                  ) -> WorkerMachine:
-    """Return the worker that represents a server's fleet; ``config``: that of the parent fleet.
+    """Return the worker that represents a server's fleet in the parent fleet.
 
-    It has rows of its own, so granularity and codec may differ between the two fleets.
+    ``config``: the configuration of the parent fleet. The worker has rows of its own, so
+    granularity and codec may differ between the two fleets.
     """
     partition = partition_of([(p.name, p.shape) for p in server.partition.parameters],
                              config.granularity, config.codec)
@@ -112,6 +113,6 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
 
 
 def step_above(upstream: Upstream, now: float) -> list[Action]:
-    """Push the change if an account is due; for shells with server and worker in one thread."""
+    """Push the change if it is due; for shells that run server and worker in one thread."""
     change = upstream.account() if upstream.due else None
     return [] if change is None else upstream.worker.on_gradient(change, AS_IT_IS, now)

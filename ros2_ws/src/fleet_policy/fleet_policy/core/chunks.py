@@ -1,8 +1,8 @@
 """The queue: chunks of actions, keyed by the time of the observation from which they follow.
 
 Time is counted in ticks of the control loop. Action k of a chunk is for tick first + k, where first
-is the tick of its observation, whenever the chunk arrives. So a late chunk loses its first actions,
-a repeated one changes nothing, and the order of arrival does not matter.
+is the tick of the chunk's observation, whenever the chunk arrives. So a late chunk loses its first
+actions, a repeated chunk changes nothing, and the order of arrival does not matter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Actions = NDArray[np.floating[Any]]
 
-MOST = 64  # chunks that are kept; with more, those of the oldest observations are dropped
+MOST = 64  # most chunks that are kept; beyond, chunks of the oldest observations are dropped
 TAKEN, REPEATED, LATE = 'taken', 'repeated', 'late'
 
 
@@ -37,7 +37,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """An action (d,), the time of the observation behind it, and where it was computed."""
+    """An action (d,), the time of its observation, and where the action was computed."""
 
     values: Actions
     observed: float
@@ -45,16 +45,17 @@ class Planned:
 
 
 class ActionQueue:
-    """Holds chunks and answers what to do at a tick.
+    """Holds chunks and returns the action for a tick.
 
-    :param half_life: seconds; 0: of several actions the one of the latest observation counts, else
-        their mean, where an observation this much older counts half. The mean's ``observed`` is the
-        mean of the observations with the same weights.
+    :param half_life: seconds. It applies if several chunks have an action for a tick. 0: take the
+        action of the latest observation. Otherwise take the weighted mean of the actions; an
+        observation that is older by ``half_life`` has half the weight. ``observed`` of this mean is
+        the mean of the observations' times with the same weights.
     """
 
     def __init__(self, half_life: float = 0.0) -> None:
         self._half_life = half_life
-        self._chunks: list[Chunk] = []   # by tick of the observation
+        self._chunks: list[Chunk] = []   # ascending by tick of the observation
 
     def add(self, chunk: Chunk, tick: int) -> str:
         """Keep a chunk that arrives at ``tick``; return TAKEN, REPEATED or LATE."""
@@ -69,12 +70,13 @@ class ActionQueue:
         return TAKEN
 
     def forget(self, tick: int) -> None:
-        """Drop what no tick from ``tick`` on needs."""
+        """Drop the chunks that no tick from ``tick`` on needs."""
         self._chunks = [chunk for chunk in self._chunks if chunk.end > tick]
         if self._half_life:
             return
         kept: list[Chunk] = []
-        for chunk in self._chunks:   # one that a later observation covers to its end is not needed
+        # A chunk is not needed if the chunk of a later observation has begun and lasts as long.
+        for chunk in self._chunks:
             if chunk.first <= tick:
                 while kept and kept[-1].end <= chunk.end:
                     kept.pop()
@@ -87,11 +89,11 @@ class ActionQueue:
 
     @property
     def latest(self) -> int | None:
-        """Return the tick of the latest observation of which there is a chunk."""
+        """Return the tick of the latest observation that has a chunk; None without chunks."""
         return self._chunks[-1].first if self._chunks else None
 
     def action(self, tick: int) -> Planned | None:
-        """Return what is planned for a tick."""
+        """Return the action that is planned for a tick; None if there is none."""
         found = [chunk for chunk in self._chunks if chunk.first <= tick < chunk.end]
         if not found:
             return None
@@ -105,7 +107,7 @@ class ActionQueue:
         return Planned(weights @ rows, float(weights @ observed), latest.place)
 
     def covered(self, tick: int) -> int:
-        """Return how many ticks from ``tick`` on have an action without a gap."""
+        """Return how many consecutive ticks from ``tick`` on have an action."""
         end = tick
         for chunk in self._chunks:
             if chunk.first <= end < chunk.end:
@@ -113,7 +115,7 @@ class ActionQueue:
         return end - tick
 
     def planned(self, tick: int, most: int) -> Actions | None:
-        """Return the actions from ``tick`` on, (m, d), m at most ``most``; None: there is none."""
+        """Return at most ``most`` actions from ``tick`` on, (m, d); None if there is none."""
         rows: list[Actions] = []
         while len(rows) < most and (found := self.action(tick + len(rows))) is not None:
             rows.append(found.values)

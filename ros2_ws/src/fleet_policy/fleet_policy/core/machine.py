@@ -1,13 +1,16 @@
-"""What the robot executes at each tick, and who computes what comes next. Sans-I/O.
+"""Decides what the robot executes at each tick, and which place computes further actions.
+
+It does no I/O and reads no clock. Its states:
 
     waiting -> running <-> starved;   any -> safe -> waiting
 
 In `running` there is an action for the tick. In `starved` and `safe` the robot does what the
-setting `safety` says; `safe` has a cause with a name. The first action ends `waiting`.
+setting `safety` says; `safe` always has a reason. The first action ends `waiting`.
 
-New actions are requested when the queue falls below a share of a chunk, from the faster of the
-places that answer. Whatever is under way elsewhere, the robot begins to compute itself while the
-queue still lasts for as long as that takes. So a lost link costs a lower rate, not a tick.
+The machine requests new actions when the queue falls below a share of a chunk, from the faster of
+the places that answer. Even if requests are under way elsewhere, the robot begins to compute
+itself while the queue lasts long enough for this. So after the loss of the link new actions come
+less often, but every tick has an action.
 """
 
 from __future__ import annotations
@@ -24,22 +27,22 @@ from .places import ROBOT, Place
 
 WAITING, RUNNING, STARVED, SAFE = 'waiting', 'running', 'starved', 'safe'
 ACTS, LACKS, FAULT, CLEARED = 'acts', 'lacks', 'fault', 'cleared'
-# (state, event) -> state; what is not listed does not happen or changes nothing.
+# (state, event) -> next state; events that are not listed for a state change nothing.
 TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): STARVED,
          **{(state, FAULT): SAFE for state in (WAITING, RUNNING, STARVED)},
          (SAFE, CLEARED): WAITING}
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
-REMEMBERED = 256     # requests whose answers are recognised
+REMEMBERED = 256     # number of the last requests whose answers are recognised
 RETRY = 10.0         # s after which the slower place is asked again, to measure it
 
 
 @dataclass(frozen=True, eq=False)
 class Infer:
-    """Compute actions from the observation of the time ``observed``, at ``place``.
+    """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
-    ``prefix``: (m, d) actions from that time on that will be executed before the answer can come,
-    for a policy that inpaints; None if nothing is planned.
+    ``prefix``: the actions (m, d) from that time on that will be executed before the answer can
+    come, for a policy that inpaints; None if no action is planned.
     """
 
     place: str
@@ -52,7 +55,8 @@ class Infer:
 class Command:
     """What to do at a tick: ACT with ``values`` (d,), HOLD, STOP or NOTHING.
 
-    ``age``: seconds since the observation behind the action; ``place``: where it was computed.
+    ``age``: seconds since the observation from which the action follows. ``place``: where the
+    action was computed.
     """
 
     kind: str
@@ -64,8 +68,8 @@ class Command:
 class PolicyMachine:
     """Protocol of one robot and one policy.
 
-    :param rate: ticks of the control loop in a second.
-    :param size: numbers in an action.
+    :param rate: ticks of the control loop per second.
+    :param size: how many numbers an action has.
     :param places: names of the places that compute; ROBOT is always one of them.
     """
 
@@ -74,7 +78,7 @@ class PolicyMachine:
         self.rate, self.size = rate, size
         self.settings = s = settings or CoreSettings()
         self.state = WAITING
-        self.reason = ''                     # of `safe`
+        self.reason = ''                     # reason for the state `safe`
         self.places = {name: Place(name) for name in {ROBOT: 0, **dict.fromkeys(places)}}
         self.counts: Counter[str] = Counter()
         self.command = Command(NOTHING)
@@ -84,19 +88,20 @@ class PolicyMachine:
         self._observed = -math.inf           # time of the latest observation
         self._open: dict[int, tuple[str, float, float]] = {}   # request -> place, observed, sent
         self._number = 0
-        self._sensors: dict[str, str] = {}   # what is wrong with them
+        self._sensors: dict[str, str] = {}   # source of observations -> what is wrong with it
         self._latched = ''
 
     # -- events ----------------------------------------------------------------------------------
 
     def on_observation(self, observed: float) -> None:
-        """Note that there is a complete observation of this time."""
+        """Note that there is a complete observation of the time ``observed``, s."""
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
-        """Take a chunk (n, d); return 'taken', 'late', 'repeated', 'unknown', or its fault.
+        """Take a chunk (n, d); return what became of it: 'taken', 'late', 'repeated', ...
 
-        ``where``: where it was really computed, if not at the place that was asked.
+        It can also be 'unknown', 'dropped' (in the safe state), or the text of its fault.
+        ``where``: where the chunk was really computed, if not at the place that was asked.
         """
         if request not in self._open:
             return self._count('unknown' if request > self._number or request < 1 else 'repeated')
@@ -113,26 +118,26 @@ class PolicyMachine:
         return self._count(self._queue.add(chunk, self.tick_of(now)))
 
     def on_failure(self, request: int, reason: str, now: float) -> None:
-        """Note that a place could not compute; it is not the policy's fault."""
+        """Note that a place could not compute a request; this is not the policy's fault."""
         if request in self._open:
             self.places[self._open.pop(request)[0]].failed(request, reason, now)
 
     def set_available(self, place: str, available: bool, reason: str = '') -> None:
-        """Note whether a place can be asked, and why not."""
+        """Note whether a place can be asked; ``reason``: why not."""
         found = self.places[place]
         if found.available and not available:
             found.reason = reason
         found.available = available
 
     def fault(self, reason: str) -> None:
-        """End in the safe state until `reset`."""
+        """Enter the safe state and stay there until `reset`."""
         self._latched = self._latched or reason
         self._enter(FAULT)
 
     def sensor(self, name: str, flaw: str) -> None:
-        """Note what is wrong with a source of observations; '' if nothing is.
+        """Note what is wrong with a source of observations; '' if nothing is wrong.
 
-        The robot stays in the safe state while anything is.
+        The robot stays in the safe state as long as anything is wrong with a source.
         """
         if not flaw:
             self._sensors.pop(name, None)
@@ -145,7 +150,7 @@ class PolicyMachine:
         self._explain()
 
     def reset(self) -> None:
-        """Begin anew: no actions, no faults; answers to former requests are not taken."""
+        """Begin anew without actions and faults; answers to former requests are not taken."""
         self._latched = ''
         self._sensors.clear()
         self._queue.clear()
@@ -157,7 +162,7 @@ class PolicyMachine:
         self._explain()
 
     def is_awaited(self, request: int) -> bool:
-        """Return whether an answer to a request is waited for: it does not count as lost."""
+        """Return whether the answer to a request is still expected and not counted as lost."""
         return request in self._open and self.places[self._open[request][0]].has(request)
 
     # -- time ------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class PolicyMachine:
         return (self.tick_number + 1) / self.rate if self.tick_number >= 0 else -math.inf
 
     def on_tick(self, now: float) -> tuple[Command, list[Infer]]:
-        """Return what to do at the tick of this time, and what to compute for later ones."""
+        """Return what to do at the tick of this time, and what to compute for later ticks."""
         tick = self.tick_of(now)
         if self.tick_number >= 0:
             self.counts['missed'] += max(0, tick - self.tick_number - 1)
@@ -218,7 +223,7 @@ class PolicyMachine:
         return asked
 
     def _preferred(self, now: float) -> Place:
-        """Return the place that answers sooner; the slower one is measured now and then."""
+        """Return the place that answers sooner; now and then a slower place, to measure it."""
         robot = self.places[ROBOT]
         others = [place for place in self.places.values() if place is not robot and place.can(now)]
         if not others:
@@ -229,12 +234,12 @@ class PolicyMachine:
         return best
 
     def _spacing(self, place: Place) -> float:
-        """Return the seconds between requests, so that several in flight are spread out."""
+        """Return the least time between two requests, s, so that they do not come all at once."""
         usual = place.usual
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
 
     def _is_new(self, place: Place) -> bool:
-        """Return whether an answer to the latest observation could bring anything."""
+        """Return whether an answer to the latest observation could give actions not known yet."""
         latest = self._queue.latest
         return self._observed > place.newest and (
             latest is None or self.tick_of(self._observed) > latest)
@@ -250,7 +255,7 @@ class PolicyMachine:
         prefix = self._queue.planned(self.tick_of(self._observed), ahead)
         return Infer(place.name, self._number, self._observed, prefix)
 
-    # -- what it tells ---------------------------------------------------------------------------
+    # -- what it reports -------------------------------------------------------------------------
 
     @property
     def left(self) -> float:
@@ -259,7 +264,7 @@ class PolicyMachine:
 
     @property
     def warnings(self) -> list[str]:
-        """Return what a user should know while the robot acts."""
+        """Return warnings that a user should see while the robot acts."""
         found = []
         if self.command.kind == ACT and self.command.age > self.settings.stale:
             found.append(f'the action that is executed is {self.command.age:.1f} s old')

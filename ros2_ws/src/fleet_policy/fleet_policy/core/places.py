@@ -1,4 +1,4 @@
-"""A place where actions can be computed, as the machine sees it: what it takes, what it owes."""
+"""A place where actions can be computed, as the machine sees it: its latencies and requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import Counter, deque
 from statistics import median
 
 ROBOT, SERVER = 'robot', 'server'
-KEPT = 8           # latest latencies from which the next one is expected
-LATER = 3.0        # times the longest of them after which a request counts as lost
-FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0   # s without requests after a loss; it doubles each time
+KEPT = 8           # number of the latest latencies from which the next latency is estimated
+LATER = 3.0        # a request counts as lost after LATER times the longest of these latencies
+# Seconds without requests after a loss: after the first loss, at most; doubles with each loss.
+FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0
 
 
 class Place:
@@ -18,9 +19,9 @@ class Place:
     def __init__(self, name: str) -> None:
         self.name = name
         self.available = True
-        self.reason = ''                     # why it is not available, or has failed last
+        self.reason = ''                     # why it is not available, or why it failed last
         self.counts: Counter[str] = Counter()
-        self.newest = -math.inf              # time of the latest observation that it was given
+        self.newest = -math.inf              # time of the latest observation that was sent to it
         self.sent = -math.inf                # time of the latest request
         self._under_way: dict[int, float] = {}   # request -> when it was sent
         self._latencies: deque[float] = deque(maxlen=KEPT)
@@ -28,7 +29,7 @@ class Place:
         self._not_before = -math.inf
 
     def begin(self) -> None:
-        """Forget the requests under way and the losses, not what has been measured."""
+        """Forget the requests under way and the losses, but keep the measured latencies."""
         self.newest = self.sent = self._not_before = -math.inf
         self._under_way.clear()
         self._losses = 0
@@ -49,16 +50,16 @@ class Place:
 
     @property
     def usual(self) -> float:
-        """Return their median; NaN before the first answer."""
+        """Return the median of the latest latencies; NaN before the first answer."""
         return median(self._latencies) if self._latencies else math.nan
 
     @property
     def latency(self) -> float:
-        """Return the last one; NaN before the first answer."""
+        """Return the last latency; NaN before the first answer."""
         return self._latencies[-1] if self._latencies else math.nan
 
     def can(self, now: float) -> bool:
-        """Return whether it may be asked."""
+        """Return whether the place may be asked."""
         return self.available and now >= self._not_before
 
     def ask(self, request: int, observed: float, now: float) -> None:
@@ -68,7 +69,7 @@ class Place:
         self.counts['requests'] += 1
 
     def answered(self, request: int, now: float, sent: float) -> None:
-        """Note an answer, also to a request that counted as lost."""
+        """Note an answer, even to a request that has counted as lost."""
         self._under_way.pop(request, None)
         self._latencies.append(now - sent)
         self._losses, self._not_before = 0, -math.inf
@@ -76,11 +77,11 @@ class Place:
         self.reason = ''
 
     def measured(self, seconds: float) -> None:
-        """Note what an inference has taken that was not a request, as one that warms up."""
+        """Note the time of an inference without a request, such as a measurement at the start."""
         self._latencies.append(seconds)
 
     def failed(self, request: int, reason: str, now: float) -> None:
-        """Note that a request has failed, and do not ask for a while."""
+        """Note that a request has failed; the place is not asked for a while."""
         if self._under_way.pop(request, None) is None:
             return
         self.reason = reason
@@ -89,8 +90,8 @@ class Place:
         self._losses += 1
 
     def expire(self, patience: float, now: float) -> None:
-        """Count the requests as lost that are under way for too long."""
-        # Before the first answer nobody knows how long it takes: loading, compiling, a large model.
+        """Count requests as lost that are under way for too long."""
+        # Before the first answer the latency is unknown: a large model may be loaded or compiled.
         limit = max(patience, LATER * self.longest if self._latencies else 10 * patience)
         for request, sent in list(self._under_way.items()):
             if now - sent > limit:

@@ -21,14 +21,14 @@ __all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wi
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (
     RAW, OneBit(), Ternary(), E3M0(), SparseLoCo())}
-SMALLER = CODECS['ternary']  # used instead of the fleet's codec where the fleet cannot wait
+SMALLER = CODECS['ternary']  # replaces the fleet's codec on a link that is too slow for it
 _WITH_ARGUMENT = {'ternary': SparseTernary.of}  # the function takes the text after the colon
 EXAMPLES = (*CODECS, 'ternary:0.05')  # one name of each codec, for tests and warm-up
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec of that name; `ConfigError` lists the known ones."""
+    """Return the codec with this name; if there is none, `ConfigError` lists the known names."""
     family, colon, argument = name.partition(':')
     if name in CODECS:
         return CODECS[name]
@@ -39,9 +39,10 @@ def get_codec(name: str) -> Codec:
 
 
 def codec_on_wire(number: int, own: Codec) -> Codec:
-    """Return the codec of that number; `RemoteProtocolError` if there is none.
+    """Return the codec with this number; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the receiver's; the number does not tell the sparsity of `SparseTernary`.
+    ``own``: the codec of the receiver; it has the sparsity of `SparseTernary`, which the number
+    does not tell.
     """
     if number == own.number:
         return own

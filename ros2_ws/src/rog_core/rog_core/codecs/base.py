@@ -1,11 +1,11 @@
 """The interface of a codec, and functions that several codecs use.
 
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
-host. The values are numpy arrays, on which compiled loops work, or torch tensors on any device, on
-which tensor operations work (`rog_core.arrays`), or CUDA kernels (`rog_core.codecs.cuda`); all give
-the same bytes. Encoded segments can be decoded independently and follow one another. All formats
-are little endian. Except with raw, each segment begins with its scale as a bfloat16, the upper half
-of a float32.
+host. The values are numpy arrays, or torch tensors on any device. Compiled loops encode and decode
+numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.codecs.cuda`) do
+it for tensors. All of them give the same bytes. Encoded segments follow one another, and each can
+be decoded without the others. All formats are little endian. In every format except raw, a segment
+begins with its scale as a bfloat16, the upper half of a float32 (sparseloco: with two scales).
 
 A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`.
 """
@@ -23,10 +23,11 @@ from ..errors import LocalProtocolError, RemoteProtocolError
 from . import cuda
 from .kernels import LENGTH, OWN, SCALE
 
-# What a CUDA kernel encodes: values - mirror; values, from which it subtracts the decoded; values.
+# What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values, from which the kernel
+# then subtracts the decoded values. COPY: the values, which stay unchanged.
 DIFFERENCE, TAKE, COPY = range(3)
-MOST = 512  # elements that a segment sends at most, where they are named one by one
-Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, their encoded values uint8
+MOST = 512  # most elements that a segment sends with a codec that names each position
+Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
 
 
 class Segments(Protocol):
@@ -34,11 +35,11 @@ class Segments(Protocol):
 
     @property
     def offsets(self) -> np.ndarray:
-        """Where the segments begin in the flat storage, int64 (segments + 1,)."""
+        """Index in the flat storage at which each segment begins, int64 (segments + 1,)."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """Elements of the segments, int64 (segments,)."""
+        """Number of elements of each segment, int64 (segments,)."""
 
 
 class Codec(ABC):
@@ -46,21 +47,21 @@ class Codec(ABC):
 
     name: str
     number: int                    # on the wire
-    segment_elements: int          # a longer row travels in several segments: each fits a datagram
-    scales: int = 1                # bfloat16 numbers with which the code of a segment begins
-    kept: float = 1.0              # share of what it has not sent that stays with the sender
-    faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from `OWN` on
-    kernels: tuple[str, str]       # source in `rog_core.codecs.cuda`, and prefix of its kernels
+    segment_elements: int          # most elements of a segment, so that it fits into a datagram
+    scales: int = 1                # number of bfloat16 scales that begin an encoded segment
+    kept: float = 1.0              # share of the unsent values that the sender keeps
+    faults: tuple[str, ...] = ()   # error texts of the codec's own rules; the first: rule `OWN`
+    kernels: tuple[str, str]       # source file in `rog_core.codecs.cuda`, prefix of kernel names
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
-        """Encoded bytes of segments of the given lengths."""
+        """Return the number of encoded bytes of segments of the given lengths."""
 
     def take(self, partition: Segments, values: Array, ids: np.ndarray, magnitude: np.ndarray
              ) -> np.ndarray:
-        """Encode the segments ``ids`` of ``values``, and subtract the decoded values from them.
+        """Encode the segments ``ids``, and subtract the decoded values from ``values``.
 
-        ``magnitude`` float32 (ids,): sum of absolutes of each segment. Returns uint8.
+        ``magnitude`` float32 (ids,): sum of the absolute values of each segment. Returns uint8.
         """
         return self._encode(partition, values, None, ids, magnitude)
 
@@ -89,11 +90,11 @@ class Codec(ABC):
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
                          ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
                          out: np.ndarray) -> None:
-        """Encode values - mirror into ``out``; without a mirror see `take`."""
+        """Encode values - mirror into ``out``; if ``mirror`` is None, do what `take` does."""
 
     @abstractmethod
     def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
-        """Encode a tensor in which the segments stand one after the other."""
+        """Encode ``dense``, a tensor that holds the segments one after the other."""
 
     def _encode_by_kernel(self, partition: Segments, values: Array, mirror: Array | None,
                           ids: np.ndarray, magnitude: np.ndarray | None, mode: int) -> np.ndarray:
@@ -105,7 +106,10 @@ class Codec(ABC):
     def _launch(self, name: str, partition: Segments, values: Array, ids: np.ndarray,
                 magnitude: np.ndarray | None, before: tuple[Array, ...], code: Array,
                 *after: np.number) -> None:
-        """Start a kernel with its table, see `common.cuh`: int64 (ids, 4)."""
+        """Make the table of the segments, int64 (ids, 4), see `common.cuh`; start a kernel with it.
+
+        ``before`` and ``after``: further arguments of the kernel, before and after table and code.
+        """
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
         table[:, 2] = starts_of(self.sizes(table[:, 1]))
@@ -115,13 +119,16 @@ class Codec(ABC):
                     cuda.upload(table, values), code, *after)
 
     def _numbers(self, lengths: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray | int:
-        """Return what a kernel must know of each segment, int64; ``magnitude``: to encode."""
+        """Return the number in the table that the kernel needs for each segment, int64.
+
+        ``magnitude``: see `take`; None if the kernel does not need it.
+        """
         return 0
 
     def check(self, partition: Segments, ids: np.ndarray, data: np.ndarray) -> float:
         """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``.
 
-        Returns the sum of the squares of the values that it stands for.
+        Returns the sum of the squares of the decoded values.
         """
         rule, at, energy = self._look(partition.lengths, ids, data)
         if rule:
@@ -131,10 +138,11 @@ class Codec(ABC):
     @abstractmethod
     def _look(self, lengths: np.ndarray, ids: np.ndarray, data: np.ndarray
               ) -> tuple[int, int, float]:
-        """Return the rule that ``data`` breaks (`LENGTH`, `SCALE`, from `OWN` on; 0: none).
+        """Return the number of the rule that ``data`` breaks: `LENGTH`, `SCALE`, `OWN` or higher.
 
-        Also returns the position in ``ids`` of the segment that breaks it, and the sum of the
-        squares of the values. ``lengths``: of all segments of the model.
+        The number is 0 if ``data`` breaks no rule. Also returns the position in ``ids`` of the
+        segment that breaks the rule, and the sum of the squares of the decoded values.
+        ``lengths``: number of elements of every segment of the model.
         """
 
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
@@ -160,7 +168,10 @@ class Codec(ABC):
 
     def scaled(self, partition: Segments, ids: np.ndarray, data: np.ndarray, factor: float
                ) -> np.ndarray:
-        """Return the encoding of factor (0 to 1) * the decoded (and checked) data; rounds down."""
+        """Return an encoding of ``factor`` (0 to 1) times the decoded values of the checked data.
+
+        The scales are rounded down.
+        """
         out, starts = data.copy(), starts_of(self.sizes(partition.lengths[ids]))
         starts = (starts[:, None] + 2 * np.arange(self.scales)).reshape(-1)
         codes = out[starts].astype(np.uint16) | out[starts + 1].astype(np.uint16) << 8
@@ -170,7 +181,7 @@ class Codec(ABC):
 
     def _refuse(self, partition: Segments, ids: np.ndarray, data: np.ndarray, rule: int, at: int
                ) -> NoReturn:
-        """Raise the error for data that breaks a rule (from `LENGTH` on) at segment ``ids[at]``."""
+        """Raise the error for ``data`` that breaks ``rule`` at segment ``ids[at]``."""
         if rule == LENGTH:
             expected = int(self.sizes(partition.lengths[ids]).sum())
             raise RemoteProtocolError(f'chunk of {ids.size} segments has {data.size} bytes of '
@@ -183,7 +194,7 @@ class Codec(ABC):
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
     """Join the segments of many chunks, by ascending id. The ids of all parts must be distinct.
 
-    A pass over the model in its order costs half as much as one that jumps from row to row.
+    To go through the model in the order of its rows takes half as long as to jump between rows.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -197,7 +208,7 @@ def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part
 
 @njit(nogil=True, cache=True)
 def _reorder(data, starts, sizes, out):
-    """Copy pieces of bytes, given by first byte and size, into ``out`` one after the other."""
+    """Copy ranges of bytes, given by first byte and size, into ``out`` one after the other."""
     at = 0
     for i in range(starts.size):
         out[at:at + sizes[i]] = data[starts[i]:starts[i] + sizes[i]]
@@ -212,14 +223,14 @@ def bfloat16_encode(values: np.ndarray) -> np.ndarray:
 
 
 def bfloat16_decode(codes: np.ndarray) -> np.ndarray:
-    """Exact float32 of bfloat16 codes (uint16)."""
+    """Return the exact float32 values of bfloat16 codes (uint16)."""
     return (codes.astype(np.uint32) << 16).view(np.float32)
 
 
 def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray:
-    """Mean magnitude of the values other than 0 that each segment sends, as bfloat16 codes.
+    """Return the mean magnitude of the nonzero values that each segment sends, as bfloat16 codes.
 
-    ``chosen``: the values; ``of``: the segment of each, counted from 0.
+    ``chosen``: the values; ``of``: the segment of each value, counted from 0.
     """
     total = np.bincount(of, np.abs(chosen), segments)
     count = np.bincount(of[chosen != 0], minlength=segments)
@@ -228,25 +239,26 @@ def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray
 
 def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the elements of largest magnitude of each segment, of equal ones the first.
+    """Find the elements of largest magnitude of each segment; of equal elements, the first.
 
-    ``dense``: a tensor in which the segments stand one after the other; ``counts``: how many of
-    each. Returns, on the host, the segment of each element counted from 0, its position in it and
-    its value: by segment, then by position, but zeros last, as `kernels.select_largest` has them.
+    ``dense``: a tensor that holds the segments one after the other; ``counts``: number of elements
+    to find in each segment. Returns three arrays on the host: the segment of each element (counted
+    from 0), its position in the segment, and its value. They are sorted by segment, then by
+    position as in `kernels.select_largest`; zeros come last in their segment.
     """
     segments = np.arange(lengths.size)
     order = dense.abs().argsort(descending=True, stable=True)
     order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
     largest = order[spans(starts_of(lengths), counts, dense)]
     chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
-    # Continue on the host, in the order of the loops: little is sent.
+    # Continue on the host, in the order of the compiled loops; this is cheap for few elements.
     of = np.repeat(segments, counts)
     ascending = np.lexsort((at, chosen == 0, of))
     return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
 
 
 def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
-    """Return ``counts``; raise `LocalProtocolError` if a kernel has no room for so many."""
+    """Return ``counts``; raise `LocalProtocolError` if one exceeds `MOST`, the room in a kernel."""
     if counts.max(initial=0) > MOST:
         raise LocalProtocolError(
             f'a segment must send at most {MOST} elements, got {counts.max()}: make the partition '
@@ -255,12 +267,12 @@ def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:
-    """Return where each of consecutive pieces of the given sizes begins."""
+    """Return the start of each of consecutive ranges that have the given sizes."""
     return np.cumsum(sizes) - sizes
 
 
 def _bodies(sizes: np.ndarray) -> np.ndarray:
-    """Return the position of every byte outside the scales; ``sizes``: without the scales."""
+    """Return the positions of the bytes outside the scales; ``sizes``: such bytes per segment."""
     return np.arange(sizes.sum()) + np.repeat(2 * np.arange(1, sizes.size + 1), sizes)
 
 
@@ -289,7 +301,7 @@ def repeat(values: np.ndarray, counts: np.ndarray, like: Array) -> Array:
 
 
 def spans(starts: np.ndarray, lengths: np.ndarray, like: Array) -> Array:
-    """Return the int64 tensor of start, ..., start + length - 1 of all pairs, in order."""
+    """Return an int64 tensor of start, ..., start + length - 1 for each start and its length."""
     import torch
     first = repeat(starts - starts_of(lengths), lengths, like)
     return first + torch.arange(len(first), device=like.device)

@@ -1,12 +1,13 @@
 """``e3m0``: four bits per element, a sign and an exponent; for the outer steps of local methods.
 
-Source: Streaming DiLoCo (arXiv 2501.18512), which sends outer gradients like this: one sign bit,
-three bits of exponent, none of mantissa. Unlike the paper, the sender keeps the difference to the
-exact values and sends it later (error feedback).
+Source: Streaming DiLoCo (arXiv 2501.18512), which encodes outer gradients with one sign bit, three
+exponent bits and no mantissa. Unlike in the paper, the sender keeps the difference to the exact
+values and sends it later (error feedback).
 
-A segment: its scale (bfloat16), the largest magnitude in it, then four bits per element, the first
-element in the lower half of a byte, padded to a byte: in bits 0 to 2 the exponent e, for the value
-scale * 2^(e - 7), 0 for none; in bit 3 its sign (1: negative). Values are rounded to the nearest.
+A segment begins with its scale (bfloat16), the largest magnitude in it. Four bits per element
+follow; the first element is in the lower half of a byte, and the end is padded to a whole byte.
+Bits 0 to 2 hold the exponent e: 0 for the value 0, else for the magnitude scale * 2^(e - 7). Bit 3
+holds the sign (1: negative). Values are rounded to the nearest value that can be encoded.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from .base import (
 )
 from .kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
-LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)  # over the scale
-# Over the scale: least magnitude that is rounded to each of the exponents 1 to 7.
+# Magnitude / scale of each exponent 0 to 7.
+LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)
+# Smallest magnitude / scale that is rounded to each of the exponents 1 to 7.
 LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)
 
 
@@ -52,7 +54,7 @@ class E3M0(Codec):
         sizes, magnitudes = (lengths + 1) // 2, dense.abs()
         largest = torch.segment_reduce(magnitudes, 'max', lengths=from_host(lengths, dense),
                                        unsafe=True).cpu().numpy()
-        scales = bfloat16_encode(np.maximum(largest, 0))  # no segments: -inf
+        scales = bfloat16_encode(np.maximum(largest, 0))  # without segments PyTorch gives -inf
         scale = repeat(bfloat16_decode(scales), lengths, dense)
         code = (magnitudes[:, None] >= scale[:, None] * from_host(LEAST, dense)).sum(1)
         code = torch.where(magnitudes > 0, code, 0)
@@ -72,7 +74,7 @@ class E3M0(Codec):
         lengths = partition.lengths[ids]
         sizes = (lengths + 1) // 2
         scales, body = split(data, sizes, factor)
-        nibble = spans(2 * starts_of(sizes), lengths, values)  # position of each element's
+        nibble = spans(2 * starts_of(sizes), lengths, values)  # position of each element's 4 bits
         code = from_host(body, values)[nibble >> 1] >> 4 * (nibble & 1) & 15
         level = from_host(np.concatenate([LEVELS, -LEVELS]), values)[code.long()]
         values[elements(partition, ids, values)] += repeat(scales, lengths, values) * level
@@ -80,7 +82,7 @@ class E3M0(Codec):
 
 @njit(nogil=True, cache=True)
 def _code(value, least):
-    """Encode a value in four bits; ``least``: float32 (7,), least magnitude of each exponent."""
+    """Encode a value in four bits; ``least`` float32 (7,): smallest magnitude of each exponent."""
     magnitude, exponent = abs(value), 0
     for e in range(7):
         exponent += magnitude >= least[e]
@@ -114,7 +116,7 @@ def _write(row, code, least):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add the decoded values, times ``scale`` in place of the segment's own."""
+    """Add the decoded values, with ``scale`` instead of the segment's own scale."""
     for k in range(row.size):
         row[k] += scale * _level(code[2 + k // 2] >> 4 * (k & 1) & 15)
 

@@ -24,9 +24,9 @@ def split_into_chunks(ids: np.ndarray, sizes: np.ndarray, limit: int
                       ) -> list[tuple[int, int, np.ndarray]]:
     """Divide ascending segments into chunks of at most ``limit`` bytes of values and ids.
 
-    ``sizes`` int64 (ids,): bytes of the values of each segment. Returns for each chunk: the number
-    of segments and of bytes of values up to its end, counted from the first chunk, and its encoded
-    ids, uint8. A chunk holds at least one segment.
+    ``sizes`` int64 (ids,): bytes of the values of each segment. Returns for each chunk the number
+    of segments and the bytes of values up to its end, both counted from the first chunk, and its
+    encoded ids, uint8. A chunk holds at least one segment, even if that exceeds ``limit``.
     """
     out, ends = np.empty(5 * ids.size, np.uint8), np.empty((3, ids.size), np.int64)
     count, begin, chunks = _split_into_chunks(ids, sizes, limit, out, ends), 0, []
@@ -41,7 +41,10 @@ _VARINT_FAULTS = {1: 'the id bytes do not hold {0} ids', 2: 'segment ids do not 
 
 
 def decode_ids(data: np.ndarray, count: int, partition: Segments) -> np.ndarray:
-    """Invert `encode_ids`: int64 (count,), all valid segments; may raise `RemoteProtocolError`."""
+    """Return the ids that `encode_ids` has encoded, int64 (count,).
+
+    Raises `RemoteProtocolError` unless they are ``count`` ascending ids of segments of the model.
+    """
     if count < 1 or count > data.size:
         raise RemoteProtocolError(f'chunk says {count} segments but has {data.size} bytes of ids')
     ids = np.empty(count, np.int64)
@@ -59,7 +62,11 @@ def _varint_size(value):
 
 @njit(nogil=True, cache=True)
 def _split_into_chunks(ids, sizes, limit, out, ends):
-    """Write the ends of chunk c, see `split_into_chunks`, to ``ends[:, c]``; return the count."""
+    """Write the ends of chunk c to ``ends[:, c]``; return the number of chunks.
+
+    The ends of a chunk are the two numbers that `split_into_chunks` returns for it, and the end of
+    its ids in ``out``.
+    """
     chunks, used, at, values, previous = 0, 0, 0, 0, np.int64(0)
     for i in range(ids.size):
         cost = sizes[i] + _varint_size(ids[i] - previous)
@@ -86,9 +93,9 @@ def _split_into_chunks(ids, sizes, limit, out, ends):
 
 @njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Decode ids into ``out``. Returns 0, or which rule the bytes break (1, 2 or 3).
+    """Decode ids into ``out``. Returns the number of the rule that the bytes break, 0 if none.
 
-    1: the bytes end early or go on too long; 2: ids do not ascend; 3: an id is >= ``limit``.
+    1: there are too few or too many bytes; 2: ids do not ascend; 3: an id is >= ``limit``.
     """
     at, previous = 0, np.int64(-1)
     for i in range(out.size):

@@ -13,15 +13,15 @@ import llvmlite.ir as ir
 import numpy as np
 from numba import extending, njit, types
 
-LINE = 16  # float32 of a cache line
-LENGTH, SCALE, OWN = 1, 2, 3  # rules of every format; those of one codec begin at OWN
+LINE = 16  # float32 values in a cache line
+LENGTH, SCALE, OWN = 1, 2, 3  # rules of every format; rules of a single codec begin at OWN
 
-intrinsic: Any = extending.intrinsic  # its type does not describe the arguments of the result
+intrinsic: Any = extending.intrinsic  # Any, since numba's type does not fit decorated functions
 
 
 @intrinsic
 def _prefetch(typing_context, array, index):
-    """Prefetch the cache line of an element that is used soon; rows are far apart in memory."""
+    """Prefetch the cache line of an element that is needed soon; rows are far apart in memory."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         pointer = builder.gep(floats.data, [arguments[1]])
@@ -59,7 +59,7 @@ def write_scale(code, scale):
 def bad_scale(code):
     """Whether the scale of an encoded segment is NaN, infinite or negative.
 
-    Positive bfloat16 have bits 0x0000 to 0x7f7f; above come infinity, NaN, the negative ones.
+    The bits of finite bfloat16 >= 0 are 0x0000 to 0x7f7f; higher bits are infinity, NaN, negative.
     """
     return (np.uint16(code[0]) | np.uint16(code[1]) << 8) > 0x7f7f
 
@@ -75,15 +75,15 @@ def _count(magnitudes, least):
 
 @njit(nogil=True, cache=True)
 def _threshold(magnitudes, count):
-    """Return (t, equals): the ``count`` largest are all above t, then the first ``equals`` at t.
+    """Return (t, equals): the ``count`` largest are those above t, and the first ``equals`` at t.
 
-    If fewer are above zero, t is 0.
+    If fewer than ``count`` magnitudes are above zero, t is 0.
     """
     low, high, above = np.int32(0), np.int32(0), 0
     for k in range(magnitudes.size):
         high = max(high, magnitudes[k])
-    high += 1  # at least ``count`` magnitudes are ``low`` or more, ``above`` are ``high`` or more
-    step = 1 << 23  # a factor of 2; the threshold is usually that close to the largest
+    high += 1  # always: at least ``count`` magnitudes are >= ``low``, and ``above`` are >= ``high``
+    step = 1 << 23  # for float32 a factor of 2, by which t is usually below the largest at most
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))
         step *= 2
@@ -99,12 +99,12 @@ def _threshold(magnitudes, count):
 
 @njit(nogil=True, cache=True)
 def select_largest(bits, magnitudes, positions, count):
-    """Find the ``count`` elements of largest magnitude other than 0; of equal ones the first.
+    """Find the ``count`` nonzero elements of largest magnitude; of equal elements, the first.
 
     ``bits``: a segment as int32. Stores their positions in ``positions``, ascending; returns their
-    number. Scratch: ``magnitudes`` int32 of the size of ``bits``; ``positions`` uint16, not
-    smaller. Bisection on the bits of float32 finds the least magnitude: counting is vectorised,
-    eight elements at a time, so it is faster than sorting.
+    number. Scratch: ``magnitudes`` int32 of the size of ``bits``; ``positions`` uint16, at least as
+    large. The smallest magnitude to send is found by bisection on the bits of float32. This is
+    faster than sorting, because counting is vectorised: eight elements at a time.
     """
     for k in range(bits.size):
         magnitudes[k] = bits[k] & 0x7fffffff

@@ -61,20 +61,20 @@ class OneBit(Codec):
         lengths = partition.lengths[ids]
         sizes = (lengths + 7) // 8
         scales, body = split(data, sizes, factor)
-        bit = spans(8 * starts_of(sizes), lengths, values)  # position of each element's
+        bit = spans(8 * starts_of(sizes), lengths, values)  # position of each element's bit
         negative = from_host(body, values)[bit >> 3] >> (bit & 7) & 1
         signed = repeat(scales, lengths, values) * (1 - 2 * negative)
         values[elements(partition, ids, values)] += signed
 
 
 def _scales(magnitude: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Mean absolute value of each segment as bfloat16; uint16 (segments,)."""
+    """Return the mean absolute value of each segment as bfloat16, uint16 (segments,)."""
     return bfloat16_encode((magnitude / lengths).astype(np.float32))
 
 
 @intrinsic
 def _sign_byte(typing_context, array, index):
-    """Sign bits of eight consecutive float32 (1: negative), first element in the lowest bit."""
+    """Return the sign bits of eight float32 in a row (1: negative), the first in the lowest bit."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         eight = ir.VectorType(ir.IntType(32), 8)
@@ -87,7 +87,7 @@ def _sign_byte(typing_context, array, index):
 
 @intrinsic
 def _sign_byte_of_difference(typing_context, left, right, index):
-    """Sign bits of eight consecutive differences left - right (1: negative)."""
+    """Return the sign bits of eight consecutive differences left - right (1: negative)."""
     def generate(context, builder, signature, arguments):
         eight = ir.VectorType(ir.FloatType(), 8)
         operands = []

@@ -77,7 +77,7 @@ def _floats(data: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True, fastmath={'reassoc', 'contract'})
 def _energy(dense):
-    """Return the sum of squares in double precision; not finite if a value is not."""
+    """Return the sum of squares in double precision; it is not finite if a value is not finite."""
     total = 0.0
     for k in range(dense.size):
         total += np.float64(dense[k]) * np.float64(dense[k])
@@ -86,7 +86,7 @@ def _energy(dense):
 
 @njit(nogil=True, cache=True)
 def _gather(values, mirror, offsets, ids, out):
-    """Copy values - mirror (None: values) of the segments into ``out`` one after the other."""
+    """Copy values - mirror (if None: values) of the segments into ``out`` one after the other."""
     at = 0
     for i in range(ids.size):
         lo, hi = offsets[ids[i]], offsets[ids[i] + 1]

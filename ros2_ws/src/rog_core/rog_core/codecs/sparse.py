@@ -1,13 +1,14 @@
 """``ternary:P``: sends the largest elements of each segment, a share P, as +scale or -scale.
 
-Source: DGH-(GC)^2, equations 18 to 22, unchanged, in both directions. The text calls their n "the
-number of nodes"; in their origin, its reference [40], n is the number of elements of a tensor. Here
-it is that of a segment (a row, or a part of a long one). The paper leaves the scale to the learning
-rate; ours is that of [40], the mean magnitude of what is sent.
+Source: DGH-(GC)^2, equations 18 to 22, unchanged, in both directions. The paper calls the n of
+these equations "the number of nodes". They come from its reference [40], where n is the number of
+elements of a tensor; here n is the number of elements of a segment (a row, or a part of a long
+row). The paper leaves the scale to the learning rate; here, as in [40], the scale is the mean
+magnitude of the elements sent.
 
-A segment: its scale (bfloat16), then, ascending by position, two bytes for each of the m elements
-of largest magnitude: position in bits 0 to 14, its sign in bit 15 (1: negative). Zeros are not
-sent; 0xffff takes their place at the end. Of equal magnitudes the first are sent.
+A segment begins with its scale (bfloat16). Two bytes follow for each of the m elements of largest
+magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the sign (1: negative).
+Zeros are not sent; 0xffff takes their place at the end. Of equal magnitudes the first are sent.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from .kernels import (
 )
 
 NEGATIVE = 0x8000  # the sign of an element; the other bits are its position
-NOTHING = 0xffff   # fills up a segment that has fewer elements other than zero
+NOTHING = 0xffff   # fills up a segment that has too few nonzero elements
 
 
 class SparseTernary(Codec):
     """Two bytes for each element sent and one bfloat16 scale per segment.
 
-    ``sparsity`` is the fraction of the elements that is sent, above 0 and at most 0.5;
+    ``sparsity`` is the fraction of the elements that are sent, above 0 and at most 0.5;
     ``magnitude`` is not used.
     """
 
@@ -53,7 +54,7 @@ class SparseTernary(Codec):
     @staticmethod
     @lru_cache
     def of(text: str) -> SparseTernary:
-        """Return the codec of a sparsity given as text."""
+        """Return the codec for the sparsity in ``text``; raise `ConfigError` if it is invalid."""
         try:
             sparsity = float(text)
         except ValueError:
@@ -64,7 +65,10 @@ class SparseTernary(Codec):
         return SparseTernary(sparsity)
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Elements sent of segments of the given lengths, int64: m = max(n p, 1), equation 18."""
+        """Return how many elements each segment sends, int64: m = max(n p, 1), equation 18.
+
+        ``lengths``: the number n of elements of each segment; p is the sparsity.
+        """
         return np.maximum(np.rint(self.sparsity * lengths), 1).astype(np.int64)
 
     def sizes(self, lengths):
@@ -118,7 +122,7 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _element(code, k):
-    """Return position and sign of element ``k`` that a segment names."""
+    """Return the word (position and sign) of the element that a segment names as number ``k``."""
     return np.int64(code[2 + 2 * k]) | np.int64(code[3 + 2 * k]) << 8
 
 

@@ -1,16 +1,18 @@
-"""``sparseloco``: of each 4096 elements the 64 largest, in 14 bits each; for local methods.
+"""``sparseloco``: sends the 64 largest of 4096 elements in 14 bits each; for local methods.
 
-Source: SparseLoCo (arXiv 2508.15706): chunks of 4096 elements, of each the 64 of largest magnitude,
-12 bits for the position and 2 for the value, and error feedback that decays: each push forgets .05
-of what has not been sent. A chunk of the paper is a segment here (a row, or a part of a long one),
-of which one element in 64 is sent, at least one. Pulls, which the paper does not have, forget
-nothing.
+Source: SparseLoCo (arXiv 2508.15706). It sends the 64 elements of largest magnitude of each chunk
+of 4096, with 12 bits for the position and 2 for the value. Its error feedback decays: each push
+forgets 5 percent of the values that have not been sent. A chunk of the paper is a segment here
+(a row, or a part of a long row), which sends one element in 64, at least one. Pulls, which the
+paper does not have, forget nothing.
 
-A segment: two scales (bfloat16), the mean magnitudes of the elements that are above the mean of all
-that are sent, and of the others; then, ascending by position, 14 bits for each element, the first
-in the lowest bits, padded to a byte: position in bits 0 to 11, bit 12 for the first scale, its sign
-in bit 13 (1: negative). Zeros are not sent; 0 takes their place at the end, where no position can
-be 0. If a segment holds only zeros, both scales are 0. Of equal magnitudes the first are sent.
+A segment begins with two scales (bfloat16). The first is the mean magnitude of those elements sent
+whose magnitude exceeds the mean of all elements sent; the second is the mean magnitude of the
+others. 14 bits for each element follow, ascending by position, the first element in the lowest
+bits; the end is padded to a byte. Bits 0 to 11 hold the position, bit 12 is 1 for the first scale,
+bit 13 holds the sign (1: negative). Zeros are not sent; 0 takes their place at the end, where no
+position can be 0. If a segment holds only zeros, both scales are 0. Of equal magnitudes the first
+are sent.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ from .kernels import (
     write_scale,
 )
 
-SHARE = 64                  # elements of which one is sent
-BITS = 14                   # of an element
+SHARE = 64                  # one element in so many is sent
+BITS = 14                   # bits for each element sent
 LARGE, NEGATIVE = 1 << 12, 1 << 13
-FEEDBACK = np.float32(0.95)  # share of what is not sent that is kept
+FEEDBACK = np.float32(0.95)  # share of the unsent values that a push keeps
 _PLACES = np.arange(BITS)
 
 
@@ -60,7 +62,7 @@ class SparseLoCo(Codec):
     faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Elements sent of segments of the given lengths, int64."""
+        """Return how many elements are sent of segments of the given lengths, int64."""
         return np.maximum(np.rint(lengths / SHARE), 1).astype(np.int64)
 
     def sizes(self, lengths):
@@ -68,11 +70,11 @@ class SparseLoCo(Codec):
         return 4 + (BITS * self.counts(lengths) + 7) // 8
 
     def take(self, partition, values, ids, magnitude):
-        """See `Codec.take`; what stays decays."""
+        """See `Codec.take`; the values that remain decay."""
         out = super().take(partition, values, ids, magnitude)
         if isinstance(values, np.ndarray):
             _decay(values, partition.offsets, ids)
-        elif not cuda.usable(values):  # the kernel has done so
+        elif not cuda.usable(values):  # else the kernel has already done this
             values[elements(partition, ids, values)] *= float(FEEDBACK)
         return out
 
@@ -121,19 +123,25 @@ class SparseLoCo(Codec):
 
 
 def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -> np.ndarray:
-    """Return the mean of ``size`` over the elements ``which`` of each segment, float64; 0: none."""
+    """Return the mean of ``size`` over the elements ``which`` of each segment, float64.
+
+    ``of``: the segment of each element. The mean is 0 for a segment without such elements.
+    """
     total = np.bincount(of[which], size[which], segments)
     return total / np.maximum(np.bincount(of[which], minlength=segments), 1)
 
 
 def _bit_places(counts: np.ndarray) -> np.ndarray:
-    """Return the positions of every element's bits, int64 (elements, 14); segments begin a byte."""
+    """Return the positions of each element's bits, int64 (elements, 14).
+
+    Each segment begins at a whole byte.
+    """
     first = np.repeat(8 * starts_of((BITS * counts + 7) // 8) - BITS * starts_of(counts), counts)
     return (first + BITS * np.arange(counts.sum()))[:, None] + _PLACES
 
 
 def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the bytes of segments of ``counts`` words of 14 bits."""
+    """Return the bytes of segments; each has as many words of 14 bits as ``counts`` says."""
     bits = np.zeros(8 * int(((BITS * counts + 7) // 8).sum()), np.uint8)
     bits[_bit_places(counts)] = words[:, None] >> _PLACES & 1
     return np.packbits(bits, bitorder='little')
@@ -240,7 +248,7 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """See `Codec._look`; ``data`` has the right length; ``lengths``: of its segments."""
+    """See `Codec._look`; ``data`` has the right length; ``lengths``: of the encoded segments."""
     at, energy = 0, 0.0
     for i in range(lengths.size):
         code = data[at:at + sizes[i]]

@@ -1,12 +1,13 @@
-"""``ternary``: of each block of 64 elements the largest, as +scale or -scale; for bad links.
+"""``ternary``: sends the largest of each 64 elements as +scale or -scale; for bad links.
 
-Source: DGH-(GC)^2, equations 18 to 22, and its reference [40] (the scale: mean magnitude of what is
-sent), with the top k per block, so that the size of a segment depends only on its length.
+Source: DGH-(GC)^2, equations 18 to 22, and its reference [40], from which the scale comes: the mean
+magnitude of the elements sent. Here the largest element is chosen per block of 64, so that the size
+of a segment depends only on its length.
 
-A segment: its scale (bfloat16), then one byte per block (the last may be shorter): position of the
-one element sent in bits 0 to 5, its sign in bit 6 (1: negative), bit 7 set; 0 for a block that
-sends nothing. Of equal magnitudes the first is sent. Encoding reads every element once; decoding
-touches only the elements sent, one in 64.
+A segment begins with its scale (bfloat16). One byte per block follows; the last block may be
+shorter. Bits 0 to 5 hold the position of the element sent, bit 6 its sign (1: negative), and bit 7
+is set; the byte is 0 for a block that sends nothing. Of equal magnitudes the first is sent.
+Encoding reads every element once; decoding touches only the elements sent, one in 64.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numba import njit
 from .base import Codec, add_signed, join, mean_scales, spans, split, starts_of
 from .kernels import LENGTH, OWN, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
-BLOCK = 64  # elements of which one is sent
+BLOCK = 64  # elements per block, of which one is sent
 
 
 class Ternary(Codec):
@@ -40,9 +41,9 @@ class Ternary(Codec):
         padded = dense.new_zeros(BLOCK * int(blocks.sum()))
         padded[spans(BLOCK * starts_of(blocks), lengths, dense)] = dense
         padded = padded.view(-1, BLOCK)
-        at = padded.abs().argmax(1)  # the first of equals
+        at = padded.abs().argmax(1)  # of equal magnitudes, the first
         chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
-        # Continue on the host, in the order of the loops: one element in 64 is little.
+        # Continue on the host, in the order of the compiled loops; only one element in 64 is left.
         scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)
         code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
         return join(scales, np.where(chosen != 0, code, 0), blocks)
@@ -56,7 +57,8 @@ class Ternary(Codec):
     def _add_dense(self, values, partition, ids, data, factor):
         blocks = -(-partition.lengths[ids] // BLOCK)
         scales, code = split(data, blocks, factor)
-        block = np.arange(code.size) - np.repeat(starts_of(blocks), blocks)  # within its segment
+        # Number of each block within its segment.
+        block = np.arange(code.size) - np.repeat(starts_of(blocks), blocks)
         index = np.repeat(partition.offsets[ids], blocks) + BLOCK * block + (code & 63)
         sent = code != 0
         add_signed(values, index[sent], (code & 64 != 0)[sent], np.repeat(scales, blocks)[sent])
@@ -64,9 +66,10 @@ class Ternary(Codec):
 
 @njit(nogil=True, cache=True)
 def _byte(bits):
-    """Return the byte for up to a block of float32 given as int32: the first of largest magnitude.
+    """Return the byte of one block (or of a shorter last block); ``bits``: its float32 as int32.
 
-    Magnitudes compare as integers; with the position in the low bits, one maximum finds both.
+    The bits of magnitudes can be compared as integers. With the position added in the low bits, one
+    maximum gives both the largest magnitude and its position, the first of equal magnitudes.
     """
     largest = np.int64(0)
     for k in range(bits.size):

@@ -29,17 +29,17 @@ __all__ = ['METHODS', 'Method', 'Team', 'create', 'is_loaded', 'parse', 'usages'
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, DiLoCo, Trimmed, Gc, Hgc, Gcc, Dcgc,
     DghGc)}
-LONGEST = 200  # characters of the text of a method
-PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that are mix-in classes of a method
+LONGEST = 200  # longest text of a method, in characters
+PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that add a mix-in class to a method
 
 
 def usages() -> str:
-    """Return how the methods of this package are written, for messages."""
+    """Return how users write the methods of this package, for messages."""
     return ', '.join(method.usage for method in METHODS.values())
 
 
 def parse(text: str) -> Written:
-    """Parse the text of a method; `ConfigError` if no method can be named so."""
+    """Parse the text of a method; raise `ConfigError` if it cannot name a method."""
     if len(text) > LONGEST:
         raise ConfigError(f'the text of a method must have at most {LONGEST} characters, got '
                           f'{len(text)}')
@@ -52,9 +52,10 @@ def parse(text: str) -> Written:
 
 
 def create(text: str, team: Team | None = None) -> Method:
-    """Return a new method, by its name; `ConfigError` if it is unknown or unfit for the team.
+    """Build the method that ``text`` names; raise `ConfigError` if unknown or unfit for the team.
 
-    Nothing is imported: `rog_core.method_check.check_named` finds the class of another package.
+    This imports nothing. The module of a method from another package must be imported before, by
+    `rog_core.method_check.check_named`.
     """
     written, team = parse(text), team or Team()
     if written.name in METHODS:
@@ -70,7 +71,7 @@ def create(text: str, team: Team | None = None) -> Method:
 
 
 def is_loaded(text: str) -> bool:
-    """Whether the method of that text can be built without importing anything."""
+    """Whether the method that ``text`` names can be built without an import."""
     name = parse(text).name
     return name in METHODS or name.partition(':')[0] in sys.modules
 
@@ -85,7 +86,7 @@ def _built(cls: type[Method], written: Written, team: Team) -> Method:
 
 
 def _foreign(written: Written) -> type[Method]:
-    """Return the class of a method of another package, whose module has been imported before."""
+    """Return the class of a method from another package; its module must be imported already."""
     module, _, name = written.name.partition(':')
     what = f"synchronisation method '{written.text}'"
     if module not in sys.modules:

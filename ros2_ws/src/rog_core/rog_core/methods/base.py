@@ -33,9 +33,9 @@ from .written import EARLY, Written, suffix
 class Standing:
     """The progress of one robot, as a method sees it.
 
-    ``iteration``: the last one that it has pushed. ``slowest``: the iteration of its oldest row at
-    the server; where staleness is not counted by row, the same as ``iteration``. ``rate``:
-    measured throughput, bytes/s. ``loss``: of its last batch; NaN if unknown.
+    ``iteration``: the last iteration that the robot has pushed. ``slowest``: the iteration of its
+    oldest row at the server; if staleness is not counted by row, equal to ``iteration``. ``rate``:
+    measured throughput, bytes/s. ``loss``: loss of its last batch; NaN if unknown.
     """
 
     iteration: int
@@ -49,12 +49,13 @@ Fleet = Mapping[str, Standing]
 
 @dataclass(frozen=True)
 class Team:
-    """What is known of a fleet before it trains; a method may refuse to work with it.
+    """What is known of a fleet before it trains; a method may refuse to work with such a fleet.
 
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
-    the server. ``clip``: see `rog_core.server.clip`; 0: pushes count as they are.
-    ``above``: whether it is a child fleet, whose model the parent fleet changes between two pushes.
+    the server. ``clip``: see `rog_core.server.clip`; 0: pushes are never scaled down.
+    ``above``: whether the fleet is a child fleet, whose model its parent fleet changes between two
+    pushes.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Team:
             raise ConfigError(f'momentum is {self.momentum}; it must be at least 0 and below 1')
 
     def require_alone(self, text: str) -> None:
-        """Raise `ConfigError` if a parent fleet changes the model; ``text``: of the method."""
+        """Raise `ConfigError` if a parent fleet changes the model; ``text``: names the method."""
         if self.above:
             raise ConfigError(f"'{text}' computes the gradients of a round on one model, which the "
                               'parent fleet may change meanwhile; choose another method, or train '
@@ -90,7 +91,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Contribute:
-    """Due: add the whole push of this robot, which was held back, to the model now."""
+    """Due: add the whole push of this robot, which has been held back, to the model."""
 
     robot: str
 
@@ -104,8 +105,8 @@ class EndRound:
 class Decode:
     """Due: decode a round of coded gradients.
 
-    The pushes, each times the entry of its robot in ``coefficients``, add up to the sum of the
-    gradients of all ``shards`` shards of the data.
+    ``coefficients``: robot -> factor of its push. The pushes times their factors add up to the sum
+    of the gradients of all ``shards`` shards of the data.
     """
 
     coefficients: dict[str, float]
@@ -114,7 +115,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Discard:
-    """Due: forget what these robots have pushed; it belongs to a round that is over."""
+    """Due: forget the pushes of these robots; they belong to a round that is over."""
 
     robots: tuple[str, ...]
 
@@ -128,14 +129,14 @@ class Method:
     ``written``: the name with arguments and options, parsed; ``team``: see `Team`. Raises
     `ConfigError` if arguments or options are invalid, or the method does not fit the team.
 
-    ``bound``: the staleness bound: a robot at iteration n waits while n - slowest >= bound, where
-    slowest is the lowest `Standing.slowest` of the fleet (in iterations; infinity: it never waits).
-    ``most``: the largest value that ``bound`` may take during the run.
+    ``bound``: the staleness bound in iterations: a robot at iteration n waits while
+    n - slowest >= bound, where slowest is the lowest `Standing.slowest` of the fleet. If the bound
+    is infinity, it never waits. ``most``: the largest value that ``bound`` may take during the run.
     """
 
     name: ClassVar[str] = 'bsp'
-    usage: ClassVar[str] = 'bsp'                  # how it is written
-    known: ClassVar[tuple[str, ...]] = ('svrg',)  # its options, in the order of its written name
+    usage: ClassVar[str] = 'bsp'                  # how users write the method
+    known: ClassVar[tuple[str, ...]] = ('svrg',)  # its options, in the order that `named` uses
 
     # Robots that a restarted server waits for until the heartbeat limit has passed.
     expected: frozenset[str] = frozenset()
@@ -156,12 +157,12 @@ class Method:
 
     @classmethod
     def numbered(cls) -> tuple[str, ...]:
-        """Return the options that may be given a whole number."""
+        """Return the options that take a whole number."""
         return ('svrg',)
 
     @classmethod
     def ranges(cls) -> Mapping[str, tuple[float, float]]:
-        """Return the options that may be given any number, with its lowest and highest value."""
+        """Return the options that take any number: option -> (lowest, highest value)."""
         return {}
 
     def bounds(self) -> tuple[float, float]:
@@ -197,13 +198,13 @@ class Method:
     def by_row(self) -> bool:
         """Whether staleness is counted for every row, rather than for a robot's iterations.
 
-        The two differ only where some rows were not sent, now or by the method before this one.
+        The two counts differ only for rows that this method, or the method before, has not sent.
         """
         return not self.early
 
     @property
     def row_bound(self) -> float:
-        """Staleness bound of every row of a robot that pushes as this method says."""
+        """Staleness bound of every row of a robot; infinity if staleness is not counted by row."""
         return self.bound if self.by_row else float('inf')
 
     def refusal(self, robot: str) -> str:
@@ -215,9 +216,9 @@ class Method:
         return ''
 
     def on_join(self, robot: str) -> list[Due]:
-        """Handle a robot that joins or rejoins; an unfinished push of it does not count.
+        """Handle a robot that joins or rejoins; its unfinished push, if any, does not count.
 
-        Returns the changes of the model that this makes due.
+        Returns the changes of the model that are due because of this.
         """
         return []
 
@@ -228,12 +229,12 @@ class Method:
         """Handle the end of a wait: a robot has waited ``seconds`` for others."""
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """Return the robots for which this one must wait; empty if it may go on.
+        """Return the robots for which this robot must wait; empty if it may go on.
 
-        ``least``: the bound is at least this; after a change to a tighter method the old bound
-        still holds until every robot has pushed under the new one.
+        ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
+        old bound still holds until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # counts iterations: some rows may be older
+        if self.at_barrier(robot, fleet):  # a barrier counts iterations: some rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         return self.behind(robot, fleet, max(self.bound_of(robot), least))
@@ -248,17 +249,17 @@ class Method:
 
     @staticmethod
     def behind(robot: str, fleet: Fleet, bound: float) -> list[str]:
-        """Return the robots whose slowest row is ``bound`` or more iterations behind this one."""
+        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``."""
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` is due, s; infinity: never."""
+        """Time at which the server must call `on_time`, s; infinity: never."""
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Handle the time `deadline`; the server then asks again who may go on."""
+        """Act when the time `deadline` has come; the server then asks again who may go on."""
 
     # -- what a robot computes and sends ---------------------------------------------------------
 
@@ -299,7 +300,7 @@ class Method:
     # -- how a push changes the model ------------------------------------------------------------
 
     def begin(self, model: Model, iteration: int) -> None:
-        """Start with this model; ``iteration``: the highest one pushed or granted so far."""
+        """Start with this model; ``iteration``: highest iteration pushed or granted so far."""
         self.model = model
 
     def takes(self, step: Step) -> bool:
@@ -307,14 +308,14 @@ class Method:
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
-        """Whether a push of this iteration is still used; else the server ends it early."""
+        """Whether a push of this iteration is still used; if not, the server ends it early."""
         return True
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
         """Apply some rows of a push, already checked; the fleet has ``robots`` robots.
 
-        Subtracts from the master rows the mean over the robots (ROG, Algorithm 2, line 6).
+        Subtracts the rows, divided by ``robots``, from the master rows (ROG, Algorithm 2, line 6).
         """
         model = self.held_model
         codec.add(model.partition, model.master, ids, data, -1.0 / robots)
@@ -329,21 +330,21 @@ class Method:
 
     def take_full_gradient(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray
                            ) -> None:
-        """Take some rows, checked and raw, of a robot's full gradient, see the step `Full`."""
+        """Take some rows (raw, already checked) of a robot's full gradient, see the step `Full`."""
 
     def close_full_gradient(self, robot: str, iteration: int, complete: bool) -> None:
-        """Handle the end of such a push; ``complete``: the server has received all rows."""
+        """Handle the end of a push of a full gradient; ``complete``: all rows have arrived."""
 
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """Return the fleet's full gradient, to be sent in place of a pull; None: send a pull.
 
-        ``iteration``: the last one that the robot has pushed. ``current``: it holds the model of
-        that iteration.
+        ``iteration``: the last iteration that the robot has pushed. ``current``: whether the robot
+        holds the model of that iteration.
         """
         return None
 
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """Return the changes of the model that are due; asked after every event.
+        """Return the changes of the model that are due; the server asks after every event.
 
         ``gone``: robots that have left or are out of reach.
         """
@@ -353,7 +354,7 @@ class Method:
         """Apply one due change to the model; the fleet has ``robots`` robots, at least 1."""
 
     def flush(self, robots: int) -> None:
-        """Apply every push that is held back: the method, or the run, ends."""
+        """Apply every push that is held back, because the method or the run ends."""
 
     @property
     def held_model(self) -> Model:
@@ -364,7 +365,7 @@ class Method:
     # -- restart ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold to resume this method, as JSON values."""
+        """Return the values that a checkpoint must hold to resume this method, as JSON values."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -384,7 +385,7 @@ class Holding(Method):
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""
         super().begin(model, iteration)
-        self.held: dict[str, Array] = {}  # robot -> what it has pushed, float32 (elements,)
+        self.held: dict[str, Array] = {}  # robot -> sum of its pushed rows, float32 (elements,)
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:

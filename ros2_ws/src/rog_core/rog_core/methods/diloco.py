@@ -13,23 +13,24 @@ from .written import Written
 
 
 class DiLoCo(Outer):
-    """``diloco:H``: H local steps of each robot, then an outer step of the mean of their changes.
+    """``diloco:H``: H local steps of each robot, then an outer step with their mean change.
 
     ``diloco:H:P``: P fragments of the model, each exchanged every H steps, one after another, so
-    that an iteration has H/P local steps and sends one row in P. The next local steps are computed
-    while a fragment travels (``pipeline``), so that it is applied late, and transmission hides
-    behind computing. A robot's momentum continues from phase to phase.
+    that an iteration has H/P local steps and sends one row in P. The robot computes the next local
+    steps while a fragment travels (``pipeline``). So a fragment is applied late, but transmission
+    takes no extra time. A robot's momentum continues from phase to phase.
 
     ``quorum=K``: the fleet does not wait for a robot whose link fades. A round is over when K
-    robots have pushed and the others have had ``grace=S`` more seconds. A later push counts when it
-    arrives, and its robot continues with the round of the fleet.
+    robots have pushed and the others have had ``grace=S`` more seconds. A later push is applied
+    when it arrives, and its robot continues with the round of the fleet.
 
     Sources: DiLoCo (arXiv 2311.08105); Streaming DiLoCo (arXiv 2501.18512); Decoupled DiLoCo (arXiv
     2604.21428) for quorum and grace. Fragments consist of rows, not of layers, so that all have
-    about the same size. Streaming DiLoCo mixes an arriving fragment with the robot's own, and so
-    forgets a part of the steps made meanwhile; here these steps stay in the robot's model and are
-    pushed with the fragment's next turn. Decoupled DiLoCo weighs robots by their number of tokens
-    and merges norms and directions separately; here every push has the same weight.
+    about the same size. Streaming DiLoCo mixes an arriving fragment with the robot's own fragment,
+    and so forgets a part of the steps made during the transfer. Here these steps stay in the
+    robot's model and are pushed when the fragment is sent next. Decoupled DiLoCo weighs robots by
+    their number of tokens and merges norms and directions separately; here every push has the same
+    weight.
     """
 
     name = 'diloco'
@@ -47,8 +48,8 @@ class DiLoCo(Outer):
             raise ConfigError(f"'{written.text}': the quorum is {self.quorum} robots; the fleet "
                               f'has {len(team.capacities)}')
         self.grace = self.numbers.get('grace', 0.0)
-        self._met = -1           # newest round that a quorum has pushed,
-        self._since = 0.0        # since when, s
+        self._met = -1           # newest round that a quorum has pushed
+        self._since = 0.0        # time at which the quorum had pushed that round, s
         self._over = -1          # newest round whose grace is over
         self._newest = -1        # newest round that a robot has finished
 

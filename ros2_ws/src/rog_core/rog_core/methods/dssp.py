@@ -10,12 +10,12 @@ from .written import Written
 
 def controller(latest: float, interval: float, slowest_latest: float, slowest_interval: float,
                most: int) -> int:
-    """DSSP, Algorithm 2: extra iterations, 0 to ``most``, after which a robot waits least.
+    """Return after how many extra iterations, 0 to ``most``, a robot waits least (Algorithm 2).
 
-    For the robot and for the slowest one: the time of the last push and the interval between the
-    last two, in seconds. Both intervals are assumed to stay the same. Returns the number of extra
-    iterations after which the robot's push is closest in time to a push of the slowest; of several
-    such numbers, the lowest.
+    ``latest``: time of the robot's last push; ``interval``: time between its last two pushes; the
+    other two are those of the slowest robot. All are in seconds. Both intervals are assumed to stay
+    the same. After the number that this returns, the robot's push is closest in time to a push of
+    the slowest robot; of several such numbers, it returns the lowest.
     """
     steps = np.arange(most + 1)
     own = latest + steps * interval
@@ -27,11 +27,11 @@ class Dssp(Method):
     """DSSP, Algorithm 1: a threshold per robot between the lowest and the highest.
 
     When the fastest robot reaches its threshold, it gets the threshold at which it is expected to
-    wait least for the slowest robot's next push. A robot that is within the lowest threshold again
-    gets the lowest one back. This follows the paper's text and Figure 2. The paper's listing
-    differs in three places: there the robot waits until it is within the lowest threshold again, so
-    it waits later for every extra iteration; extra iterations can be granted beyond the highest
-    threshold; and the first extra iteration is not counted.
+    wait least for the slowest robot's next push. When a robot is within the lowest threshold again,
+    it gets the lowest threshold back. This follows the paper's text and Figure 2. The paper's
+    listing differs in three places. There the robot waits until it is within the lowest threshold
+    again, so it pays for every extra iteration with a later wait. Extra iterations can be granted
+    beyond the highest threshold. The first extra iteration is not counted.
     """
 
     name = 'dssp'
@@ -40,7 +40,8 @@ class Dssp(Method):
 
     def __init__(self, written: Written, team: Team) -> None:
         super().__init__(written, team)
-        self._pushes: dict[str, tuple[float, float]] = {}  # latest, and the interval before it
+        # Robot -> (time of its latest push, interval before that push), s.
+        self._pushes: dict[str, tuple[float, float]] = {}
         self._bounds: dict[str, float] = {}
 
     def bounds(self) -> tuple[float, float]:
@@ -70,5 +71,5 @@ class Dssp(Method):
     def _extra(self, robot: str, slowest: str, most: int) -> int:
         own, other = self._pushes[robot], self._pushes.get(slowest, (0.0, float('nan')))
         if own[1] != own[1] or other[1] != other[1]:
-            return 0  # an interval is known from the second push on
+            return 0  # a robot's interval is known from its second push on
         return controller(*own, *other, most)

@@ -13,13 +13,14 @@ DEFAULT_RANGE = (2, 20)
 class Flown(Method):
     """FLOWN: a threshold per device, from estimated bandwidth and contribution.
 
-    The ROG paper (Sections I and II-D) describes its reference [19] like this: a higher threshold
-    for devices that are estimated to have low bandwidth and contribute less to accuracy, a lower
-    one for the opposite. It gives no formula, and the published code of that baseline does not run.
-    Our reading: the threshold of a device is how far the others may be ahead of it. Bandwidth (the
-    measured throughput) and contribution (the loss of the last batch: a device with a high loss
-    contributes much) are each ranked within the fleet, since they have different units. The mean of
-    the two ranks places the threshold in the range. Each push of the device updates it.
+    The ROG paper (Sections I and II-D) describes its reference [19] like this: devices that are
+    estimated to have low bandwidth and to contribute little to accuracy get a higher threshold,
+    other devices a lower one. The paper gives no formula, and the published code of this baseline
+    does not run. Our reading: the threshold of a device is how many iterations the others may be
+    ahead of it. Bandwidth is the measured throughput. Contribution is the loss of the last batch: a
+    device with a high loss contributes much. Each of the two is ranked within the fleet, since they
+    have different units. The mean of both ranks places the threshold in the range. Each push of the
+    device updates its threshold.
     """
 
     name = 'flown'
@@ -47,12 +48,12 @@ class Flown(Method):
         self._bounds[robot] = round(high - float(below) * (high - low))
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`; here the bound belongs to the robot that is waited for."""
+        """See `Method.held_up_by`; here each robot has a bound for the robots that wait for it."""
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if name != robot and iteration - other.slowest
                 >= max(self._bounds.get(name, self.bound), least)]
 
 
 def _rank(other: float, mine: float) -> float:
-    """1 where mine is more, 0 where it is less, a half where they are equal or one is unknown."""
+    """Return 1 if ``mine`` is higher, 0 if it is lower, 0.5 if both are equal or one is unknown."""
     return 0.5 + 0.5 * ((mine > other) - (mine < other))

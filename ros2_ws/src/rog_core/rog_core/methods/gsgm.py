@@ -17,16 +17,17 @@ class Gsgm(Rolling):
     """``gsgm``: all rows. ``gsgm:T``: rows by ATP, with the bound T on their staleness.
 
     Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes, and
-    leaves the list; a robot that is not on it waits in a queue. When the list is empty, the round
-    ends and all robots are on it again. The list is computed from the robots present, so a robot
-    that dies or joins cannot block the others. We start the next round as soon as the list is
-    empty, as the paper's text says. The paper's listing waits for the next push: the order of
-    contributions is the same, but robots in the queue wait one iteration of the slowest longer. A
-    robot that waits for another reason, a barrier of SVRG or the bound T, is not on the list.
+    leaves the list. The push of a robot that is not on the list waits in a queue. When the list is
+    empty, the round ends and all robots are on the list again. The list is computed from the robots
+    present, so a robot that dies or joins cannot block the others. The next round starts as soon as
+    the list is empty, as the paper's text says. The paper's listing waits for the next push; the
+    order of contributions is the same, but robots in the queue wait longer, by one iteration of the
+    slowest robot. A robot that waits for another reason (a barrier of SVRG, or the bound T) is not
+    on the list.
 
     Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v is the
-    sum of the v' of the round before. The paper's listing divides by the number of robots only for
-    the average that becomes v; here every push is divided, as with all our methods, so the paper's
+    sum of the v' of the round before. The paper's listing divides only the average that becomes v
+    by the number of robots. Here every push is divided, as in all our methods, so the paper's
     learning rate is ours divided by the number of robots. The momentum also moves rows that a push
     does not contain.
     """
@@ -93,7 +94,7 @@ class Gsgm(Rolling):
         return [name for name in here + away if name not in self._contributed]
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`: a robot in the queue waits for those on the white list."""
+        """See `Method.held_up_by`: a robot in the queue waits for the robots on the white list."""
         if robot in self._queue:
             return self._list
         return super().held_up_by(robot, fleet, least)

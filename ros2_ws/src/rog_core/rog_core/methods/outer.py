@@ -1,7 +1,7 @@
 """The outer step of methods whose robots take local steps: Nesterov momentum on the server.
 
-Source: DiLoCo (arXiv 2311.08105), Algorithm 1: with delta, the mean change by the robots' local
-steps, v = b v + delta; model -= rate (delta + b v). FedAvg is rate 1 and b = 0.
+Source: DiLoCo (arXiv 2311.08105), Algorithm 1. Let delta be the mean change of the model by the
+robots' local steps. Then v = b v + delta; model -= rate (delta + b v). FedAvg is rate 1 and b = 0.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from .written import Written
 
 
 class Outer(Method):
-    """Applies pushes with the options ``rate=R`` and ``momentum=B``; without them like `Method`.
+    """Applies pushes with the options ``rate=R`` and ``momentum=B``; without them, like `Method`.
 
-    Every row has its own momentum, so that rows may arrive one by one. A row is applied when it
-    arrives, times the rate. Its momentum is updated and applied when as many pushes of the row have
-    arrived as there are robots (delayed Nesterov, Liu et al., arXiv 2401.09135). If every robot
-    pushes the row once in a round, this happens at the end of the round and equals DiLoCo's step.
+    Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
+    multiplied by the rate and applied. The momentum of a row is updated and applied after every n
+    pushes of the row, where n is the number of robots (delayed Nesterov, Liu et al., arXiv
+    2401.09135). If every robot pushes the row once in a round, this happens at the end of the round
+    and equals DiLoCo's step.
     """
 
     usual_rate, usual_momentum = 1.0, 0.0
@@ -43,7 +44,7 @@ class Outer(Method):
         return {'rate': (0.01, 10.0), 'momentum': (0.0, 0.999)}
 
     def needed(self, option: str) -> int:
-        """Return the whole number of an option that has one."""
+        """Return the number of an option that takes a whole number."""
         return int(self.numbers[option])
 
     def begin(self, model: Model, iteration: int) -> None:
@@ -51,7 +52,8 @@ class Outer(Method):
         super().begin(model, iteration)
         if self.momentum:
             self.velocity, self.total = model.zeros(), model.zeros()
-            self.count = np.zeros(model.partition.segments, np.int64)  # pushes in the total
+            # By segment: number of pushes that ``total`` contains.
+            self.count = np.zeros(model.partition.segments, np.int64)
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
@@ -87,9 +89,9 @@ class Outer(Method):
 
 def add_momentum(partition: Segments, master: Array, velocity: Array, total: Array,
                  ids: np.ndarray, rate: float, mu: float) -> None:
-    """For the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
+    """Do for the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
 
-    All are flat float32 (elements,); ``velocity`` is v.
+    ``master``, ``velocity`` (v) and ``total`` are flat float32 (elements,).
     """
     if isinstance(master, np.ndarray):
         _add_momentum(partition.offsets, ids, master, velocity, total, np.float32(mu),

@@ -11,7 +11,8 @@ from .outer import Outer
 from .written import EARLY, Written
 
 AUTO_RANGE = (4, 40)
-STALL_HIGH, STALL_LOW = 0.05, 0.02  # share of time spent waiting: too much, and too little
+# Share of time spent waiting: above STALL_HIGH the threshold rises, below STALL_LOW it falls.
+STALL_HIGH, STALL_LOW = 0.05, 0.02
 HARM = 0.25                         # relative rise of the loss that counts as harm by staleness
 ROUNDS = 4                          # pushes of each robot between two decisions
 
@@ -19,16 +20,18 @@ ROUNDS = 4                          # pushes of each robot between two decisions
 class Rsp(Outer):
     """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
 
-    With ``local=H`` an iteration is H local steps; staleness then counts such rounds. Their change
-    enters the accumulator like a gradient, and rows travel by ATP. A robot's own model is the
-    fleet's with its local steps in the rows that it has not sent since. The server's outer step is
-    that of `Outer`, per row. This option is not from a paper.
+    With ``local=H`` an iteration is H local steps, and staleness counts these iterations. The
+    change of the model by the local steps enters the accumulator like a gradient, and rows travel
+    by ATP. A robot's own model is the fleet's model plus the robot's local steps in the rows that
+    it has not sent since. The server makes the outer step of `Outer`, row by row. This option is
+    not from a paper.
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
-    `ROUNDS` pushes per robot `rsp:auto` looks at the share of time that the fleet has waited.
-    Above `STALL_HIGH` the threshold rises by a quarter; below `STALL_LOW` staleness gains nothing,
-    and the threshold falls by one. If the mean loss exceeds its recent mean by more than `HARM`,
-    staleness does harm (ROG, Figure 10), and the threshold falls by a quarter in any case.
+    `ROUNDS` pushes per robot, `rsp:auto` looks at the share of time that the fleet has waited. If
+    it is above `STALL_HIGH`, the threshold rises by a quarter. If it is below `STALL_LOW`, the
+    present staleness has no advantage, and the threshold falls by one. If the mean loss exceeds
+    its recent mean by more than `HARM`, staleness does harm (ROG, Figure 10), and the threshold
+    falls by a quarter in any case.
     """
 
     name = 'rsp'

@@ -1,4 +1,4 @@
-"""SVRG: a full gradient, computed now and then behind a barrier, corrects the stochastic ones.
+"""SVRG: a full gradient, computed now and then at a barrier, corrects the stochastic gradients.
 
 Source: GSGM, Algorithms 5 and 6. It is a mix-in class for any method that sends all rows.
 """
@@ -21,8 +21,8 @@ PERIOD = 50  # iterations between two full gradients
 class Svrg(Method):
     """A mix-in: the option ``+svrg`` of ASP builds the class ``SvrgAsp(Svrg, Asp)``.
 
-    After every `PERIOD` iterations, or N with ``svrg=N``, all robots compute the gradient of their
-    whole shards on the same model; each receives the mean of these full gradients.
+    After every `PERIOD` iterations (with ``svrg=N``: N), all robots compute the gradient of their
+    whole shards on the same model. Each robot receives the mean of these full gradients.
     """
 
     def __init__(self, written: Written, team: Team) -> None:
@@ -35,7 +35,7 @@ class Svrg(Method):
                               f"has '{team.codec}'")
         team.require_alone(written.text)
         self.period = int(self.numbers.get('svrg', PERIOD))
-        self._since = 0  # last iteration that the method before this one granted
+        self._since = 0  # last iteration that the method before this method granted
 
     def is_full(self, iteration: int) -> bool:
         """Whether this iteration computes a full gradient."""
@@ -73,7 +73,7 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`: None for a robot that lacks the model of the barrier.
 
-        Also None for a barrier of the method before this one, as not all robots took part in it.
+        Also None for a barrier of the method before, because not all robots took part in it.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):
@@ -84,18 +84,18 @@ class Svrg(Method):
 class FullGradient:
     """Sums the full gradients that the robots push in one iteration, float32 (elements,).
 
-    A push is added when it is complete; until then it is kept apart, as the robot may disappear.
+    A push is added when it is complete; until then it is kept apart, as its robot may disappear.
     """
 
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self._partition = partition.raw_partition
-        self._parts: dict[str, Array] = {}  # by robot, of pushes under way
+        self._parts: dict[str, Array] = {}  # robot -> rows received so far of its push under way
         self._complete: set[str] = set()    # robots whose gradient is in the sum
         self._sum = zeros_like(master)
         self._iteration = 0
 
     def take(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray) -> None:
-        """Take a checked, raw chunk; the first one of a later iteration starts a new sum."""
+        """Take a checked, raw chunk; the first chunk of a later iteration starts a new sum."""
         if iteration > self._iteration:
             self._parts, self._complete, self._iteration = {}, set(), iteration
             self._sum = zeros_like(self._sum)
@@ -106,7 +106,7 @@ class FullGradient:
         RAW.add(self._partition, self._parts[robot], ids, data)
 
     def close(self, robot: str, iteration: int, complete: bool) -> None:
-        """End the push of a robot; if ``complete``, it is added to the sum."""
+        """Handle the end of a robot's push: add it to the sum if ``complete``, else drop it."""
         if complete and iteration == self._iteration and robot in self._parts:
             self._sum += self._parts[robot]
             self._complete.add(robot)

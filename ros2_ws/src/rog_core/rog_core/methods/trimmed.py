@@ -11,12 +11,12 @@ from .written import Written
 
 
 class Trimmed(Holding):
-    """``trimmed:K``: BSP, but of each element the K largest and K smallest values do not count.
+    """``trimmed:K``: BSP, but the mean of an element omits its K largest and K smallest values.
 
     Source: coordinate-wise trimmed mean, Yin et al., Byzantine-robust distributed learning: towards
     optimal statistical rates, ICML 2018. A push is held back until all robots have pushed; then the
-    model moves by the trimmed mean of the pushes. Up to K robots may send anything. The method
-    needs 2 K + 1 robots; with fewer, the mean is that of the middle one or two values.
+    model moves by the trimmed mean of the pushes. Up to K robots may send any values. The method
+    needs 2 K + 1 robots; with fewer, it takes the mean of the middle one or two values.
     """
 
     name = 'trimmed'
@@ -29,9 +29,9 @@ class Trimmed(Holding):
             raise ConfigError(f"'{self}' leaves out {2 * self.cut} robots of each mean, and the "
                               f'fleet has {len(team.capacities)}; it needs at least '
                               f'{2 * self.cut + 1}')
-        self._pushed: set[str] = set()     # in this round
-        self._round: tuple[str, ...] = ()  # whose pushes the next `EndRound` applies
-        self._robots: frozenset[str] = frozenset()  # of the fleet
+        self._pushed: set[str] = set()     # robots that have pushed in this round
+        self._round: tuple[str, ...] = ()  # robots whose pushes the next `EndRound` applies
+        self._robots: frozenset[str] = frozenset()  # robots of the fleet
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
@@ -67,7 +67,8 @@ class Trimmed(Holding):
 
     def flush(self, robots: int) -> None:
         """See `Method.flush`."""
-        self._round = tuple(self.held)  # also of robots that are gone: their pushes count as taken
+        # This includes robots that are gone, because the server has acknowledged their pushes.
+        self._round = tuple(self.held)
         self._pushed.clear()
         self.carry_out(EndRound(), robots)
 

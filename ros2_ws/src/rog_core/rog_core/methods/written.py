@@ -1,7 +1,7 @@
 """Parses the text of a method: ``name:argument:argument+option-option=number``.
 
 The name is one of `rog_core.methods.METHODS`, or ``package.module:Class`` for a class of any
-installed package. `+` switches an option on, `-` switches off one that is on by default.
+installed package. `+` switches an option on, `-` switches off an option that is on by default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from ..errors import ConfigError
 
 MAX_THRESHOLD = 1000
-EARLY = frozenset({'order', 'timeout', 'minimum'})  # what early transmission consists of
+EARLY = frozenset({'order', 'timeout', 'minimum'})  # the options that the option `early` stands for
 _NUMBER = r'(?:=(-?[\w.]*?(?:e-\d+)?)(?=[+-]|$))?'
 _OPTION = re.compile(rf'([+-])([a-z]*){_NUMBER}')
 
@@ -23,7 +23,8 @@ _OPTION = re.compile(rf'([+-])([a-z]*){_NUMBER}')
 class Written:
     """The parsed text of a method; arguments and options are not yet checked by the method.
 
-    ``name``: of the method, or ``module:Class``. ``signs``: (sign, option, number) as written.
+    ``name``: name of the method, or ``module:Class``. ``signs``: (sign, option, number) of each
+    option as written.
     """
 
     text: str
@@ -32,7 +33,7 @@ class Written:
     signs: tuple[tuple[str, str, str], ...]
 
     def integer(self, number: str, low: int) -> int:
-        """Return an argument as an integer of at least ``low``; `ConfigError` if it is none."""
+        """Return an argument as an integer of at least ``low``; raise `ConfigError` otherwise."""
         try:
             value = int(number)
         except ValueError:
@@ -49,7 +50,7 @@ class Written:
         return self.integer(self.arguments[0], low)
 
     def range(self, arguments: Iterable[str], low: int) -> tuple[int, int]:
-        """Return a lowest and a highest threshold."""
+        """Return the lowest and the highest threshold that two arguments give."""
         given = list(arguments)
         if len(given) != 2:
             raise ConfigError(f"'{self.text}' needs a lowest and a highest threshold, for example "
@@ -61,7 +62,7 @@ class Written:
         return first, last
 
     def real(self, number: str, low: float, high: float) -> float:
-        """Return the number of an option, from ``low`` to ``high``; `ConfigError` if it is none."""
+        """Return an option's number, from ``low`` to ``high``; raise `ConfigError` otherwise."""
         try:
             value = float(number)
         except ValueError:
@@ -75,7 +76,8 @@ class Written:
                 ) -> tuple[frozenset[str], dict[str, float]]:
         """Return the options that are on, and the numbers given to them (``svrg=N``).
 
-        ``numbered``: options with a whole number; ``real``: with any number, and its range.
+        ``numbered``: options that take a whole number. ``real``: options that take any number ->
+        (lowest, highest).
         """
         names, numbers = set(default), {}
         for sign, name, number in self.signs:
@@ -110,7 +112,7 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 
 @lru_cache
 def read(text: str, names: frozenset[str]) -> Written | None:
-    """Parse a method; None if the text is not one. ``names``: of our own methods."""
+    """Parse the text of a method; None if it is malformed. ``names``: of this package's methods."""
     text = text.strip()
     # A name may contain a hyphen, as dgh-gc does, so the longest names are tried first.
     own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))

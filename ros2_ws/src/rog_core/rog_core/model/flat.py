@@ -17,7 +17,7 @@ from .partition import RowPartition, partition_of
 class FlatModel:
     """Parameters and gradients of a model as views of two flat float32 tensors, (elements,).
 
-    ``shared``: processes forked later share the memory of the tensors with this one.
+    ``shared``: processes forked later share the memory of the tensors with this process.
     Raises `ConfigError` if parameters that are trained do not fit, see `trainable`.
     """
 
@@ -40,7 +40,7 @@ class FlatModel:
         self._versions = self._counted()
 
     def partition(self, granularity: str, codec: str) -> RowPartition:
-        """Rows of this model."""
+        """Return the rows of this model."""
         return rows_of(self.named, granularity, codec)
 
     def collect(self) -> None:
@@ -49,7 +49,7 @@ class FlatModel:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
-                view.copy_(parameter.grad.to_dense())  # an embedding's may be sparse
+                view.copy_(parameter.grad.to_dense())  # the gradient of an embedding may be sparse
             parameter.grad = view
 
     def require_views(self) -> None:
@@ -79,7 +79,8 @@ class FlatModel:
                 return
 
     def _counted(self) -> list[int]:
-        # PyTorch counts a parameter's changes; our own change `weights`, which is another tensor.
+        # PyTorch counts the changes of a parameter. Our own changes are not counted, because they
+        # change `weights`, which is another tensor.
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:
@@ -98,7 +99,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Named parameters that are trained, in model order; `ConfigError` if they do not fit.
+    """Return the named parameters that are trained, in model order; raise `ConfigError` if unfit.
 
     They must have values, be float32 on one device, and share no memory.
     """
@@ -125,12 +126,12 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 def rows_of(named: list[tuple[str, torch.nn.Parameter]], granularity: str, codec: str
             ) -> RowPartition:
-    """Rows of the parameters that `trainable` lists."""
+    """Return the rows of the parameters that `trainable` lists."""
     return partition_of([(n, p.shape) for n, p in named], granularity, codec)
 
 
 def flatten(model: torch.nn.Module) -> np.ndarray:
-    """Trainable parameters of a model as one flat float32 array on the host, in model order."""
+    """Return the trainable parameters of a model as one flat float32 array, on the host."""
     return torch.cat([p.detach().reshape(-1).cpu() for _, p in trainable(model)]).numpy()
 
 

@@ -38,7 +38,7 @@ class Parameter:
 
 
 class Listing(NamedTuple):
-    """A worker's description of its model; unlike a partition it takes no memory of that size."""
+    """A worker's description of its model; it is small even if the model is large."""
 
     parameters: tuple[Parameter, ...]
     granularity: str
@@ -48,11 +48,12 @@ class Listing(NamedTuple):
 class RowPartition:
     """Rows and segments of a model on flat float32 storage, in model order.
 
-    ``row_offsets`` int64 (rows + 1,), ``offsets`` int64 (segments + 1,) in elements,
-    ``row_lengths`` and ``lengths`` their differences; ``segment_row`` int64 (segments,) is the row
-    of each segment, ``first_segment`` and ``segments_of_row`` int64 (rows,) the segments of each
-    row. A row longer than ``segment_elements`` has several segments, each of which fits one chunk
-    and can be decoded alone.
+    ``row_offsets`` int64 (rows + 1,) and ``offsets`` int64 (segments + 1,) are the elements at
+    which rows and segments begin; ``row_lengths`` and ``lengths`` are their differences.
+    ``segment_row`` int64 (segments,) is the row of each segment. ``first_segment`` and
+    ``segments_of_row`` int64 (rows,) are the first segment and the number of segments of each row.
+    A row longer than ``segment_elements`` has several segments, each of which fits one chunk and
+    can be decoded alone.
     """
 
     parameters: tuple[Parameter, ...]
@@ -105,9 +106,9 @@ class RowPartition:
     def raw_partition(self) -> RowPartition:
         """The same rows, in segments that fit one datagram as raw float32.
 
-        Model values (snapshots) are sent raw with any codec. As raw values a segment of the codec
-        onebit would take 32 kB, or 23 IP fragments; a link that loses a few percent of them would
-        nearly always lose one.
+        Model values (snapshots) are sent raw with any codec. A segment of the codec onebit, sent
+        raw, would take 32 kB, or 23 IP fragments; a link that loses a few percent of the fragments
+        would lose at least one of almost every segment.
         """
         size = RAW.segment_elements
         if self.segment_elements <= size:
@@ -131,7 +132,7 @@ class RowPartition:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over granularity and every (name, shape, dtype), in hexadecimal."""
+        """SHA-256 over granularity, segment length and every (name, shape, dtype), hexadecimal."""
         text = '\n'.join([self.granularity, str(self.segment_elements),
                           *(f'{p.name} {p.shape} float32' for p in self.parameters)])
         return hashlib.sha256(text.encode()).hexdigest()
@@ -142,12 +143,12 @@ class RowPartition:
         return self.parameters[int(np.searchsorted(sizes, element, side='right'))]
 
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
-        """Rows (bool, (rows,)) all of whose segments are among ``segments`` (distinct ids)."""
+        """Return whether ``segments`` (distinct ids) has all segments of each row, bool (rows,)."""
         counts = np.bincount(self.segment_row[segments], minlength=self.rows)
         return counts == self.segments_of_row
 
     def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
-        """Sum a value per segment to a value per row."""
+        """Sum values per segment, (segments,), to values per row, (rows,)."""
         if self.rows == self.segments:
             return per_segment
         return np.add.reduceat(per_segment, self.first_segment)

@@ -1,7 +1,7 @@
-"""Configuration of the state machines. Only `fleet_env.fleet` has defaults.
+"""Configuration of the state machines. The defaults of all settings are in `fleet_env.fleet`.
 
-Each `of` takes any object that has the sections of a fleet file as attributes: the settings of a
-fleet, or the parameters of a node.
+Each method `of` takes any object that has the sections of a fleet file as attributes: the settings
+of a fleet, or the parameters of a node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class TransferConfig:
     ``granularity`` and ``codec`` must be the same on workers and server.
 
     ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
-    ``chunk_bytes``, B; ``chunk_time``, s; ``traffic``: see `rog_core.transfer.link.LinkEstimate`.
+    ``chunk_bytes`` (in B), ``chunk_time`` (in s) and ``traffic``: see ``max_chunk``, ``chunk_time``
+    and ``scale`` of `rog_core.transfer.link.LinkEstimate`.
     """
 
     granularity: str
@@ -44,7 +45,8 @@ class TransferConfig:
 class SgdConfig:
     """Stochastic gradient descent on a worker: its learning rate, momentum and weight decay.
 
-    ``momentum`` has no effect with methods that keep it on the server (GSGM, gradient coding).
+    ``momentum`` has no effect with methods that keep momentum on the server (GSGM, gradient
+    coding).
     """
 
     learning_rate: float
@@ -53,7 +55,7 @@ class SgdConfig:
     nesterov: bool
 
     def check(self) -> None:
-        """Raise `ConfigError` unless all are finite and not negative."""
+        """Raise `ConfigError` unless all numbers are finite and not negative."""
         for name, value in (('lr', self.learning_rate), ('momentum', self.momentum),
                             ('weight_decay', self.weight_decay)):
             if not 0 <= value < math.inf:

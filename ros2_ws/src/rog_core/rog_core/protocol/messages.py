@@ -1,6 +1,6 @@
 """Messages between worker and server, and actions that a machine asks of its shell.
 
-All are plain values. Field meanings and units are those of the rog_msgs messages.
+All are plain values. Fields have the same meanings and units as in the messages of rog_msgs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import RemoteProtocolError
 from .steps import Gradient, Step
 
 PROTOCOL = 7  # version of the wire protocol; both sides must have the same
-HEADER_BYTES = 40  # of a serialised chunk, without ids and values; used by emulated links
+HEADER_BYTES = 40  # bytes of a serialised chunk besides ids and values; used by emulated links
 
 
 class Kind(IntEnum):
@@ -29,7 +29,7 @@ class Kind(IntEnum):
 
     @property
     def is_raw(self) -> bool:
-        """Whether it carries float32 values, in segments of `RowPartition.raw_partition`."""
+        """Whether the transfer carries raw float32, in segments of `RowPartition.raw_partition`."""
         return self > Kind.PULL
 
 
@@ -61,7 +61,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Ack:
-    """Chunks that have arrived: all below next_expected, and next_expected + 1 + k for bit k."""
+    """Says which chunks have arrived: all below ``next_expected``, and some later ones.
+
+    Bit k of ``received_mask`` stands for chunk next_expected + 1 + k.
+    """
 
     transfer: TransferId
     next_expected: int
@@ -90,7 +93,7 @@ class Command:
     """The server's instructions at the end of a pull.
 
     ``next_iteration`` and ``step``: what the worker computes next. ``sending``: rules for the rows
-    of its push; beyond those that must arrive it sends as many as fit in ``mta_time`` s.
+    of its push; beyond the rows that must arrive it sends as many rows as fit in ``mta_time`` s.
     ``patience``: seconds that the fleet can wait for the rows that must arrive. ``ahead``: whether
     the worker may compute the next gradient while it pushes (pipelining). ``stop``: the run is
     over. ``staleness`` and ``sync``, the name of the method, are for display only.
@@ -128,7 +131,7 @@ class Command:
 class End:
     """The sender closes a transfer of ``chunks`` chunks. Durations in seconds.
 
-    ``whole``: only when all of them have arrived; until then the transfer stays open.
+    ``whole``: whether the transfer stays open until all of its chunks have arrived.
     """
 
     transfer: TransferId
@@ -141,9 +144,10 @@ class End:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the receiver took of a closed transfer: one bit per chunk, lowest bit first.
+    """Says which chunks of a closed transfer the receiver took.
 
-    ``refused``: number of chunks that it dropped because no healthy robot would send them.
+    ``taken``: one bit per chunk, lowest bit first. ``refused``: number of chunks that the receiver
+    dropped because no healthy robot would send them.
     """
 
     transfer: TransferId
@@ -157,10 +161,11 @@ class RegisterRequest:
     """A worker asks to join; its pushes up to number ``attempt`` are over.
 
     ``number`` counts the requests of this worker process; the shell passes on the answer to the
-    latest one only, as ROS services do. ``pull``: the chunks that the worker has taken of its last
-    pull, None if there was none. It takes no rows until the answer arrives, so this stays true.
-    ``former``: the process whose save it takes over (`rog_core.worker.unsent`), 0: none; the save
-    holds what that process had not sent after its push number ``former_attempt``.
+    latest request only, as ROS services do. ``pull``: the chunks that the worker has taken of its
+    last pull, None if there was none. The worker takes no rows until the answer arrives, so this
+    stays true. ``former``: the process whose save it takes over (`rog_core.worker.unsent`), 0:
+    none. This save holds the rows that the former process had not sent after its push number
+    ``former_attempt``.
     """
 
     robot: str
@@ -182,11 +187,12 @@ class RegisterRequest:
 class RegisterResponse:
     """The server's answer; ``push``: the chunks that it has taken of the worker's last push.
 
-    ``attempt``: number of the transfer that follows; transfers below it are over. It is a snapshot
-    or, if the server still knows the rows that the worker holds, a pull. ``retry``: the refusal
-    does not last; the worker may ask again. ``over``: the server refuses because the run ends.
-    ``taken``: one bit per segment, lowest bit first: whether a push has brought it since the save
-    that the request names; empty: unknown, or the request names none.
+    ``attempt``: number of the transfer that follows; transfers with lower numbers are over. The
+    transfer is a snapshot or, if the server still knows the rows that the worker holds, a pull.
+    ``retry``: the refusal does not last; the worker may ask again. ``over``: the server refuses
+    because the run ends. ``taken``: one bit per segment, lowest bit first: whether a push has
+    brought this segment since the save that the request names. It is empty if this is unknown or
+    the request names no save.
     """
 
     accepted: bool
@@ -216,7 +222,8 @@ class Send:
 class Compute:
     """Action: compute the step of this iteration, then report its gradient.
 
-    ``fresh``: local steps that continue former ones (`Phase`) begin with zero momentum.
+    ``fresh``: whether local steps of a `Phase` start with zero momentum, instead of the momentum
+    of the phase before.
     """
 
     iteration: int

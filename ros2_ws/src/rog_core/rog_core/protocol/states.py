@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 from ..errors import LocalProtocolError, RemoteProtocolError
 
-# What a worker does.
+# States of a worker.
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
-PAUSED = 'paused'  # it has left, and may come back with what it holds
-# Only in status messages: the worker waits for data; it evaluates the final model.
+PAUSED = 'paused'  # it has left, and may come back with its rows
+# Only in status messages. Starved: the worker waits for data. Evaluating: it evaluates the final
+# model.
 STARVED, EVALUATING = 'starved', 'evaluating'
-# The gradient of a worker: not asked for, being computed, computed but not yet used.
+# The gradient of a worker. Idle: not ordered. Busy: being computed. Ready: computed, not yet used.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
-# A robot, as the server sees it; also joining, waiting, pulling and stopped, as above.
+# A member of the server; it can also be joining, waiting, pulling or stopped, as a worker.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
-# Whether the others wait for it.
+# Whether the others wait for a member.
 COUNTED, RETIRED = 'counted', 'retired'
 # The server itself.
 RUNNING, STOPPING = 'running', 'stopping'
@@ -45,7 +46,7 @@ class Table:
 
     @property
     def events(self) -> list[str]:
-        """All events, in the order of their first use in the table."""
+        """All events, in the order in which the table first names them."""
         return list(dict.fromkeys(event for row in self.rows.values() for event in row))
 
     def after(self, state: str, event: str) -> str:
@@ -73,7 +74,7 @@ WORKER = Table('a worker', {
     REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
               'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
-    # A server that was restarted may count this push as done already, and grant the next one.
+    # A restarted server may count this push as done already, and grant the next iteration.
     COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
                 'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING,
@@ -104,7 +105,7 @@ MEMBER = Table('a member', {
     STOPPED: {},
 }, frozenset({'enter', 'pulled', 'pushed', 'drained', 'leave'}))
 
-# A table of its own, because what a retired robot has under way goes on.
+# A table of its own, because the transfers of a retired robot continue.
 PLACE = Table('a place', {
     COUNTED: {'retire': RETIRED},
     RETIRED: {'return': COUNTED},

@@ -1,8 +1,8 @@
 """Steps: the kinds of gradient that a worker can compute, as the server names them.
 
 At the end of every pull the server sends the name and the numbers of the next step as plain values.
-A worker knows these steps and no methods, so every method is expressed by them. What a worker does
-for a step is in `rog_core.worker.computation`.
+A worker knows these steps and no methods, so every method is expressed by steps.
+`rog_core.worker.computation` defines what a worker does for each step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from ..errors import RemoteProtocolError
 
-MAX_SHARDS = 4096     # of the data, for coded gradients
-MAX_LOCAL = 10_000    # local steps between two pushes
+MAX_SHARDS = 4096     # largest number of shards of the data, for coded gradients
+MAX_LOCAL = 10_000    # largest number of local steps between two pushes
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Step:
     """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
 
     name: ClassVar[str]
-    uncompressed: ClassVar[bool] = False  # pushed complete and raw; the fleet's mean is sent back
+    uncompressed: ClassVar[bool] = False  # is pushed complete and raw; the mean is sent back
     additive: ClassVar[bool] = True       # rows not yet sent may be added to the next result
-    exchangeable: ClassVar[bool] = False  # a result for one iteration may be used for another
+    exchangeable: ClassVar[bool] = False  # the result for one iteration may be used for another
 
     @property
     def share(self) -> float:
@@ -39,16 +39,16 @@ class Step:
         """Raise `RemoteProtocolError` if the numbers of this step are out of range."""
 
     def integers(self) -> tuple[int, ...]:
-        """Return the integers that are sent with its name; see `of`."""
+        """Return the integers that are sent with the name of this step; see `of`."""
         return ()
 
     def numbers(self) -> tuple[float, ...]:
-        """Return the floats that are sent with its name; see `of`."""
+        """Return the floats that are sent with the name of this step; see `of`."""
         return ()
 
     @classmethod
     def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """Return the step with these numbers; ValueError if there are too many or too few."""
+        """Return the step with these numbers; raise ValueError if there are too many or too few."""
         count = len(dataclasses.fields(cls))
         if len(integers) != count or numbers:
             raise ValueError(f'it has {count}, got {len(integers) + len(numbers)}')
@@ -84,8 +84,8 @@ class Shards(Step):
     """A coded gradient: the sum of ``weights`` times the gradients of the shards ``ids``.
 
     ``shards``: number of shards of the data, at most `MAX_SHARDS`. The result is useful only
-    together with those of the other robots in the same round. ``feedback``: the worker keeps the
-    codec's error and adds it to the next result.
+    together with the results of other robots in the same round. ``feedback``: whether the worker
+    keeps the codec's error and adds it to the next result.
     """
 
     name = 'shards'
@@ -105,7 +105,7 @@ class Shards(Step):
         if not all(0 <= shard < self.shards for shard in self.ids):
             raise RemoteProtocolError('shards of a coded gradient must be 0 to '
                                       f'{self.shards - 1}, got {list(self.ids)}')
-        if len(set(self.ids)) < len(self.ids):  # each costs a gradient
+        if len(set(self.ids)) < len(self.ids):  # each shard, even a repeated one, costs a gradient
             raise RemoteProtocolError('shards of a coded gradient must differ, got '
                                       f'{list(self.ids)}')
         if not all(map(math.isfinite, self.weights)):
@@ -139,7 +139,7 @@ class Full(Step):
 class Local(Step):
     """``steps`` steps of SGD on a copy of the model; the change of the model is pushed.
 
-    Momentum is zero at the first of the ``steps``, as in FedAvg.
+    Momentum is zero before the first of these steps, as in FedAvg.
     """
 
     name = 'local'
@@ -159,11 +159,11 @@ class Local(Step):
 
 @dataclass(frozen=True)
 class Phase(Local):
-    """``steps`` local steps that continue the former ones: their momentum and the robot's drift.
+    """``steps`` local steps that continue the phase before, with its momentum and its local model.
 
-    The robot's model is the fleet's with its own local steps in the rows that it has not pushed
-    since. Rows r with r mod ``fragments`` = ``fragment`` travel, in either direction, and those
-    that have not travelled for ``fragments`` iterations.
+    The robot's model is the fleet's model plus, in the rows that the robot has not pushed since,
+    its own local steps. In either direction a transfer carries the rows r with
+    r mod ``fragments`` = ``fragment``, and the rows not sent for ``fragments`` iterations.
     """
 
     name = 'phase'
@@ -197,7 +197,7 @@ STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, F
 
 
 def step_of(name: str, integers: Iterable[int], numbers: Iterable[float]) -> Step:
-    """Return the step that the server names, not yet checked; `RemoteProtocolError` if unknown."""
+    """Return the step that the server names, unchecked; raise `RemoteProtocolError` if unknown."""
     if name not in STEPS:
         raise RemoteProtocolError(f'step must be one of {", ".join(STEPS)}, got '
                                   f"'{name}': install the same version on robots and server")

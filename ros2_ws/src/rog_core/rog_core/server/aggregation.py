@@ -1,4 +1,4 @@
-"""Applies pushes to the master rows as the method in force says, and changes the method."""
+"""Applies pushes to the master rows as the present method says, and changes the method."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .taken import Taken
 class ServerState:
     """What a checkpoint holds besides the master rows.
 
-    ``updated_at`` int64 (rows,): newest iteration in each master row; ``pushes``: robot ->
-    (incarnation, receipt of its last push); ``policy``, JSON values, and ``update``, name ->
-    float32 (elements,): see `Method.state` and `Method.arrays`; ``base``, float32 (elements,): see
-    `rog_core.upstream.Upstream`, None without a parent fleet. ``taken``: of each robot.
+    ``updated_at`` int64 (rows,): newest iteration in each master row. ``pushes``: robot ->
+    (incarnation, receipt of its last push). ``policy``: JSON values, see `Method.state`.
+    ``update``: name -> float32 (elements,), see `Method.arrays`. ``base``, float32 (elements,): see
+    `rog_core.upstream.Upstream`; None without a parent fleet. ``taken``: robot -> its `Taken`.
     """
 
     iteration: int
@@ -39,7 +39,7 @@ class ServerState:
 
 
 class Aggregation:
-    """The method in force and the model that it changes; ``team``: see `Team`."""
+    """The present method and the model that it changes; ``team``: see `Team`."""
 
     def __init__(self, sync: str, model: Model, team: Team) -> None:
         self.model, self.team = model, team
@@ -53,10 +53,11 @@ class Aggregation:
         return method
 
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
-        """Change the method for a fleet of ``robots``; pushes that are held back are applied now.
+        """Change the method for a fleet of ``robots``; apply the pushes that are held back.
 
-        ``iteration``: the highest that any robot has pushed or was granted. A change between a
-        coded and another method drops pushes under way. A `ConfigError` leaves all unchanged.
+        ``iteration``: the highest iteration that any robot has pushed or was granted. A change
+        between a coded and another method drops pushes under way. If this raises `ConfigError`,
+        nothing has changed.
         """
         method = self._created(sync)
         for name in robots:
@@ -85,11 +86,11 @@ class Aggregation:
             self.carry_out(self.method.close(member.robot, complete, fleet, now), len(fleet))
 
     def forget(self, robot: str, robots: int) -> None:
-        """Drop an unfinished push of a robot, where the method applies only complete ones."""
+        """Drop an unfinished push of a robot if the method applies only complete pushes."""
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Whether the method uses pushes of the step that the member computes."""
+        """Whether the method uses pushes of the kind of step that the member computes (`Step`)."""
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:
@@ -98,11 +99,11 @@ class Aggregation:
             self.method.carry_out(due, max(robots, 1))
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
-        """After a push, or when a robot has come or gone: apply the changes that are due."""
+        """Apply the changes that are due; call this after a push, or when a robot comes or goes."""
         self.carry_out(self.method.dues(fleet, gone), len(fleet))
 
     def flush(self, robots: int) -> None:
-        """Apply all pushes that are held back: the method, or the run, ends."""
+        """Apply all pushes that are held back, because the method or the run ends."""
         self.method.flush(max(robots, 1))
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -111,7 +112,7 @@ class Aggregation:
                                      for name, value in self.method.arrays().items()}
 
     def load(self, state: ServerState) -> None:
-        """Resume from a checkpoint; `ConfigError` if it does not fit the method."""
+        """Resume from a checkpoint; raise `ConfigError` if it does not fit the method."""
         method = self._created(state.sync)
         method.begin(self.model, state.iteration)
         try:

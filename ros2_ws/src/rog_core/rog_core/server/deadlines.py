@@ -1,4 +1,4 @@
-"""What the server does when a time limit has passed; the limits themselves are in `Limits`."""
+"""Acts for the server when a time limit has passed; the limits themselves are in `Limits`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .shared import Shared
 
 
 class Deadlines:
-    """Finds what is due, and does it."""
+    """Finds the members for which a time limit has passed, and acts on them."""
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls
 
     def on_time(self, now: float) -> list[Action]:
-        """Do what is due: retransmissions, time-outs, and members without heartbeats."""
+        """Handle retransmissions, time-outs and members without heartbeats that are due."""
         shared, limits = self.shared, self.shared.limits
         actions: list[Action] = []
         lost = now >= shared.missed_at
@@ -47,19 +47,19 @@ class Deadlines:
 
     @property
     def next(self) -> float:
-        """Time by which `on_time` is due, or a little earlier; infinity: never."""
+        """Time at which `on_time` must be called, or a little earlier; infinity: never."""
         shared = self.shared
         return min(shared.missed_at, shared.method.deadline,
                    *shared.limits.all_due(shared.members).values())
 
     def of(self, robot: str) -> float:
-        """Time at which `on_time` is due for this robot; infinity: never."""
+        """Return the time at which `on_time` must be called for this robot; infinity: never."""
         shared, member = self.shared, self.shared.living(robot)
         return math.inf if member is None else min(shared.limits.due(member),
                                                    shared.method.deadline)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Count the ``seconds`` in which this process did not run as no member's delay."""
+        """Count the ``seconds`` in which this process did not run as a delay of no member."""
         for member in self.shared.members.values():
             member.heard = min(member.heard + seconds, now)
             member.progress = min(member.progress + seconds, now)

@@ -9,7 +9,9 @@ from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import SHARE, Member
 from .patience import longest_pause
 
-OUT_OF_STEP = 10  # heartbeat limits; hardly any link carries only heartbeats for so long
+# Heartbeat limits without progress, beyond the patience, after which a member must register again:
+# hardly any link carries only heartbeats for so long.
+OUT_OF_STEP = 10
 
 
 class Limits:
@@ -21,9 +23,9 @@ class Limits:
 
     def __init__(self, silence: float, pause: float) -> None:
         self.silence, self._pause = silence, pause
-        self.patience = longest_pause((), pause, silence)  # at present
-        self.waited_for: dict[str, float] = {}  # robots that others wait for, and since when
-        self.stopping, self.stop_by = False, math.inf  # the run; late members are given up
+        self.patience = longest_pause((), pause, silence)  # present patience of the fleet, s
+        self.waited_for: dict[str, float] = {}  # robot -> time since which others wait for it
+        self.stopping, self.stop_by = False, math.inf  # whether, and by when, the run must end
         # Robot -> time at which something is due for it, or a little earlier; None: compute again.
         self._due: dict[str, float] | None = None
 
@@ -33,7 +35,7 @@ class Limits:
         self.forget_due()
 
     def follow(self, active: Sequence[Member]) -> None:
-        """Set the patience by the pace of these members."""
+        """Adapt the patience to the pace of these members."""
         self.patience = longest_pause(active, self._pause, self.silence)
 
     def away_at(self, member: Member) -> float:
@@ -44,7 +46,7 @@ class Limits:
         """Time by which a member that others wait for must make progress."""
         if math.isinf(self.patience):
             return math.inf
-        if self.stopping:  # longer, as giving up a member is worse than retiring it
+        if self.stopping:  # a longer limit, because to give up a member is worse than to retire it
             limit = max(self.patience, self.silence)
             return math.inf if member.state == WAITING else member.progress + limit
         waited = member.has_to_act and member.place == COUNTED \
@@ -54,23 +56,24 @@ class Limits:
     def _paused_at(self, member: Member) -> float:
         """Time at which the member's pause exceeds the patience that it has left.
 
-        While it computes, each heartbeat extends this time until the next one.
+        While the member computes, each heartbeat extends this time until the next heartbeat.
         """
         left = member.patience(self.patience, member.paid)
         least = 0.0 if math.isnan(member.computes) else self.silence / 2
         return member.paid + min(max(left, least), self.patience)
 
     def back_at(self, member: Member) -> float:
-        """Time at which a retired member that waits counts again; infinity: it does not wait.
+        """Time at which a retired member that waits is active again; infinity: it does not wait.
 
-        It then owes at most two patiences, so others wait for it 1/`SHARE` of the time.
+        At that time `Member.owed` has fallen to two patiences. So, over a long time, others wait
+        for such a member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
         return member.stood_at + (member.stood - 2 * self.patience) * SHARE
 
     def stands_for(self, member: Member, now: float) -> None:
-        """Count the time for which others have waited for a member until now."""
+        """Add the time for which others have waited for a member until now to `Member.stood`."""
         if (since := self.waited_for.pop(member.robot, None)) is not None:
             member.stands(now - since, now)
 
@@ -88,7 +91,8 @@ class Limits:
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
         """Return `due` of each member, or a little earlier.
 
-        A change that postpones it counts only when that time has come, so the answer is cheap.
+        If a change postpones a due time, this is noticed only when the former time comes. So the
+        answer is cheap.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}
@@ -100,5 +104,5 @@ class Limits:
             self._due[member.robot] = self.due(member)
 
     def forget_due(self) -> None:
-        """Compute all due times again when they are asked for: any of them may have changed."""
+        """Forget all due times, as any of them may have changed; `all_due` computes them again."""
         self._due = None

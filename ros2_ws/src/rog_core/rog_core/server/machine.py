@@ -60,8 +60,9 @@ class ServerMachine(Shared):
                      state: str = WAITING) -> list[Action]:
         """Handle a robot's heartbeat. A robot that is away must register again; see `is_member`.
 
-        ``loss``: of its last batch; NaN if unknown. ``state``: of the worker. Computing counts as
-        progress unless it takes far longer than usual. A starved worker makes no progress.
+        ``loss``: loss of the robot's last batch; NaN if unknown. ``state``: state of its worker.
+        Computing counts as progress unless it takes far longer than usual. A starved worker makes
+        no progress.
         """
         return self.membership.on_heartbeat(robot, incarnation, now, loss, state)
 
@@ -86,7 +87,7 @@ class ServerMachine(Shared):
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
         """Handle the receipt of a pull or snapshot: the worker says which chunks it took."""
         actions = self.pulls.on_receipt(robot, receipt, now)
-        for chunk in self.pushes.early_chunks(robot):  # they have overtaken the receipt
+        for chunk in self.pushes.early_chunks(robot):  # chunks that have overtaken the receipt
             actions += self._on_early(robot, chunk, now)
         return actions
 
@@ -94,7 +95,7 @@ class ServerMachine(Shared):
         try:
             return self.on_chunk(robot, chunk, now)
         except RemoteProtocolError:
-            return []  # counts as lost; the receipt is still valid
+            return []  # the chunk counts as lost; the receipt is still valid
 
     def on_model_above(self, change: Array) -> None:
         """Add the change of the parent fleet's model, float32 (elements,), to the master rows.
@@ -110,9 +111,10 @@ class ServerMachine(Shared):
     # -- control ---------------------------------------------------------------------------------
 
     def set_sync(self, text: str, now: float) -> list[Action]:
-        """Change the method of a running fleet; a `ConfigError` leaves everything unchanged.
+        """Change the method of a running fleet; if this raises `ConfigError`, nothing has changed.
 
-        The shell calls `rog_core.method_check.check_named` before: a machine imports no method.
+        The shell calls `rog_core.method_check.check_named` before, because a machine imports no
+        method.
         """
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
@@ -125,11 +127,11 @@ class ServerMachine(Shared):
         """Grant nothing until `resume`: every worker finishes its iteration, then waits."""
         self.paused = True
         for member in self.members.values():
-            member.waiting_for = []  # it waits for no robot
+            member.waiting_for = []  # the member waits for the operator, not for another robot
         return self.pulls.release(now)
 
     def resume(self, now: float) -> list[Action]:
-        """Continue after a pause, which counts as no robot's delay."""
+        """Continue after a pause; the pause does not count as a delay of any robot."""
         self.paused = False
         for member in self.members.values():
             member.since = member.progress = member.paid = now
@@ -143,11 +145,11 @@ class ServerMachine(Shared):
         self.state = SERVER.after(self.state, 'stop')
         self.limits.stop(now + self.config.stop_limit)
         for member in self.members.values():
-            member.progress = now  # each gets its full patience again
+            member.progress = now  # each member gets the full patience again
         return [*self.pulls.drain(now), *self.pulls.finish()]
 
     def checkpoint(self) -> ServerState:
-        """Return what a restarted server needs besides the master rows."""
+        """Return the state that a restarted server needs besides the master rows."""
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
         return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
@@ -168,18 +170,18 @@ class ServerMachine(Shared):
     # -- time ------------------------------------------------------------------------------------
 
     def on_time(self, now: float) -> list[Action]:
-        """Do what is due: retransmissions, time-outs, and members without heartbeats."""
+        """Handle retransmissions, time-outs and members without heartbeats that are due."""
         return self.deadlines.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Count the ``seconds`` in which this process did not run as no member's delay."""
+        """Count the ``seconds`` in which this process did not run as a delay of no member."""
         self.deadlines.on_held_up(seconds, now)
 
     @property
     def deadline(self) -> float:
-        """Time by which `on_time` is due, or a little earlier; infinity: never."""
+        """Time at which `on_time` must be called, or a little earlier; infinity: never."""
         return self.deadlines.next
 
     def deadline_of(self, robot: str) -> float:
-        """Time at which `on_time` is due for this robot; infinity: never."""
+        """Return the time at which `on_time` must be called for this robot; infinity: never."""
         return self.deadlines.of(robot)

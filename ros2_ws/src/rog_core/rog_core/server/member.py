@@ -29,10 +29,10 @@ from .mirror import Mirror
 
 BUSY = (JOINING, PULLING, TRAINING)  # the member must act next
 USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
-PACE = 10   # times the patience, within which the wanted segments of a transfer must arrive
+PACE = 10   # the wanted segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the patience
 SHARE = 10  # others wait for one member for at most 1/SHARE of the time
-LEAST = 1 / 32  # smallest share of the segments that is wanted
+LEAST = 1 / 32  # smallest share of the segments of a push that must arrive
 
 
 @dataclass
@@ -54,28 +54,28 @@ class Member:
     slowest: int = 0         # min(versions)
     granted_bound: float = 0.0  # staleness bound under which its next push is made
     step: Step = Gradient()  # step of the iteration that was granted last
-    granted: int = 0         # that iteration
-    sender: Sender | None = None  # of the present transfer to it
+    granted: int = 0         # iteration that was granted last
+    sender: Sender | None = None  # sender of the present transfer to the robot
     request: int = 0         # number of its last registration
-    answer: RegisterResponse | None = None  # to that registration
-    push_mta: float = 0.0    # seconds that the last minimum transmission amount took
-    pull_mta: float = 0.0
+    answer: RegisterResponse | None = None  # answer to its last registration
+    push_mta: float = 0.0    # seconds that the MTA of its last push took
+    pull_mta: float = 0.0    # seconds that the MTA of its last pull took
     rows_pushed: int = 0     # rows of the last push
     rows_pulled: int = 0     # rows of the last pull
-    waiting_for: list[str] = field(default_factory=list)
+    waiting_for: list[str] = field(default_factory=list)  # robots for which it waits
     since: float = 0.0       # time at which it began to wait for others, s
     pushed: float = math.nan  # time of its last push, s
     period: float = math.nan  # running mean of the seconds between two pushes
-    loss: float = math.nan   # of its last batch
+    loss: float = math.nan   # loss of its last batch
     place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
-    early: list[Chunk] = field(default_factory=list)  # of a push; came before its pull's receipt
+    early: list[Chunk] = field(default_factory=list)  # chunks that overtook the pull's receipt
     progress: float = math.nan  # time at which it last made progress, however little, s
     paid: float = math.nan   # time until which its progress is fast enough, s
     stood: float = 0.0       # seconds that others have waited for it, as of `stood_at`; see `owed`
-    stood_at: float = 0.0    # s
-    wanted: int = 1          # segments of its push that must arrive
+    stood_at: float = 0.0    # time to which `stood` refers, s
+    wanted: int = 1          # number of segments of its push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, s
-    factor: float = 1.0      # largest factor by which it scales the time of its push's minimum
+    factor: float = 1.0      # largest factor by which it may scale the reported `push_mta`
     computes: float = math.nan  # time at which it began its present gradient, s; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
 
@@ -97,7 +97,8 @@ class Member:
         self.paid = now
         if not math.isnan(self.computes):
             taken = now - self.computes
-            # Falls slowly: some gradients include an evaluation. A retired member is not typical.
+            # `usual` falls slowly, because some gradients include an evaluation. The times of a
+            # retired member are not typical.
             if self.place == COUNTED:
                 self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
@@ -106,8 +107,8 @@ class Member:
               now: float) -> None:
         """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
 
-        The ``wanted`` segments together extend its limit by `PACE` times the patience; the rest of
-        the ``total`` do the same.
+        Each of the first ``wanted`` segments extends the limit `paid` by `PACE` times the patience
+        divided by ``wanted``; each later segment by the same divided by ``total``.
         """
         if not math.isnan(self.computes):
             self.advance(now)
@@ -116,21 +117,22 @@ class Member:
         self.paid = min(now, self.paid + share * PACE * patience)
 
     def stands(self, seconds: float, now: float) -> None:
-        """Count time for which others have waited for it."""
+        """Add the ``seconds`` for which others have waited for this member."""
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how much of its patience it has used up, s; less as time passes."""
+        """Return how much patience the member has used up, s; this falls as time passes."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
-        """Return the part of the fleet's ``patience`` that it has left, s; at least 1/`LEFT`."""
+        """Return the part of the fleet's ``patience`` that is left for it, s; at least 1/`LEFT`."""
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
-        """Whether its gradient takes less than `USUAL` times its usual time, or ``least``, s.
+        """Whether its gradient takes at most `USUAL` times its usual time.
 
-        For its first gradient the longest usual time in the ``fleet`` counts.
+        The usual time is at least ``least`` seconds, or the part of it that `patience` leaves. For
+        its first gradient the longest usual time in the ``fleet`` counts.
         """
         least = self.patience(least, now)
         usual = self.usual
@@ -140,7 +142,7 @@ class Member:
 
     @property
     def standing(self) -> Standing:
-        """Its progress, as a method sees it."""
+        """The progress of the member, as a method sees it."""
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
@@ -153,16 +155,16 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        """Whether it is neither away nor stopped."""
+        """Whether the member is neither away nor stopped."""
         return self.state not in (AWAY, STOPPED)
 
     @property
     def has_to_act(self) -> bool:
-        """Whether it must act next; also if it waits for its own rows, which no push brings."""
+        """Whether the member must act next; also if it waits for old rows of its own."""
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the present transfer; ``pull``: what the worker says it has taken."""
+        """End the present transfer; ``pull``: the chunks that the worker says it has taken."""
         sender, self.sender = self.sender, None
         if sender is None:
             return

@@ -1,4 +1,4 @@
-"""Who takes part: registrations, heartbeats, and robots that leave."""
+"""Decides which robots take part: registrations, heartbeats, and robots that leave."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # this worker has not made it; someone else has
+            push = None  # this worker has not made so many pushes: a stranger has sent this one
         shared.taken[robot] = taken
         taken.begin(request.incarnation)
         since = taken.since(request.former, request.former_attempt)
@@ -86,7 +86,7 @@ class Membership:
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """Return what has arrived of this process's last push, before a restart or since."""
+        """Return which chunks of this process's last push have arrived, now or before a restart."""
         member = self.shared.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:
             return self.pushes.cut_short(member)
@@ -116,7 +116,7 @@ class Membership:
                push: Receipt | None, now: float) -> list[Action]:
         """Let a new member continue with the rows that its process holds, or send it the model.
 
-        ``former``: the member that stood for the same process before, if any.
+        ``former``: the earlier member of the same process, if any.
         """
         if push is not None:
             member.push.restore(push)

@@ -1,8 +1,9 @@
 """The server's copy L of the rows that one worker holds, beside the master rows A.
 
-The worker has yet to receive A - L. When it has taken encoded rows, the server adds their decoded
-values to L, so the error of a lossy codec stays in A - L and is sent later (error feedback without
-further state). A push changes only A, so its cost does not depend on the number of workers.
+A - L is what the worker has yet to receive. When the worker has taken encoded rows, the server adds
+their decoded values to L. So the error of a lossy codec stays in A - L and is sent later (error
+feedback without further state). A push changes only A, so its cost does not depend on the number of
+workers.
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ class Mirror:
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self.partition, self.master = partition, master
         self.rows = zeros_like(master)
-        self.magnitude = np.zeros(partition.segments, np.float32)  # sum |A - L| at the last measure
-        self.known = False  # whether the worker holds these rows, but for the transfer under way
+        # Sum |A - L| of each segment at the last call of `measure`.
+        self.magnitude = np.zeros(partition.segments, np.float32)
+        self.known = False  # whether the worker holds L, apart from the transfer under way
 
     def measure(self) -> np.ndarray:
-        """Mean |A - L| per row, float32 (rows,); also kept per segment for the encoder."""
+        """Return the mean |A - L| of each row, float32 (rows,); keep the sums for `encode`."""
         self.magnitude = difference_magnitude(self.master, self.rows, self.partition.offsets)
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode A - L of segments; L changes only in `taken`."""
+        """Encode A - L of the segments ``ids``; this does not change L."""
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
-        """Add the (segments, encoded values) that the worker has added."""
+        """Add to L the (segments, encoded values) that the worker has added to its rows."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.rows, ids, values)
 
     def stored(self, parts: list[Part]) -> None:
-        """Store the (segments, raw values) of a snapshot that the worker has stored; L is known."""
+        """Store in L the (segments, raw values) that the worker has stored; L is known from now on.
+
+        They come from a snapshot or from the final model.
+        """
         ids, values = in_model_order(RAW, self.partition.raw_partition, parts)
         RAW.store(self.partition.raw_partition, self.rows, ids, values)
         self.known = True

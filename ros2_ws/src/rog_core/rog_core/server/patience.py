@@ -10,7 +10,7 @@ import numpy as np
 from ..methods import Method
 from .member import Member
 
-ITERATIONS = 4  # of the fleet, for which it waits for a member that makes no progress
+ITERATIONS = 4  # iterations for which the fleet waits for a member that makes no progress
 
 
 def mta_time(members: Sequence[Member]) -> float:
@@ -26,10 +26,10 @@ def budget(member: Member, members: Sequence[Member]) -> float:
 
 
 def longest_pause(members: Sequence[Member], patience: float, least: float) -> float:
-    """Return how long the fleet waits for a member that makes no progress.
+    """Return how many seconds the fleet waits for a member that makes no progress.
 
-    ``patience`` itself; if it is 0, `ITERATIONS` times the median time from push to push, and at
-    least ``least``.
+    This is ``patience``. If that is 0, it is `ITERATIONS` times the median time from push to push,
+    and at least ``least``.
     """
     periods = [m.period for m in members if not math.isnan(m.period)]
     if patience or not periods:
@@ -41,8 +41,8 @@ def patience(member: Member, members: Sequence[Member], method: Method) -> float
     """Return how long the minimum of a transfer may take before others wait for this member.
 
     It is the median time from push to push of the others, times the share of the staleness bound
-    that the member's oldest row has left. Infinite if the method has no smaller code (``sparse``),
-    or if there is no other member.
+    that is left for the member's oldest row. It is infinite if the method does not use the smaller
+    codec (option ``sparse``), or if there is no other member.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

@@ -1,4 +1,4 @@
-"""Lets a member begin, retire, count again and end; the tables are `MEMBER` and `PLACE`."""
+"""Lets a member enter, retire, return and leave; the tables are `MEMBER` and `PLACE`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .shared import Shared
 
 
 def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
-    """Make a member with a known mirror active, at an iteration that delays no other.
+    """Make a member with a known mirror active, at an iteration that delays no other member.
 
-    ``pulled_at``: of `Member`.
+    ``pulled_at``: see `Member`.
     """
     member.iteration = member.slowest = shared.start_iteration(shared.method.bound)
     member.versions[:] = member.iteration
@@ -24,13 +24,13 @@ def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> 
 
 
 def drop(member: Member, event: str) -> None:
-    """End a member by an event of the table `MEMBER`; nobody waits for it any more."""
+    """Move a member by ``event`` of the table `MEMBER` out of the fleet; no robot waits for it."""
     member.move(event)
     member.waiting_for = []
 
 
 def retire(shared: Shared, member: Member, now: float) -> list[Action]:
-    """Let the others no longer wait for a member that makes no progress; in the end, drop it."""
+    """Retire a member that makes no progress; if the run is ending, drop it instead."""
     detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
     if shared.stopping:
         drop(member, 'silent')
@@ -48,7 +48,7 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
 def take_back(shared: Shared, member: Member, now: float) -> list[Action]:
     """Make a retired member active again, at an iteration that delays no other member.
 
-    If others have waited for it too long, it must wait first; see `Limits.back_at`.
+    If others have waited for this member too long, it must wait first; see `Limits.back_at`.
     """
     if now < shared.limits.back_at(member):
         return []
@@ -57,6 +57,6 @@ def take_back(shared: Shared, member: Member, now: float) -> list[Action]:
     np.maximum(member.versions, start, out=member.versions)
     shared.count_slowest(member)
     member.bound = shared.method.row_bound
-    member.paid = now  # else a waiting member would be retired and return at once, forever
+    member.paid = now  # otherwise a waiting member would be retired and return again and again
     member.take_place('return')
     return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]

@@ -1,4 +1,4 @@
-"""Plans transfers to a worker: rows, a full gradient or the model, with its next command."""
+"""Plans a transfer to a worker: rows, a full gradient or the model, and the next command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
                                   config.importance_magnitude, config.importance_age)
-        # Not in the paper: staleness is bounded for pulled rows as for pushed ones.
+        # Not in the paper: staleness is bounded for pulled rows as for pushed rows.
         plan = plans.by_importance(partition, sending, scores, age, candidates, time)
     else:
         plan = plans.everything(partition, np.flatnonzero(candidates))
@@ -58,7 +58,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # The member holds the model of the barrier, but for rounding, unless it was out of reach then.
+    # The member holds the model of the barrier, apart from rounding, unless it was out of reach.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
@@ -67,7 +67,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 
 
 def _check(command: Command, member: Member, method: Method) -> None:
-    """Raise `LocalProtocolError` if a robot would refuse the command, or make no progress."""
+    """Raise `LocalProtocolError` if a robot would refuse the command or make no progress by it."""
     reason = ''
     # A method may ask again for a push that did not count in its round.
     least = member.iteration + command.step.additive
@@ -88,7 +88,7 @@ def snapshot_of(model: Model) -> Pull:
 
 
 def final_of(member: Member, model: Model, method: Method, limit: float) -> Pull:
-    """Plan the final model: rows that differ, most different first, within ``limit`` seconds."""
+    """Plan the final model: rows that differ, largest difference first, for ``limit`` seconds."""
     pending = member.mirror.measure()
     partition = model.partition.raw_partition
     plan = plans.by_score(partition, pending, np.flatnonzero(pending > 0), limit)

@@ -1,4 +1,4 @@
-"""Transfers to workers: who may start its next iteration, and what it receives then."""
+"""Transfers to workers: which worker may start its next iteration, and what it receives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shared import Shared
 
 
 class Pulls:
-    """Starts, carries on and ends the transfers to the members."""
+    """Starts, continues and ends the transfers to the members."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -33,7 +33,7 @@ class Pulls:
             fleet, frozenset(gone | (shared.missing - shared.members.keys())))
         if shared.stopping:
             return self.drain(now)
-        # A member keeps a tighter bound from its next push on; until then the old bound holds.
+        # A member observes a tighter bound from its next push on; until then the old bound holds.
         least = max((m.bound for m in active if method.by_row), default=0.0)
         actions: list[Action] = []
         former = limits.waited_for
@@ -67,9 +67,9 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """When no worker computes any more, send each the final model, so that L = A, and stop it.
+        """Send the final model to each worker, so that L = A, once no worker has to act any more.
 
-        If the link cannot carry it within ``drain_limit``, omit the rows that differ least.
+        If a link cannot carry the model within ``drain_limit``, omit the rows that differ least.
         """
         shared = self.shared
         living = [m for m in shared.members.values() if m.alive]
@@ -103,7 +103,7 @@ class Pulls:
         return self.poll(member, now)
 
     def poll(self, member: Member, now: float) -> list[Action]:
-        """Send what the member's transfer may send now."""
+        """Send the messages that the member's transfer may send now."""
         if member.sender is None:
             return []
         messages = member.sender.poll(now)
@@ -140,7 +140,7 @@ class Pulls:
         if kind == Kind.PULL:
             member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
-        if math.isfinite(sender.mta_duration):  # infinity: the minimum has not arrived
+        if math.isfinite(sender.mta_duration):  # it is infinity if the MTA has not arrived
             member.pull_mta = sender.mta_duration
         member.move('pulled')
         return []

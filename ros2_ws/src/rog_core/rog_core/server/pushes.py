@@ -1,4 +1,4 @@
-"""Transfers from workers: rows are checked and applied as they arrive, and a push ends once."""
+"""Transfers from workers: rows are checked and applied as they arrive; each push ends once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .plausible import Plausibility
 from .pulls import Pulls
 from .shared import Shared
 
-EARLY = 64  # chunks of a push that the server keeps until the receipt of the pull before it arrives
+EARLY = 64  # most chunks of a push that the server keeps while the receipt of the pull is missing
 
 
 class Pushes:
-    """Takes the pushes of the members; ``pulls``: started when a push lets members continue."""
+    """Takes the pushes of the members; ``pulls`` then lets members continue."""
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls
@@ -29,7 +29,7 @@ class Pushes:
         self.norm_bound = NormBound(shared.config.clip)
 
     def begin(self) -> None:
-        """Forget the norms of pushes: another method may have other norms."""
+        """Forget the norms of pushes, because another method may have other norms."""
         self.plausibility.begin()
         self.norm_bound.begin()
 
@@ -58,7 +58,7 @@ class Pushes:
             assert member.push.receipt is not None
             return [*actions, Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
         if (end := member.push.due) is not None:
-            # Its receipt says more than an acknowledgement.
+            # The receipt replaces the acknowledgement.
             return [*actions, *self.on_end(robot, end, now)]
         return [*actions, Send(robot, ack)]
 
@@ -69,7 +69,7 @@ class Pushes:
             member.push.examine(chunk)
             member.early.append(chunk)
             if member.sender is not None:
-                member.sender.expect(now)  # or the receipt was lost
+                member.sender.expect(now)  # ask for the receipt again, in case it was lost
                 self.shared.limits.note_due(member)
 
     def early_chunks(self, robot: str) -> list[Chunk]:
@@ -113,7 +113,7 @@ class Pushes:
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
             member.advance(now)
-            # Cap the duration: a false one would make the whole fleet send for that long.
+            # Cap the duration: a false value would make the whole fleet send for that long.
             most = (now - member.granted_at) * member.factor
             member.push_mta = min(end.mta_duration, most)
             actions += self._pushed(member, taken, now)
@@ -124,7 +124,7 @@ class Pushes:
         assert push.transfer is not None
         member.bring(segments, push.taken - segments, member.wanted,
                      push.rows_of(push.transfer).segments, self.shared.limits.patience, now)
-        if computed:  # its heartbeats no longer extend its limit
+        if computed:  # heartbeats no longer extend the limit of this member
             self.shared.limits.note_due(member)
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
@@ -137,7 +137,7 @@ class Pushes:
         return [*actions, *self.pulls.release(now)]
 
     def cut_short(self, member: Member) -> Receipt | None:
-        """End a push under way, if any; return what has arrived of the member's last push."""
+        """End a push under way, if any; return which chunks of the last push have arrived."""
         taken = member.push.close()
         if taken.size:
             self._close(member, taken)
@@ -151,7 +151,7 @@ class Pushes:
     def _close(self, member: Member, taken: np.ndarray) -> None:
         shared, push = self.shared, member.push
         assert push.transfer is not None
-        if push.refused:  # the worker drops the push, which must not come back
+        if push.refused:  # the worker drops the push; no later process must send it again
             self._note_taken(member, slice(None))
         self.plausibility.learn(push)
         shared.clipped[member.robot] += self.norm_bound.learn(

@@ -9,7 +9,7 @@ from .member import Member
 
 
 def why(member: Member, newest: int, waited_for: bool, now: float) -> str:
-    """Return why others wait for a member, or no longer do; empty if neither.
+    """Return why others wait for a member, or no longer wait for it; empty if neither holds.
 
     ``newest``: the highest iteration that any robot has pushed; ``now`` in seconds.
     """

@@ -1,4 +1,4 @@
-"""What all parts of the parameter server share: the model, the method in force and the members."""
+"""The state that all parts of the parameter server share: the model, the method, the members."""
 
 from __future__ import annotations
 
@@ -50,23 +50,24 @@ class Shared:
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
             config.capacities, self.codec.name, config.momentum, config.clip, config.above))
-        self.refused: Counter[str] = Counter()  # implausible pushes by robot
-        self.clipped: Counter[str] = Counter()  # pushes that did not count in full
+        self.refused: Counter[str] = Counter()  # robot -> number of its implausible pushes
+        self.clipped: Counter[str] = Counter()  # robot -> number of its pushes scaled down
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
         self.iteration = 0         # highest iteration pushed by any robot
-        self.former_pushes: dict[str, tuple[int, Receipt]] = {}  # last ones before a restart
-        self.taken: dict[str, Taken] = {}  # of each robot that has ever registered
-        self.restarted = False     # from a checkpoint, and no robot has registered yet
-        self.missed_at = math.inf  # after a restart: until then the server waits for known robots
-        self.missing: frozenset[str] = frozenset()
+        # Robot -> (incarnation, receipt of its last push) before the restart of the server.
+        self.former_pushes: dict[str, tuple[int, Receipt]] = {}
+        self.taken: dict[str, Taken] = {}  # for each robot that has ever registered
+        self.restarted = False     # whether it has resumed and no robot has registered yet
+        self.missed_at = math.inf  # time until which, after a restart, it waits for known robots
+        self.missing: frozenset[str] = frozenset()  # robots that it no longer waits for
         self.limits = Limits(config.heartbeat_limit, config.patience)
-        self.paused = False        # no iteration is granted; transfers under way continue
+        self.paused = False        # if true, it grants no iteration; transfers under way continue
 
     @property
     def method(self) -> Method:
-        """The method in force."""
+        """The present method."""
         return self.aggregation.method
 
     @property
@@ -101,9 +102,12 @@ class Shared:
         return newest if math.isinf(bound) else int(min(newest, min(slowest) + bound - 1))
 
     def count_slowest(self, member: Member) -> None:
-        """Note the iteration of the member's oldest row, or its own where rows do not count."""
+        """Set ``member.slowest`` to the iteration of its oldest row.
+
+        If the method does not count staleness by row, set it to the iteration of the member.
+        """
         member.slowest = int(member.versions.min()) if self.method.by_row else member.iteration
 
     def partition_of(self, kind: Kind) -> RowPartition:
-        """Return the segments in which a transfer of this kind travels."""
+        """Return the partition whose segments a transfer of this kind carries."""
         return self.partition.raw_partition if kind.is_raw else self.partition

@@ -1,7 +1,8 @@
-"""What the server has taken of the pushes of a robot, over all its processes.
+"""Records which segments the server has taken from the pushes of a robot, over all its processes.
 
-A process may take over what a former one had not sent (`rog_core.worker.unsent`). The server may
-have taken segments of it since, so it remembers for each segment the last push that brought it.
+A process may take over the rows that a former process had not sent (`rog_core.worker.unsent`). The
+server may have taken some of their segments after they were saved. So it remembers for each segment
+the last push that brought it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-LIVES = 16    # processes of a robot that the server remembers; what earlier ones saved is dropped
-_LIFE = 1 << 32  # push numbers of one process
+LIVES = 16    # most processes of a robot that the server remembers; saves of earlier ones are lost
+_LIFE = 1 << 32  # more than the number of pushes of one process
 
 
 @dataclass
 class Taken:
     """The last push that brought each segment, over all processes of a robot.
 
-    ``last`` int64 (segments,): number of that push, 0: none. ``lives``: incarnation -> what is
-    added to the numbers of its pushes, in the order in which the processes came. ``heir``: the
-    process that last took over a save, 0: none. The checkpoint holds all of it together with the
-    master rows that contain these pushes, so it stays correct when the server is restarted.
+    ``last`` int64 (segments,): number of that push, 0: none. ``lives``: incarnation -> number that
+    is added to the push numbers of this process, in the order in which the processes came.
+    ``heir``: the process that last took over a save, 0: none. A checkpoint holds this record
+    together with the master rows that contain these pushes, so the record stays correct when the
+    server is restarted.
     """
 
     last: np.ndarray
@@ -44,21 +46,21 @@ class Taken:
             del self.lives[next(iter(self.lives))]
 
     def note(self, incarnation: int, attempt: int, ids: np.ndarray | slice) -> None:
-        """Note that a push has brought segments."""
-        # A process that comes back after a later one must not hide what the later one has pushed.
+        """Note that the push number ``attempt`` of a process has brought the segments ``ids``."""
+        # A process that comes back must not hide the pushes of a later process.
         self.last[ids] = np.maximum(self.last[ids], self.lives[incarnation] + attempt)
 
     def since(self, former: int, attempt: int) -> bytes:
-        """Return which segments were taken since a process had made ``attempt`` pushes.
+        """Return which segments were taken since process ``former`` had made ``attempt`` pushes.
 
-        One bit per segment, lowest bit first; empty: unknown.
+        The result has one bit per segment, lowest bit first. It is empty if this is unknown.
         """
         if former not in self.lives:
             return b''
         return np.packbits(self.last > self.lives[former] + attempt, bitorder='little').tobytes()
 
     def is_past(self, incarnation: int) -> bool:
-        """Whether a later process has taken over a save, which may hold what this one holds."""
+        """Whether a later process has taken over a save, which may hold rows of this process."""
         order = list(self.lives)
         return {incarnation, self.heir} <= self.lives.keys() \
             and order.index(incarnation) < order.index(self.heir)

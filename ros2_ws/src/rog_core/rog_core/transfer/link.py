@@ -6,21 +6,22 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-MIN_CHUNK = 1260       # bytes of ids and values; with its header the message fits 1300 bytes
-QUEUE_TIME = 0.02      # seconds of data that may be on their way beyond the round trip
-MIN_RTO, MAX_RTO = 0.05, 2.0
-MIN_RATE = 1e3         # bytes/s
+MIN_CHUNK = 1260       # least bytes of ids and values; with a header the message fits 1300 bytes
+QUEUE_TIME = 0.02      # seconds of data that may queue on the link, beyond the round trip
+MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of the time-out, s
+MIN_RATE = 1e3         # lower limit of the estimated rate, bytes/s
 
 
 @dataclass
 class LinkEstimate:
     """Delivery rate (bytes/s) and round-trip time (s) towards one peer.
 
-    The window, the bytes that may be unacknowledged, is 1.25 times the delivery rate times the
-    shortest round trip plus `QUEUE_TIME`. So the rate can grow while the link has room, and no long
-    queue builds up when it fades. A chunk is what the link carries in ``chunk_time`` seconds.
+    The window is the number of bytes that may be unacknowledged: 1.25 * delivery rate * (shortest
+    round trip + `QUEUE_TIME`). So the rate can grow while the link has room, and no long queue
+    builds up when the link fades. A chunk has as many bytes as the link carries in ``chunk_time``
+    seconds.
 
-    ``scale``: in virtual time a small model may stand for a large one; each byte here then counts
+    ``scale``: in virtual time a small model may stand for a large model; each byte here then counts
     as ``scale`` bytes on the air.
     """
 
@@ -31,16 +32,16 @@ class LinkEstimate:
     round_trip: float = 0.05
     delivered: int = 0
     shortest: float = 0.0     # shortest of the last 64 round trips; 0 before the first
-    backoff: float = 1.0      # factor on the time-out since the last one that fired
+    backoff: float = 1.0      # factor of the time-out; doubles when it fires, 1 after an answer
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
-    _backed_off: float = -math.inf  # time
+    _backed_off: float = -math.inf  # time at which the time-out last fired, s
 
     def __post_init__(self) -> None:
         self.rate /= self.scale
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes that the next chunk should have at most."""
+        """Largest size of the next chunk, bytes."""
         on_air = min(max(self.rate * self.scale * self.chunk_time, MIN_CHUNK), self.max_chunk)
         return int(on_air / self.scale)
 
@@ -58,10 +59,10 @@ class LinkEstimate:
                full: bool = True) -> None:
         """Update the estimate from the acknowledgement of a chunk that was sent once.
 
-        ``delivered_then``: bytes that had arrived when it was sent. ``full``: whether the window
-        was full then. If it was not, the sender had no more to send, so what has arrived since is
-        only a lower bound of the rate. An upper bound is what the link carried while the chunks
-        ahead delayed this one.
+        ``delivered_then``: bytes that had arrived when the chunk was sent. ``full``: whether the
+        window was full at that time. If it was not, the sender had no more to send, so the bytes
+        that have arrived since give only a lower bound of the rate. An upper bound follows from the
+        bytes that the link carried while earlier chunks delayed this chunk.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
@@ -81,7 +82,7 @@ class LinkEstimate:
         self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
-        """Handle the first message of a silent peer: what was lost can be sent again now."""
+        """Handle the first message of a peer that was silent: lost chunks can be sent again now."""
         self.backoff = 1.0
 
     def timed_out(self, now: float) -> None:
@@ -89,7 +90,7 @@ class LinkEstimate:
 
         Otherwise a link whose round trip grows beyond the time-out would never be measured again:
         only chunks that were sent once give a sample, and every chunk would be sent repeatedly.
-        Has an effect only once per time-out.
+        Within one time-out only the first call has an effect.
         """
         if now >= self._backed_off + self.timeout:
             self._backed_off = now

@@ -15,15 +15,16 @@ from ..errors import ConfigError
 from ..model.partition import RowPartition
 from ..protocol.messages import Sending
 
-# The option `second`, as in the authors' artifact: from this threshold on, a second share of rows.
+# The option `second`, as in the authors' artifact: (staleness threshold, share of the rows that is
+# sent in addition from this threshold on).
 SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 
 
 @lru_cache
 def minimum_transmission(threshold: int) -> float:
-    """Share P of the rows that every transfer must carry: the solution of (1-P)^(S-1) = P.
+    """Return the share P of the rows that every transfer must carry: P solves (1-P)^(S-1) = P.
 
-    With it, all rows have been sent before the staleness threshold S is reached.
+    With this share all rows have been sent before the staleness threshold S is reached.
     Source: ROG, Section IV-B and Table I. S = 1 gives 1, S = 2 gives 0.5.
     """
     if threshold < 1:
@@ -42,11 +43,12 @@ def minimum_transmission(threshold: int) -> float:
 class Plan:
     """Windows of segments in order of importance.
 
-    Inside a window segment ids ascend, so that an id takes about one byte on the wire; the order of
-    importance inside a window is lost, which is why it has at most 1/32 of the model. The first
-    ``mandatory`` windows are sent however long it takes, in model order, the others only within
-    ``budget`` seconds. ``mta_factor``: the MTA over the mandatory rows, where these are fewer
-    (option ``-minimum``); it scales the measured time.
+    Inside a window segment ids ascend, so that an id takes about one byte on the wire. The order of
+    importance inside a window is lost, so a window is small (`window_size`). The first
+    ``mandatory`` windows are sent however long this takes, in model order; the others are sent only
+    within ``budget`` seconds. ``mta_factor``: factor from the time of the mandatory rows to the MTA
+    time. It is the number of rows of the MTA divided by the number of mandatory rows, if there are
+    fewer mandatory rows (option ``-minimum``), else 1.
     """
 
     windows: list[np.ndarray]
@@ -57,7 +59,7 @@ class Plan:
 
     @property
     def wanted(self) -> int:
-        """Number of segments that must arrive; of all segments if no window is mandatory."""
+        """Number of segments that must arrive; if no window is mandatory, of all segments."""
         return sum(ids.size for ids in self.windows[:self.mandatory or None])
 
 
@@ -66,12 +68,12 @@ def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def window_size(partition: RowPartition) -> int:
-    """Segments per window: 1/32 of the model, but at least 16 and at most 1024."""
+    """Return the segments per window: 1/32 of the model, but at least 16 and at most 1024."""
     return int(np.clip(partition.segments // 32, 16, 1024))
 
 
 def _expand(partition: RowPartition, rows: np.ndarray) -> np.ndarray:
-    """Segments of the given rows, in the order of the rows."""
+    """Return the segments of the given rows, in the order of the rows."""
     if partition.rows == partition.segments:
         return rows
     counts = partition.segments_of_row[rows]
@@ -81,29 +83,29 @@ def _expand(partition: RowPartition, rows: np.ndarray) -> np.ndarray:
 
 
 def everything(partition: RowPartition, rows: np.ndarray | None = None) -> Plan:
-    """Return the plan of all (given) rows, all mandatory, in model order."""
+    """Return a plan of the given rows (None: all rows), all mandatory, in model order."""
     rows = np.arange(partition.rows) if rows is None else rows
     windows = _windows(_expand(partition, rows), window_size(partition))
     return Plan(windows, len(windows), rows.size)
 
 
 def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float) -> np.ndarray:
-    """Algorithm 3: f1 * mean|gradient| + f2 * age, per row.
+    """Return the importance of each row: f1 * mean|gradient| + f2 * age (Algorithm 3).
 
     The magnitude is divided by its mean over the rows, so that f1 and f2 mean the same for every
-    model and learning rate. ``age`` in iterations: worker mode, how long the row has not been
-    pushed (max(iters) - iters); server mode, how fresh it is (iters - min(iters)).
+    model and learning rate. ``age`` is in iterations. At a worker it says how long the row has not
+    been pushed (max(iters) - iters), at the server how new the row is (iters - min(iters)).
     """
     mean = float(mean_magnitude.mean()) or 1.0
     return f1 / mean * mean_magnitude + f2 * age
 
 
 def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Positions by descending score, those in ``first`` before all others, ties in their order.
+    """Return the positions by descending score; those in ``first`` come before all others.
 
-    One sort of integers, several times faster than `numpy.lexsort`: 1 bit not first, 32 bits score
-    (as float32), 31 bits position. The bits of a float sort like integers once negative ones are
-    inverted.
+    Equal scores keep their order. This sorts integers, several times faster than `numpy.lexsort`.
+    Each integer has 1 bit for "not first", 32 bits for the score (as float32) and 31 bits for the
+    position. The bits of floats sort like integers if the bits of negative floats are inverted.
     """
     bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
     ascending = np.where(bits < 0, -1 - (bits & 0x7fffffff), bits) + (1 << 31)
@@ -116,16 +118,16 @@ def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budget: float
              ) -> Plan:
-    """Return the plan of the given rows by descending score, none mandatory; scores (rows,)."""
+    """Return a plan of ``rows`` by descending score, none mandatory; ``scores``: of all rows."""
     order = rows[_descending(scores[rows], np.zeros(rows.size, bool))]
     return Plan(_windows(_expand(partition, order), window_size(partition)), 0, rows.size, budget)
 
 
 def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec, rate: float,
                patience: float) -> Codec:
-    """Return ``codec``, or ``smaller`` where the mandatory rows take more than ``patience``.
+    """Return ``codec``, or ``smaller`` if the mandatory rows would take longer than ``patience``.
 
-    ``rate`` of the link in bytes/s, ``patience`` in seconds. An id counts as one byte.
+    ``rate``: of the link, bytes/s. ``patience`` is in seconds. An id counts as one byte.
     """
     if not plan.mandatory or patience == float('inf'):
         return codec
@@ -136,12 +138,13 @@ def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec
 
 def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray, age: np.ndarray,
                   candidates: np.ndarray, budget: float) -> Plan:
-    """Return the plan of ATP: overdue rows first, then by descending score; the minimum mandatory.
+    """Return the plan of ATP: overdue rows first, then the others by descending score.
 
-    ``scores``: importance, float32 (rows,). ``age`` int64 (rows,): iterations for which a row was
-    not sent; a row that reaches the threshold is overdue: left out, it would break the staleness
-    bound. ``candidates`` (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in
-    seconds. Equal scores keep model order, so the plan is deterministic.
+    The minimum and the overdue rows are mandatory. ``scores``: importance, float32 (rows,).
+    ``age`` int64 (rows,): iterations for which a row was not sent. A row whose age reaches the
+    threshold is overdue: if it were left out, it would exceed the staleness bound. ``candidates``
+    (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. Equal scores
+    keep model order, so the plan is deterministic.
     """
     rows = np.flatnonzero(candidates)
     if rows.size == 0:
@@ -154,7 +157,7 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
     least = max(int(np.ceil(sending.minimum * partition.rows)), int(late.sum()), 1)
     least = min(least, rows.size)
     size = window_size(partition)
-    # All mandatory rows are sent, so their order does not matter, and model order is the fastest in
+    # All mandatory rows are sent, so their order does not matter. Model order is the fastest in
     # memory and gives the shortest ids.
     first = _windows(_expand(partition, np.sort(order[:least])), size)
     rest = _windows(_expand(partition, order[least:]), size)

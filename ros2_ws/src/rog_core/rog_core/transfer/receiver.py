@@ -1,8 +1,8 @@
-"""Receiver of the transfers of one robot in one direction.
+"""Receives the transfers of one robot in one direction.
 
-A chunk is checked completely before any of its rows are handed over. It is handed over once, even
-if the channel duplicates, delays or reorders it, and never after its transfer was closed. The table
-of states is `rog_core.protocol.states.RECEIVER`.
+A chunk is checked completely before any of its rows are returned to the caller. Its rows are
+returned once, even if the channel duplicates, delays or reorders the chunk, and never after its
+transfer was closed. The table of states is `rog_core.protocol.states.RECEIVER`.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ class Receiver:
     partition: RowPartition
     kinds: frozenset[Kind]
     incarnation: int
-    codec: Codec                     # of rows; model values and full gradients are always raw
+    codec: Codec                     # codec of rows; model values, full gradients are always raw
     transfer: TransferId | None = None
-    receipt: Receipt | None = None   # of the transfer, once it is closed
+    receipt: Receipt | None = None   # receipt of the transfer, once it is closed
     bytes_received: int = 0
     floor: int = 1                   # lowest attempt of a transfer that is not over
     granted: int | None = None       # iteration of the next transfer; None: any
     kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
-    energy: float = 0.0              # sum of the squares of what was taken of the present transfer
-    refused: int = 0                 # chunks of it that were taken, but are not used
-    announced: End | None = None     # closes it when all chunks are there
-    state: str = NONE                # of the present transfer
+    energy: float = 0.0              # sum of the squares of the values taken of this transfer
+    refused: int = 0                 # chunks of this transfer that were taken, but are not used
+    announced: End | None = None     # end that closes it when all chunks have arrived
+    state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
-    taken: int = 0                   # segments taken of the present transfer
-    _seen: np.ndarray = field(default_factory=lambda: _NOTHING)  # segments taken of it
+    taken: int = 0                   # number of segments taken of the present transfer
+    # Whether each segment was taken in the present transfer, bool (segments,).
+    _seen: np.ndarray = field(default_factory=lambda: _NOTHING)
 
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
         """Return the acknowledgement, and the rows of a new chunk; the caller applies them.
 
-        No acknowledgement: its transfer is closed or over. No rows: the chunk is a duplicate, or
-        repeats a segment of another chunk.
+        The acknowledgement is None if the transfer is closed or over. The rows are None if the
+        chunk is a duplicate or repeats a segment of another chunk.
         """
         self.check(chunk.transfer)
         if not self.is_open(chunk.transfer):
@@ -91,10 +92,10 @@ class Receiver:
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer. Returns the receipt and the segments taken (None: already closed).
 
-        Returns None for the end of a former transfer, and for one that waits for all chunks.
+        Returns None for the end of a former transfer, and for an end that waits for all chunks.
         """
         self.check(end.transfer)
-        most = self.rows_of(end.transfer).segments  # a chunk has at least one
+        most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
         if not 0 <= end.chunks <= most:
             raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
                                       f'of segments, {most}, got {end.chunks}')
@@ -118,13 +119,13 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The end that came before its last chunk, once all chunks have arrived; None: none."""
+        """The end that came before the last chunk, once all chunks have arrived; None: none."""
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
         return end if whole and self.state == OPEN else None
 
     def check(self, transfer: TransferId) -> None:
-        """Raise `RemoteProtocolError` unless it is of this session and direction."""
+        """Raise `RemoteProtocolError` unless the transfer is of this session and direction."""
         if transfer.incarnation != self.incarnation:
             raise StaleMessageError(f'session of a message must be {self.incarnation:#x}, got '
                                     f'{transfer.incarnation:#x}: it is from before a restart or '
@@ -136,9 +137,9 @@ class Receiver:
     def _expect(self, transfer: TransferId) -> None:
         """Raise `RemoteProtocolError` for a transfer that cannot be the next one.
 
-        A sender numbers its transfers without gaps and begins one when the one before is over. If a
-        forged number far ahead were accepted, every honest transfer after it would look old. If a
-        transfer could begin again and again, its rows would count each time.
+        A sender numbers its transfers without gaps and begins a transfer when the one before is
+        over. If a forged number far ahead were accepted, every honest transfer after it would look
+        old. If a transfer could begin again and again, its rows would be applied each time.
         """
         last = self.transfer
         if transfer == last:
@@ -158,7 +159,7 @@ class Receiver:
                                       f'{transfer.kind.name}')
 
     def is_open(self, transfer: TransferId) -> bool:
-        """Whether chunks and the end of this transfer are still accepted."""
+        """Whether the receiver still accepts chunks and the end of this transfer."""
         if transfer.attempt < self.floor:
             return False
         if self.transfer is None or transfer.attempt > self.transfer.attempt:
@@ -174,27 +175,31 @@ class Receiver:
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
-        """Return what was taken of the present transfer, open or closed; None: no transfer yet."""
+        """Return which chunks of the present transfer were taken; None: no transfer yet.
+
+        The transfer may be open or closed.
+        """
         if self.transfer is None:
             return None
         return self.receipt or self._current_receipt(len(self._flags))
 
     def close(self) -> np.ndarray:
-        """Close the present transfer without an end; returns the segments taken of it."""
+        """Close the present transfer without an end; return the segments that were taken."""
         if self.state == OPEN:
             self.state = RECEIVER.after(self.state, 'cut short')
             self.receipt = self._current_receipt(len(self._flags))
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Resume after a restart; ``receipt``: of the last transfer known, which is closed."""
+        """Resume after a restart; ``receipt``: of the last known transfer, which is now closed."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _codec_of(self, chunk: Chunk) -> Codec:
-        # Checked here and not where it is applied: a refused chunk must not open its transfer.
+        # The codec is checked here, not when rows are applied: a refused chunk must not open its
+        # transfer.
         codec = codec_on_wire(chunk.codec, self.codec)
         raw = chunk.transfer.kind.is_raw
         allowed = (RAW,) if raw else (self.codec, SMALLER)
@@ -204,7 +209,7 @@ class Receiver:
         return codec
 
     def rows_of(self, transfer: TransferId) -> RowPartition:
-        """Return the partition whose segments a transfer names."""
+        """Return the partition whose segments a transfer carries."""
         return self.partition.raw_partition if transfer.kind.is_raw else self.partition
 
     def _open(self, transfer: TransferId) -> None:

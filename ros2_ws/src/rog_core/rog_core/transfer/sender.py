@@ -1,12 +1,12 @@
-"""Sender of one transfer: SendWithTimeout over an unreliable datagram channel.
+"""Sends one transfer over an unreliable datagram channel (the paper's SendWithTimeout).
 
 Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
 in place of a socket time-out. The sender keeps the window of unacknowledged bytes full until the
 budget (the MTA time) is over. If the mandatory windows of the plan have not arrived by then, it
-continues with these only. An End follows the last chunk at once. It takes effect when all chunks
-have arrived, so the receiver can answer without a further round trip. If no answer comes, the
-sender sends an End that takes effect at once, and repeats it until the Receipt arrives. The table
-of states is `rog_core.protocol.states.SENDER`.
+continues with these only. An End follows the last chunk at once. This End takes effect when all
+chunks have arrived, so the receiver can answer without a further round trip. If no answer comes,
+the sender sends an End that takes effect at once, and repeats it until the Receipt arrives. The
+table of states is `rog_core.protocol.states.SENDER`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..protocol.states import CLOSING, DONE, SENDER, SENDING
 from .link import LinkEstimate
 from .plan import Plan
 
-DUPLICATES = 3  # a chunk is lost when this many sent after it have arrived
+DUPLICATES = 3  # a chunk counts as lost when this many chunks sent after it have arrived
 
 
 @dataclass(slots=True, eq=False)
@@ -56,11 +56,11 @@ class Rows(Protocol):
     """The source of the values of a transfer."""
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids``, uint8; once per window, just before it is sent."""
+        """Encode the segments ``ids``, uint8; called once per window, just before it is sent."""
 
 
 class RawRows:
-    """Values, float32 (elements,), sent uncompressed; ``partition``: a `raw_partition`."""
+    """Sends ``values``, float32 (elements,), uncompressed; ``partition``: a `raw_partition`."""
 
     def __init__(self, partition: RowPartition, values: Array) -> None:
         self._partition, self._values = partition, values
@@ -72,7 +72,7 @@ class RawRows:
 
 @dataclass
 class Sender:
-    """Sends the windows of a plan. Feed it messages and time; `poll` returns what to send now."""
+    """Sends the windows of a plan. Give it messages and the time; `poll` returns what to send."""
 
     transfer: TransferId
     partition: RowPartition
@@ -86,25 +86,25 @@ class Sender:
     bytes_sent: int = 0
     mta_duration: float = math.inf
     receipt: Receipt | None = None
-    closed: float = math.inf  # time of the first End
+    closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
     _window: int = 0          # next window of the plan to encode
     _fresh: int = 0           # number of chunks sent at least once
-    _mandatory: int = 0       # chunks of mandatory windows, so far
-    _arrived: int = 0         # chunks arrived
+    _mandatory: int = 0       # number of chunks of mandatory windows, so far
+    _arrived: int = 0         # number of chunks that have arrived
     _mandatory_arrived: int = 0
-    _in_flight: int = 0       # bytes
-    _order: int = 0
+    _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
+    _order: int = 0           # order of the next transmission
     _newest: int = -1         # highest order that has arrived
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)  # by order; some have arrived
     _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)  # heap by time-out
-    _lost: list[int] = field(default_factory=list)  # heap of chunks to be sent again
-    _resend_end: float = 0.0
+    _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
+    _resend_end: float = 0.0  # time at which the End is sent again
     _end_interval: float = 0.0
-    _message: End | None = None  # the End, once it is closing
+    _message: End | None = None  # the End, once the transfer is closing
     _last_poll: float = -math.inf
-    _low: int = 0             # every chunk below has arrived
-    segments_arrived: int = 0  # segments that are known to have arrived
+    _low: int = 0             # every chunk with a lower number has arrived
+    segments_arrived: int = 0  # number of segments that are known to have arrived
 
     def __post_init__(self) -> None:
         self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of every segment
@@ -112,7 +112,7 @@ class Sender:
     # -- events ----------------------------------------------------------------------------------
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Handle an acknowledgement; one that claims chunks that were not sent is refused."""
+        """Handle an acknowledgement; raise `RemoteProtocolError` if it claims chunks never sent."""
         if ack.transfer != self.transfer or self.state == DONE:
             return
         claimed = ack.next_expected
@@ -127,10 +127,10 @@ class Sender:
                           if bits >> k & 1), now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
-        """Handle the receipt; returns whether it has closed the transfer.
+        """Handle the receipt; return whether it has closed the transfer.
 
-        A receipt before the second End answers the first, or the receiver has ended the transfer
-        early.
+        A receipt that comes before the second End answers the first End, or the receiver has ended
+        the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -143,7 +143,8 @@ class Sender:
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # It dates the newest chunk only; acknowledgements of others may have been lost.
+            # The receipt gives the arrival time of the newest chunk only; acknowledgements of other
+            # chunks may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
             self._arrive((k for k in taken if k == newest), now)
@@ -151,7 +152,7 @@ class Sender:
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
-        """End at once; ``receipt``: the chunks known to be taken (None: none)."""
+        """End the transfer at once; ``receipt``: the chunks known to be taken (None: none)."""
         self._end(receipt, 'abort')
 
     def _end(self, receipt: Receipt | None, event: str) -> None:
@@ -162,7 +163,7 @@ class Sender:
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:
-        """Send again at once what a dead link has lost, because the peer is back."""
+        """Send again at once the chunks that a dead link has lost, because the peer is back."""
         self.link.is_back()
         for _, order, sent in self._expiry:
             if sent.on_way(order):
@@ -176,7 +177,7 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Ask for the receipt again soon: the peer goes on, so it has the End."""
+        """Ask for the receipt again soon: the peer has continued, so it has received the End."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
@@ -203,7 +204,7 @@ class Sender:
 
     @property
     def deadline(self) -> float:
-        """Time at which `poll` has something to do even if nothing arrives."""
+        """Time at which `poll` must be called even if nothing arrives."""
         if self.state == DONE:
             return math.inf
         if self.state == CLOSING:
@@ -216,7 +217,7 @@ class Sender:
         return oldest
 
     def _next_expiry(self) -> float:
-        """Time at which the next chunk on its way counts as lost."""
+        """Return the time at which the next chunk on its way counts as lost."""
         while self._expiry and not self._expiry[0][2].on_way(self._expiry[0][1]):
             heapq.heappop(self._expiry)
         return self._expiry[0][0] if self._expiry else math.inf
@@ -224,24 +225,24 @@ class Sender:
     # -- outcome ---------------------------------------------------------------------------------
 
     def taken(self) -> np.ndarray:
-        """Segments that the receiver has taken, int64; for a sender that is DONE."""
+        """Return the segments that the receiver has taken, int64; the sender must be DONE."""
         parts = [ids for ids, _ in self.taken_chunks()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def complete(self) -> bool:
-        """Whether the receiver has taken all of the plan; for a sender that is DONE."""
+        """Whether the receiver has taken all rows of the plan; the sender must be DONE."""
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
-        """(segments, encoded values) of the chunks that were encoded but not taken."""
+        """Return (segments, encoded values) of the chunks that were encoded but not taken."""
         return self._parts(taken=False)
 
     def taken_chunks(self) -> list[Part]:
-        """(segments, encoded values) of the chunks that were taken."""
+        """Return (segments, encoded values) of the chunks that were taken."""
         return self._parts(taken=True)
 
     def encoded(self) -> list[Part]:
-        """(segments, encoded values) of all chunks, whatever has become of them."""
+        """Return (segments, encoded values) of all chunks that were encoded, taken or not."""
         return [(sent.segments, sent.chunk.values) for sent in self._chunks]
 
     def _parts(self, taken: bool) -> list[Part]:
@@ -285,9 +286,9 @@ class Sender:
         heapq.heappush(self._lost, sent.chunk.sequence)
 
     def _mark_lost(self, now: float) -> None:
-        """Mark chunks as lost that later ones have overtaken, or whose time-out is over.
+        """Mark chunks as lost if later chunks have overtaken them or their time-out is over.
 
-        Looks only at the oldest ones in flight, so that the cost per message does not grow with
+        Looks only at the oldest chunks in flight, so that the cost per message does not grow with
         the window.
         """
         flight = self._flight
@@ -368,11 +369,11 @@ class Sender:
             return True
         if not (self._over(now) and self._minimum_arrived()):
             return False
-        # Wait one time-out for chunks still in flight, so that few rows are sent again later.
+        # Wait for one time-out for chunks still in flight, so that few rows are sent again later.
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
-        """Whether only lost chunks remain to be sent."""
+        """Whether every chunk of this transfer has been sent once; lost chunks may remain."""
         if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
             return True
         return self._over(now) and self._window >= self.plan.mandatory \
@@ -386,11 +387,11 @@ class Sender:
         self._resend_end, self._end_interval = now, self._first_interval
         if math.isinf(self.closed):
             self.closed = now
-        elif self._arrived == self._fresh:  # the first End has arrived, or is about to
+        elif self._arrived == self._fresh:  # the first End has arrived or soon arrives
             self._resend_end = max(now, self.closed + self.link.round_trip)
 
     def _end_message(self, now: float, whole: bool = False) -> End:
         duration, mta = now - self.started, self.mta_duration
-        if math.isinf(mta):  # the minimum is still on its way
+        if math.isinf(mta):  # the mandatory rows are still on their way
             mta = (duration + self.link.round_trip) * self.plan.mta_factor
         return End(self.transfer, self._fresh, duration, mta, self.command, whole)

@@ -14,19 +14,20 @@ from ..codecs import RAW, Codec, Part, in_model_order
 from ..errors import GradientError
 from ..model.partition import RowPartition
 
-FARTHEST = 10.0  # times the model's norm (or 1): longest step of a prediction
+FARTHEST = 10.0  # longest step of a prediction, in multiples of sqrt(1 + norm of the model ** 2)
 
 
 class Accumulator:
     """Flat float32 arrays (elements,) on one device, see `rog_core.arrays`.
 
-    ``weights``: the model, to which pulled rows are added; ``model``: the memory on which gradients
-    are computed, the same until `detach` separates the two. ``pending``: sum of the steps
-    (gradients times learning rate) not yet taken by the server. ``magnitude`` float32 (segments,):
-    sum of |pending|. ``drift``: local steps in rows that the server has not taken since; only this
-    worker's ``model`` has them, ``weights`` has not; None: no local steps go on. For SVRG,
-    ``full``: this worker's full gradient, to be pushed; ``anchor``: the model at the last full
-    gradient, and the fleet's full gradient there; None if there is none.
+    ``weights``: the model, to which pulled rows are added. ``model``: the memory on which gradients
+    are computed; it is the same array as ``weights`` until `detach` separates them. ``pending``:
+    sum of the steps (gradients times learning rate) that the server has not taken yet.
+    ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the local steps of a `Phase` in
+    rows that the server has not taken since; ``model`` includes them, ``weights`` does not. It is
+    None outside of phases. For SVRG, ``full``: this worker's full gradient, to be pushed;
+    ``anchor``: the model at the last full gradient, and the fleet's full gradient of that model;
+    None if there is none.
     """
 
     def __init__(self, partition: RowPartition, weights: Array) -> None:
@@ -44,29 +45,29 @@ class Accumulator:
         self.anchor: tuple[Array, Array] | None = None
 
     def detach(self) -> None:
-        """Give ``weights`` memory of its own: rows may arrive while a gradient is computed."""
+        """Give ``weights`` its own memory, because rows may arrive while a gradient is computed."""
         if self.model is self.weights:
             self.weights = copy_of(self.weights)
 
     def publish(self, ahead: int = 0) -> None:
         """Copy ``weights`` to ``model``; call it only while no gradient is computed.
 
-        ``ahead``: number of own steps that are under way and not yet in the weights. Each is
-        predicted from the momentum (SpecTrain's weight prediction). A prediction that leads far
-        away from the model is dropped: it comes from a gradient that the server refuses, and the
-        gradients of such a model would be as absurd, or NaN.
+        ``ahead``: number of own steps that are under way and not yet in the weights. Each of these
+        steps is predicted from the momentum (SpecTrain's weight prediction). A prediction that
+        leads far away from the model is dropped: it comes from a gradient that the server refuses,
+        and gradients of the predicted model would be useless, or NaN.
         """
         if self.model is not self.weights:
             self.model[:] = self.weights
             if ahead:
-                with np.errstate(over='ignore'):  # an infinite step is too long as well
+                with np.errstate(over='ignore'):  # an infinite step is dropped, too
                     step = np.float32(ahead * self.rate) * self.momentum
                     far = float(step @ step)
                 if far <= FARTHEST ** 2 * (1 + float(self.weights @ self.weights)):
                     self.model -= step
 
     def publish_own(self) -> None:
-        """Copy ``weights`` less ``drift`` to ``model``, which gets memory of its own."""
+        """Copy ``weights`` - ``drift`` to ``model``, which has memory of its own from now on."""
         if self.drift is None:
             self.drift = zeros_like(self.weights)
         self.detach()
@@ -74,10 +75,10 @@ class Accumulator:
         self.model -= self.drift
 
     def keep_local(self, change: Array) -> None:
-        """Add the change of the model by local steps, as it is, to ``pending`` and ``drift``."""
+        """Add ``change``, made by local steps, to ``pending`` and ``drift`` with factor 1."""
         self.accumulate(change, 1.0, 0.0)
         self.kept += 1
-        self.momentum[:] = 0  # a later method that keeps momentum must not continue from it
+        self.momentum[:] = 0  # a later method with momentum must not continue from this change
         if self.drift is not None:
             self.drift += change
 
@@ -89,11 +90,11 @@ class Accumulator:
 
     def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
                    weight_decay: float = 0.0, nesterov: bool = True) -> None:
-        """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), w of `model`.
+        """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), where w is ``model``.
 
         Without ``nesterov`` the step is that of standard momentum, lr (m + decay w). The gradient
-        must be finite: see `check`. If the step overflows float32, drop all that is pending: no
-        server accepts it, and the worker would send it forever.
+        must be finite, see `check`. If the step overflows float32, drop all pending rows: no server
+        accepts them, and the worker would send them forever.
         """
         self.rate = learning_rate
         self.magnitude = accumulate(
@@ -103,12 +104,12 @@ class Accumulator:
             self.reset()
 
     def clear(self) -> None:
-        """Drop what the server has not taken."""
+        """Drop the steps that the server has not taken."""
         self.pending[:] = 0
         self.magnitude[:] = 0
 
     def reset(self) -> None:
-        """Drop what the server has not taken, and the momentum, which the server would refuse."""
+        """Drop the steps that the server has not taken, and the momentum that would repeat them."""
         self.clear()
         self.momentum[:] = 0
         self.drift = None
@@ -120,7 +121,7 @@ class Accumulator:
         return other
 
     def bring_back(self, pending: np.ndarray, momentum: np.ndarray) -> None:
-        """Add what a former process had not sent, and continue with its momentum."""
+        """Add the pending steps of a former process, and continue with its momentum."""
         self.pending += from_host(pending, self.pending)
         self.momentum[:] = from_host(momentum, self.momentum)
 
@@ -137,14 +138,14 @@ class Accumulator:
         return f'{row} of {self.partition.owner(bad)}'
 
     def mean_magnitude(self) -> np.ndarray:
-        """Mean |pending| per row, float32 (rows,)."""
+        """Return the mean |pending| of each row, float32 (rows,)."""
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments of ``pending``, and subtract the decoded values from it."""
+        """Encode segments of ``pending``, and subtract the decoded values from ``pending``."""
         return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
-        """Add (segments, encoded values) that the server has not taken to ``pending`` again."""
+        """Add (segments, encoded values) that the server has not taken back to ``pending``."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.pending, ids, values)

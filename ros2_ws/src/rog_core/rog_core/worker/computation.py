@@ -1,4 +1,4 @@
-"""What a worker does for each kind of step (`rog_core.protocol.steps`), one class for each.
+"""The work of a worker for each kind of step (`rog_core.protocol.steps`), one class for each kind.
 
 The worker adds a computed gradient to its accumulator, from which it pushes rows. Only a full
 gradient is pushed complete and uncompressed.
@@ -26,32 +26,32 @@ class Source(Protocol):
     """The model and the data of a robot; see `rog_core.worker.gradient.GradientSource`."""
 
     store: Accumulator
-    weights: torch.Tensor   # the model, flat, on which gradients are computed
-    gradient: torch.Tensor  # the sum of what `add` computes, flat
-    result: Array           # the memory of ``gradient``
-    velocity: torch.Tensor | None  # momentum of local steps that go on
+    weights: torch.Tensor   # the flat model on which gradients are computed
+    gradient: torch.Tensor  # the sum of the gradients that `add` computes, flat
+    result: Array           # the same memory as ``gradient``
+    velocity: torch.Tensor | None  # momentum that local steps of a `Phase` continue with
 
     def batch(self) -> Any:
         """Return the robot's own next batch."""
 
     def shard(self) -> Iterable[Any]:
-        """Return the batches of the robot's whole shard, once."""
+        """Return each batch of the robot's whole shard once."""
 
     def shard_batches(self) -> int:
         """Return the number of batches of `shard`."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return an iteration's batch of one of ``shards`` shards."""
+        """Return the batch for an iteration from one of ``shards`` shards."""
 
     def clear(self) -> None:
         """Set the gradient to zero."""
 
     def add(self, batch: Any, weight: float = 1.0) -> float:
-        """Add the weighted gradient of a batch at the present weights; return the loss."""
+        """Add the gradient of a batch at the present weights, times ``weight``; return the loss."""
 
 
 class Computation(Generic[S]):
-    """What a worker does for one ``step``."""
+    """The work of a worker for one ``step``."""
 
     def __init__(self, step: S) -> None:
         self.step = step
@@ -70,7 +70,7 @@ class Computation(Generic[S]):
         return 1
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """Compute into ``source.gradient``, which is zero; return the loss."""
+        """Compute the result into ``source.gradient``, which is zero before; return the loss."""
         raise NotImplementedError
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
@@ -78,15 +78,15 @@ class Computation(Generic[S]):
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """Put what the server has not taken of a finished push back into the store."""
+        """Put the rows of a finished push that the server has not taken back into the store."""
         store.put_back(push.codec, push.untaken())
 
 
 class OfGradient(Computation[Gradient]):
-    """Computes the gradient of the robot's own next batch, with SVRG corrected by the anchor."""
+    """Computes the gradient of the robot's own next batch; with SVRG, the anchor corrects it."""
 
     def batches(self, source: Source) -> int:
-        """See `Computation.batches`: with an anchor, a second gradient at the anchor's model."""
+        """See `Computation.batches`: an anchor needs a second gradient, at the anchor's model."""
         return 1 if source.store.anchor is None else 2
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
@@ -128,7 +128,7 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: the server applies momentum; weight decay counts per shard."""
+        """See `Computation.keep`: the server applies momentum; weight decay applies per shard."""
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
@@ -157,7 +157,7 @@ class OfFull(Computation[Full]):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: nothing is kept; the gradient is of one model only."""
+        """See `Computation.after_push`: keeps nothing, because the gradient fits only one model."""
 
 
 class OfLocal(Computation[Local]):
@@ -193,7 +193,7 @@ class OfLocal(Computation[Local]):
 
 
 class OfPhase(OfLocal):
-    """Makes local steps that continue the former ones."""
+    """Makes local steps that continue the phase before."""
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
         """See `Computation.begin`: the drift includes steps under way, so nothing is predicted."""
@@ -218,5 +218,5 @@ COMPUTATIONS: dict[type[Step], type[Computation[Any]]] = {
 
 
 def computation_of(step: Step) -> Computation[Any]:
-    """Return what a worker does for a step."""
+    """Return the computation for a step."""
     return COMPUTATIONS[type(step)](step)

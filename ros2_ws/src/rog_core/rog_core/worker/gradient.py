@@ -22,10 +22,13 @@ class Data(Protocol):
         """Return the robot's own next batch."""
 
     def shard(self) -> Iterable[Any]:
-        """Return the batches of the robot's whole shard, once."""
+        """Return each batch of the robot's whole shard once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return an iteration's batch of one of ``shards`` shards, the same on every robot."""
+        """Return the batch for an iteration from one of ``shards`` shards.
+
+        It is the same on every robot.
+        """
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """Return the mean loss of a batch, a scalar."""
@@ -51,7 +54,7 @@ class GradientSource:
         return self._in_shard
 
     def add(self, batch: Any, weight: float = 1.0) -> float:
-        """Add the weighted gradient of a batch at the present weights; return the loss."""
+        """Add the gradient of a batch at the present weights, times ``weight``; return the loss."""
         loss = self._loss(self._model, batch)
         if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
             raise LocalProtocolError(f'the loss is {_described(loss)}; it must be a scalar tensor '

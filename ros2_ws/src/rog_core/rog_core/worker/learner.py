@@ -16,9 +16,9 @@ from .machine import WorkerMachine
 class Learner:
     """A model that is trained by the fleet.
 
-    ``model``: its parameters that require a gradient become views of one flat tensor; for this and
-    ``shared`` see `FlatModel`. ``data``: the training data; None if the program computes its
-    gradients itself. ``incarnation``: random 64-bit identity of this process.
+    ``model``: its parameters that require a gradient become views of one flat tensor, see
+    `FlatModel`; ``shared``: see there, too. ``data``: the training data; None if the program
+    computes its gradients itself. ``incarnation``: random 64-bit identity of this process.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, incarnation: int,
@@ -30,7 +30,7 @@ class Learner:
         self.source = None if data is None else GradientSource(model, self.flat, self.store, data)
 
     def gradient(self) -> Array:
-        """Return the gradient that was computed, flat; `GradientError` if it is not finite."""
+        """Return the computed gradient, flat; raise `GradientError` if it is not finite."""
         self.flat.collect()
         self.flat.require_views()
         self.flat.tell_changes()
@@ -39,6 +39,6 @@ class Learner:
             self.store.check(gradient)
         except GradientError:
             if self.source is not None:
-                self.source.velocity = None  # it holds that gradient, too
+                self.source.velocity = None  # the momentum contains this gradient, too
             raise
         return gradient

@@ -42,7 +42,10 @@ class WorkerMachine(Shared):
     # -- what outlives the process ---------------------------------------------------------------
 
     def take_over(self, former: Unsent) -> None:
-        """Take over what a former process of this robot had not sent; call it before `start`."""
+        """Take over the rows that a former process of this robot had not sent.
+
+        Call it before `start`. Raises `LocalProtocolError` if the save does not fit the model.
+        """
         if not former.pending.size == former.momentum.size == self.partition.elements:
             raise LocalProtocolError(f'pending and momentum of the save must have '
                                      f'{self.partition.elements} elements, as the model, got '
@@ -50,40 +53,41 @@ class WorkerMachine(Shared):
         self.former = former
 
     def unsent(self) -> Unsent | None:
-        """Return what would be lost with this process; None: nothing that another could use.
+        """Return the steps that would be lost with this process; None: none that another could use.
 
-        It includes what the server has taken of an open push: the server tells the next process.
+        They include rows of an open push that the server has already taken; the server tells the
+        next process which.
         """
         return self.pushes.unsent()
 
     @property
     def unsent_version(self) -> tuple[object, ...]:
-        """A value that changes whenever `unsent` does."""
+        """A value that changes whenever the result of `unsent` changes."""
         return self.former is None, self.attempt, self.push is None, self.gradient
 
     # -- registration ----------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Action]:
-        """Begin: ask the server to let this worker join."""
+        """Ask the server to let this worker join."""
         self.since = now
         return self.registration.register(now)
 
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Handle the server's answer; a final refusal stops the worker with the server's reason.
 
-        If the run is over, the worker stops without an error, as it is not at fault.
+        If the run is over, the worker stops without an error.
         """
         return self.registration.on_response(response, now)
 
     def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
-        """Handle the server's heartbeat; ``known``: it lists this process as a member.
+        """Handle the server's heartbeat; ``known``: whether it lists this process as a member.
 
         If the server was restarted, or has dropped this worker, the worker registers again.
         """
         return self.registration.on_server_status(incarnation, known, now)
 
     def on_contact(self, now: float) -> list[Action]:
-        """Handle the server's first message after a silence: send again at once what was lost."""
+        """Handle the server's first message after a silence: send lost messages again at once."""
         return self.registration.on_contact(now)
 
     # -- transfers -------------------------------------------------------------------------------
@@ -116,14 +120,14 @@ class WorkerMachine(Shared):
     # -- time ------------------------------------------------------------------------------------
 
     def on_time(self, now: float) -> list[Action]:
-        """Carry out what is due."""
+        """Send the messages that are due: a registration, or chunks of the push."""
         if self.state == REGISTERING:
             return self.registration.on_time(now)
         return self.pushes.poll(now) if self.state == PUSHING else []
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` is due; infinity: never."""
+        """Time at which `on_time` must be called; infinity: never."""
         if self.state == REGISTERING:
             return self.registration.due
         if self.state == PUSHING and self.push is not None:
@@ -135,13 +139,13 @@ class WorkerMachine(Shared):
     def pause(self, now: float) -> None:
         """Leave the fleet for a while; the shell must tell the server, as when the worker stops.
 
-        No robot waits for it. Its transfers end as if the link were lost. It keeps the rows that
-        have not arrived, and the gradient that it still computes.
+        No robot waits for this worker then. Its transfers end as if the link were lost. It keeps
+        the rows that have not arrived, and the gradient that it still computes.
         """
         self.move('pause', now)
 
     def resume(self, now: float) -> list[Action]:
-        """Rejoin the fleet with what the worker holds."""
+        """Rejoin the fleet with the rows that the worker has kept."""
         self.move('resume', now)
         return self.registration.register_soon(now)
 

@@ -1,7 +1,7 @@
 """RogOptimizer: a PyTorch optimizer whose model is trained by the whole fleet.
 
-Source: ROG, Section V. `step()` accumulates the gradient, pushes, pulls and applies; it returns
-once the synchronisation method lets this worker go on.
+Source: ROG, Section V. `step()` accumulates and pushes the gradient, pulls rows and applies them.
+It returns once the synchronisation method lets this worker go on.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class RogOptimizer(torch.optim.Optimizer):
     ``model``: its parameters that require a gradient must be float32 on one device; they become
     views of one flat tensor. ``sgd``: copied to ``param_groups``, so learning rate schedules work.
     ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is the next
-    one to compute; ``stopped`` says that the run is over.
+    iteration to compute; ``stopped`` says whether the run is over.
 
-    Some methods choose what is computed (coded gradients, SVRG, local steps). To work with them, a
-    program gives its ``data`` and calls `compute` instead of ``backward``.
+    Some methods (coded gradients, SVRG, local steps) choose the batches and steps to compute. To
+    work with them, a program passes its ``data`` and calls `compute` instead of ``backward``.
     """
 
     def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
@@ -85,7 +85,7 @@ class RogOptimizer(torch.optim.Optimizer):
         return sgd
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refuse any group after the constructor's: the fleet trains the model that it knows."""
+        """Refuse every group but the constructor's, because the fleet trains a fixed model."""
         if self.param_groups:
             raise ConfigError("a fleet's optimizer has one group, the model's parameters when it "
                               'was made; add parameters to the model before')
@@ -99,7 +99,7 @@ class RogOptimizer(torch.optim.Optimizer):
         return source.compute(self._order, self.sgd) if self._order else math.nan
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero in place, as they are views; ``set_to_none`` is ignored."""
+        """Set all gradients to zero in place, because they are views; ignore ``set_to_none``."""
         self._learner.flat.zero_grad()
 
     @torch.no_grad()

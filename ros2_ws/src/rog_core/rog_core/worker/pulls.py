@@ -21,11 +21,11 @@ from .shared import Shared
 
 
 class Pulls:
-    """Receives what the server sends; ``pushes``: goes on when the server grants an iteration."""
+    """Receives the server's transfers; ``pushes`` continues when the server grants an iteration."""
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes
-        self._arriving: Array | None = None  # the fleet's full gradient, while it is received
+        self._arriving: Array | None = None  # the fleet's full gradient, while it arrives
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Handle rows from the server."""
@@ -43,10 +43,10 @@ class Pulls:
             self._apply(rows)
         if ack is None:
             return []
-        if shared.state != PULLING:  # thousands of chunks follow, which do not change it
+        if shared.state != PULLING:  # only the first of thousands of chunks changes the state
             shared.move('rows', now)
         if (end := pull.due) is not None:
-            return self.on_end(end, now)  # its receipt says more than an acknowledgement
+            return self.on_end(end, now)  # the receipt replaces the acknowledgement
         return [Send(shared.robot, ack)]
 
     def _apply(self, rows: Rows) -> None:
@@ -76,7 +76,7 @@ class Pulls:
         if grants:
             command.check()
         if shared.state != STOPPED and pull.is_open(end.transfer):
-            WORKER.after(shared.state, event)  # raises before anything is changed
+            WORKER.after(shared.state, event)  # raises for a wrong event before anything changes
         closed = pull.on_end(end)
         if closed is None:
             return []
@@ -103,11 +103,11 @@ class Pulls:
         if shared.state == JOINING:
             shared.pushed_at[:] = command.next_iteration - 1
         elif command.step.additive and command.next_iteration > shared.iteration + 1:
-            # It was retired: the iterations that it skips do not age its rows.
+            # This worker was retired: the iterations that it skips do not age its rows.
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:
-            shared.accumulator.clear()  # gradients of the old step cannot be added to the new one
+            shared.accumulator.clear()  # gradients of the old and the new step must not be added
         shared.sync, shared.command = command.sync, command
         shared.iteration = command.next_iteration
         return self.pushes.go_on(now)

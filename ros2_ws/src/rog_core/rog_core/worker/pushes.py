@@ -1,4 +1,4 @@
-"""Gradients of a worker: ordered, computed by the shell, kept, and pushed to the server."""
+"""Orders a worker's gradients, which the shell computes; keeps and pushes them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Pushes:
             shared.gradient_is('use', now)
             return self._start(gradient, sgd, now)
         # The worker is joining, or the run is over. An additive gradient is kept in the accumulator
-        # and sent later; any other one belongs to a round that is over, and is dropped.
+        # and sent later; any other gradient belongs to a round that is over, and is dropped.
         additive = shared.order.step.additive
         shared.gradient_is('use' if additive else 'drop', now)
         if additive:
@@ -115,7 +115,7 @@ class Pushes:
                                  RawRows(raw, store.full), shared.link, now)
         else:
             plan = self._plan()
-            # Use the smaller codec where the fleet's own would keep the fleet waiting.
+            # Use the smaller codec if the fleet would have to wait with its own codec.
             codec = plans.affordable(plan, shared.partition, shared.codec, SMALLER,
                                      shared.link.rate, command.patience)
             shared.push = Sender(transfer, shared.partition, plan, codec, store, shared.link, now)
@@ -134,7 +134,7 @@ class Pushes:
         return plans.by_importance(shared.partition, sending, scores, age, turn, command.mta_time)
 
     def poll(self, now: float) -> list[Action]:
-        """Send what the push may send now."""
+        """Send the messages that the push may send now."""
         shared = self.shared
         if shared.push is None:
             return []
@@ -164,7 +164,10 @@ class Pushes:
         return []
 
     def end(self, receipt: Receipt | None) -> None:
-        """End an open push by the server's receipt, if any; the step keeps what was not taken."""
+        """End an open push by the server's receipt, if any; rows that were not taken are kept.
+
+        See `Computation.after_push`.
+        """
         shared = self.shared
         push, shared.push = shared.push, None
         if push is None:
@@ -175,10 +178,10 @@ class Pushes:
         computation_of(shared.command.step).after_push(shared.accumulator, push)
         if push.receipt is not None and push.receipt.refused:
             shared.statistics.refused += 1
-            shared.accumulator.reset()  # or the refused rest would be sent again forever
+            shared.accumulator.reset()  # otherwise the refused rows would be sent again forever
 
     def unsent(self) -> Unsent | None:
-        """Return what would be lost with this process; see `WorkerMachine.unsent`."""
+        """Return the steps that would be lost with this process; see `WorkerMachine.unsent`."""
         shared = self.shared
         if shared.former is not None or not shared.iteration or not shared.command.step.additive:
             return None

@@ -1,4 +1,4 @@
-"""A worker joins the fleet, and joins again when the server no longer knows it."""
+"""Registers a worker with the fleet, and again when the server no longer knows it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .shared import Shared
 from .unsent import check_taken
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
-MAX_REGISTER_INTERVAL = 4.0  # it doubles up to here: over a slow link an answer may take longer
+MAX_REGISTER_INTERVAL = 4.0  # the interval doubles up to this, s: a slow link delays the answer
 
 
 class Registration:
@@ -42,7 +42,8 @@ class Registration:
         """Ask the server to let this worker join."""
         shared = self.shared
         shared.settle(now)
-        shared.order = shared.order and replace(shared.order, iteration=0)  # fits no iteration
+        # Iteration 0: the gradient under way fits no iteration that the server will grant.
+        shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
         self.due = now + self._interval
         self._requests += 1
@@ -57,7 +58,7 @@ class Registration:
             former_attempt=former.attempt if former else 0))]
 
     def register_soon(self, now: float) -> list[Action]:
-        """Ask the server, and again after the shortest interval."""
+        """Ask the server now, and again after the shortest interval."""
         self._interval = REGISTER_INTERVAL
         return self.register(now)
 
@@ -67,7 +68,7 @@ class Registration:
         if shared.state != REGISTERING:
             return []
         if not response.accepted:
-            if response.retry:  # the link works, but the server cannot accept this worker yet
+            if response.retry:  # the link works, but the server does not accept this worker yet
                 self._interval = REGISTER_INTERVAL
                 self.due = now + REGISTER_INTERVAL
                 return []
@@ -90,16 +91,20 @@ class Registration:
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
-        """Whether the server has not sent this transfer, as its next, ``following``, is not later.
+        """Whether a stranger has sent this transfer: its number is not below the server's next one.
 
-        Only a snapshot may have that number: it continues when a worker registers again.
+        ``following``: the number of the server's next transfer. Only a snapshot may have the same
+        number, because a snapshot continues when its worker registers again.
         """
         if pull is None or pull.attempt < following:
             return False
         return pull.attempt > following or pull.kind != Kind.SNAPSHOT
 
     def bring_back(self, taken: bytes) -> list[Action]:
-        """Continue with what a former process had not sent; ``taken``: see `RegisterResponse`."""
+        """Continue with the steps that a former process had not sent, if this worker has its save.
+
+        ``taken``: see `RegisterResponse`.
+        """
         shared = self.shared
         former, shared.former = shared.former, None
         return [] if former is None else [
@@ -112,13 +117,13 @@ class Registration:
             return []
         missed = not known or incarnation != shared.server
         self._unknown = self._unknown + 1 if missed else 0
-        if self._unknown < 2:  # the first may be from before the server accepted this worker
+        if self._unknown < 2:  # the server may have sent the first before it accepted this worker
             return []
         shared.move('lost', now)
         return self.register(now)
 
     def on_contact(self, now: float) -> list[Action]:
-        """Handle the server's first message after a silence: send again at once what was lost."""
+        """Handle the server's first message after a silence: send lost messages again at once."""
         shared = self.shared
         if shared.state == REGISTERING:
             return self.register_soon(now)
@@ -128,7 +133,7 @@ class Registration:
         return self.pushes.poll(now)
 
     def on_time(self, now: float) -> list[Action]:
-        """Ask again if no answer has come; the interval doubles each time."""
+        """Ask again if no answer has come in time; the interval doubles each time."""
         if now < self.due:
             return []
         self._interval = min(2 * self._interval, MAX_REGISTER_INTERVAL)

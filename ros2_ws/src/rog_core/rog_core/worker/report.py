@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What a worker is doing; times and power are counted for each of these.
+# Activities of a robot; time and power are counted for each of them.
 COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
 TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
 
@@ -20,7 +20,7 @@ class WorkerStatistics:
     compute_time: float = 0.0
     communicate_time: float = 0.0
     stall_time: float = 0.0
-    refused: int = 0  # pushes that the server did not use, because their norm is implausible
+    refused: int = 0  # number of pushes that the server refused because of an implausible norm
 
 
 @dataclass(frozen=True)

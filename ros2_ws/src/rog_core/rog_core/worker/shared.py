@@ -1,4 +1,4 @@
-"""What all parts of a worker share: its rows, its states and the server's last command."""
+"""The state that all parts of a worker share: rows, states and the server's last command."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Shared:
         self.attempt = 0                 # number of the last push
         self.order: Compute | None = None   # the last order to compute a gradient
         self.computed: tuple[Array, SgdConfig] | None = None  # the gradient, while it is `READY`
-        self.former: Unsent | None = None   # of a former process, until the server answers
-        self.since = 0.0                 # time of the last change of state
+        self.former: Unsent | None = None   # save of a former process, until the server answers
+        self.since = 0.0                 # time of the last change of state, s
 
     @property
     def session(self) -> int:
@@ -80,14 +80,14 @@ class Shared:
 
     @property
     def activity(self) -> str:
-        """What the robot is doing, for its power: computing, communicating or stalled."""
+        """The present activity of the robot: computing, communicating or stalled."""
         if self.gradient == BUSY:
             return COMPUTES
         return COMMUNICATES if self.state in (PUSHING, PULLING) else STALLS
 
     def settle(self, now: float) -> None:
         """Add the time since the last change of state to the statistics."""
-        began = self.command.next_iteration > 0  # before the first grant nothing counts
+        began = self.command.next_iteration > 0  # before the first grant no time is counted
         if began and self.state not in (STOPPED, PAUSED):
             name = TIME_OF[self.activity]
             setattr(self.statistics, name,
@@ -96,7 +96,7 @@ class Shared:
 
     @property
     def finished(self) -> int:
-        """Iterations whose gradient has been computed."""
+        """Number of iterations whose gradient has been computed."""
         return max(self.iteration - (self.state == COMPUTING), 0)
 
     def report(self, now: float) -> WorkerReport:

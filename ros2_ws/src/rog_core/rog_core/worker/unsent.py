@@ -1,9 +1,9 @@
-"""Hands what a robot has computed but not sent to its next process, so that it counts once.
+"""Hands the steps that a robot has not sent to its next process, so that each counts once.
 
-A worker saves it now and then (`WorkerMachine.unsent`). The server may take segments of a push
-after the save. So the next process asks the server, which remembers for each segment the last push
-that brought it, and brings back only the segments that no push has brought since the save. The
-answer holds for any former save, however often a process asks.
+A worker saves these steps now and then (`WorkerMachine.unsent`). The server may take segments of a
+push after the save. So the next process asks the server, which remembers for each segment the last
+push that brought it. The process then brings back only the segments that no push has brought since
+the save. The server's answer is right for any former save, however often a process asks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unsent:
-    """What a process had not sent when its pushes up to number ``attempt`` were over.
+    """The steps that a process had not sent when its pushes up to number ``attempt`` were over.
 
-    ``pending`` and ``momentum``: of `Accumulator`, float32 (elements,), on the host.
+    ``pending`` and ``momentum``: see `Accumulator`; float32 (elements,), on the host.
     """
 
     incarnation: int
@@ -32,7 +32,7 @@ class Unsent:
     momentum: np.ndarray = field(repr=False)
 
     def bring_back(self, store: Accumulator, taken: bytes) -> tuple[str, str]:
-        """Add the pending steps that the server has not taken to those of another process.
+        """Add the pending steps that the server has not taken to ``store``, of the next process.
 
         ``taken``: the answer of `rog_core.server.taken.Taken.since`. Returns the outcome for
         display: one word, and a sentence.

@@ -1,8 +1,8 @@
 """CUDA kernels of codecs: one `.cu` per family, one launch per call over a table of segments.
 
-cupy compiles a kernel when it is first used; it works on the memory of torch tensors (DLPack) and
-on torch's current stream. Without cupy, or for tensors elsewhere, the codecs use torch operations,
-which are the reference. For finite values both give the same bytes.
+cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors (DLPack) and
+run on torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the
+codecs use torch operations, which are the reference. For finite values both give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from ...arrays import Array
 
-THREADS = 256  # of a block; one block works on one segment
-# A fused multiply-add would round differently, and denormals count.
+THREADS = 256  # threads per block; one block works on one segment
+# Without fused multiply-add, which rounds differently from the CPU, and with denormals, as the CPU.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
 
 
 def source(family: str) -> str:
-    """Return the text of a family's kernels, with what all families share before it."""
+    """Return the source of a family's kernels, after the code that all families share."""
     here = Path(__file__).parent
     return (here / 'common.cuh').read_text() + (here / f'{family}.cu').read_text()
 
@@ -37,7 +37,7 @@ def _cupy() -> Any:
 
 
 def usable(values: Array) -> bool:
-    """Whether kernels can work on ``values``: a tensor of a CUDA device, and cupy is installed."""
+    """Whether kernels can work on ``values``: it is on a CUDA device, and cupy is installed."""
     return not isinstance(values, np.ndarray) and values.is_cuda and _cupy() is not None
 
 
@@ -45,7 +45,7 @@ def usable(values: Array) -> bool:
 def _module(family: str, device: int) -> Any:
     """Return the kernels of a family, compiled for and loaded on the current device, ``device``.
 
-    Not by cupy's `RawModule`: that adds ``-ftz=true``, and denormals would become 0.
+    This does not use cupy's `RawModule`, which adds ``-ftz=true``: denormals would become 0.
     """
     cupy = _cupy()
     binary, _ = cupy.cuda.compiler.compile_using_nvrtc(source(family), OPTIONS)
@@ -71,7 +71,7 @@ def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) ->
 
 
 def empty(size: int, like: Array) -> Array:
-    """Return uint8 (size,), not yet written, on the device of ``like``."""
+    """Return an uninitialised tensor, uint8 (size,), on the device of ``like``."""
     import torch
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 
@@ -95,4 +95,4 @@ def download(values: Array) -> np.ndarray:
     pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
-    return pinned.numpy().copy()  # pinned memory is scarce, and what is sent waits for an answer
+    return pinned.numpy().copy()  # senders keep it until an answer arrives; pinned memory is scarce

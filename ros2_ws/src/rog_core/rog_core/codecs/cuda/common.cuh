@@ -1,9 +1,11 @@
-// What the kernels of all codecs share. A block of THREADS threads works on one segment.
+// Code that the kernels of all codecs share. A block of THREADS threads works on one segment.
 //
-// table, int64 (segments, 4): first element in `values`, elements, first byte in `code`, and a number
-// that depends on the codec. Bytes are written singly: a segment may begin anywhere.
+// table, int64 (segments, 4): index of the segment's first element in `values`, number of elements,
+// index of its first byte in `code`, and a number that depends on the codec. Kernels write single
+// bytes, because a segment may begin at any byte.
 //
-// Decisions depend on bits and on sums in the order of the CPU's loops, so the bytes are the same.
+// Kernels compare values by their bits and add them in the order of the CPU's loops, so that both
+// give the same bytes.
 
 enum { WARPS = THREADS / 32 };
 enum { DIFFERENCE, TAKE, COPY };  // what an encoder does, see rog_core/codecs/base.py
@@ -20,7 +22,7 @@ struct Segment {
     __device__ unsigned negative(int k) const { return __float_as_uint((*this)[k]) >> 31; }
 };
 
-// The segment of this block.
+// Return the segment of this block.
 static __device__ Segment segment(float *values, const float *mirror, const long long *table,
                                   unsigned char *code)
 {
@@ -44,7 +46,7 @@ static __device__ float write_scale(unsigned char *code, double scale)
     return scale_from(bits >> 16);
 }
 
-// Add numbers to `total` in their order; one thread calls it.
+// Add numbers to `total` in their order; only one thread calls this.
 static __device__ void add_up(double &total, const float *numbers, int count)
 {
     for (int i = 0; i < count; ++i) total += (double)numbers[i];

@@ -22,7 +22,7 @@ static __device__ float level(unsigned code)
     return code & 8 ? -found : found;
 }
 
-// Add the decoded values, times `scale` in place of the segment's own.
+// Add the decoded values, with `scale` instead of the segment's own scale.
 static __device__ void move(const Segment &mine, float scale)
 {
     for (int k = threadIdx.x; k < mine.length; k += THREADS)

@@ -1,4 +1,5 @@
-// Kernels of `onebit`; the format is in rog_core/codecs/onebit.py. Number: scale as bfloat16.
+// Kernels of `onebit`; the format is in rog_core/codecs/onebit.py. The number of a segment in the
+// table is its scale as bfloat16.
 
 extern "C" __global__ void onebit_encode(float *values, const float *mirror, const long long *table,
                                          unsigned char *code, int mode)
@@ -8,7 +9,7 @@ extern "C" __global__ void onebit_encode(float *values, const float *mirror, con
     float scale = scale_from(mine.number);
     if (threadIdx.x < 2)
         mine.code[threadIdx.x] = (unsigned char)((unsigned)mine.number >> 8 * threadIdx.x);
-    // All lanes of a warp go on for as long as its first one does: they vote together.
+    // All lanes of a warp stay in the loop as long as its first lane: the ballot needs all of them.
     for (int first = threadIdx.x - lane; first < mine.length; first += THREADS) {
         int k = first + lane;
         float value = k < mine.length ? mine[k] : 0.0f;

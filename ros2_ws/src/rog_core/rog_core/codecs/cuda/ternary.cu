@@ -1,9 +1,9 @@
-// Kernels of `ternary`; the format is in rog_core/codecs/ternary.py. A warp finds the byte of a part
-// of 64 elements, its lane l looks at the elements l and l + 32.
+// Kernels of `ternary`; the format is in rog_core/codecs/ternary.py. A warp finds the byte of a
+// part of 64 elements; lane l of the warp looks at the elements l and l + 32.
 
 enum { PART = 64 };
 
-// Return the byte of one part; the lane that holds the element sent stores its magnitude.
+// Write the byte of one part, and store in `size` the magnitude of the element sent (0: none).
 static __device__ void encode_part(const Segment &mine, int part, float *size)
 {
     int lane = threadIdx.x % 32, k = PART * part + lane;

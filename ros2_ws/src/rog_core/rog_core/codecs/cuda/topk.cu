@@ -1,12 +1,14 @@
 // Kernels of `ternary:P` and `sparseloco`; the formats are in rog_core/codecs/sparse.py and
-// sparseloco.py. Number: elements sent, at most MOST.
+// sparseloco.py. The number of a segment in the table is how many elements it sends, at most MOST.
 
 enum { MOST = 512, BINS = 2048 };
 
-// Find the least magnitude that is sent. Returns it, or a bound that only the elements sent reach.
-// `count`: elements sent before, of those with that magnitude after.
+// Return the smallest magnitude that is sent, or a lower bound that only the elements sent reach.
+// `count`: at the call, how many elements are sent; after it, how many elements of exactly the
+// returned magnitude are sent at most.
 //
-// A histogram of the upper 11 bits of all magnitudes tells those bits; then the next ones follow.
+// A histogram of the upper 11 bits of all magnitudes gives the upper 11 bits of the result; the
+// next bits follow in the same way.
 static __device__ unsigned threshold(const Segment &mine, int &count)
 {
     __shared__ int bins[BINS], found, left, inside;
@@ -20,7 +22,7 @@ static __device__ unsigned threshold(const Segment &mine, int &count)
                 atomicAdd(&bins[size >> shift & (BINS - 1)], 1);
         }
         __syncthreads();
-        if (threadIdx.x < 32) {  // each lane has 64 bins; count from the last one down
+        if (threadIdx.x < 32) {  // each lane has 64 bins; count from the last bin down
             int lane = threadIdx.x, own = 0;
             for (int i = 0; i < 64; ++i) own += bins[64 * lane + (lane + i) % 64];
             int from = own;  // elements in bins of this lane and the later ones
@@ -28,7 +30,7 @@ static __device__ unsigned threshold(const Segment &mine, int &count)
                 int later = __shfl_down_sync(0xffffffffu, from, step);
                 if (lane + step < 32) from += later;
             }
-            if (from >= count && from - own < count) {  // so in one lane
+            if (from >= count && from - own < count) {  // true in exactly one lane
                 int above = from - own, b = 64 * lane + 63;
                 while (above + bins[b] < count) above += bins[b--];
                 found = b, left = count - above, inside = bins[b];
@@ -41,8 +43,8 @@ static __device__ unsigned threshold(const Segment &mine, int &count)
     }
 }
 
-// Find the `count` elements of largest magnitude other than 0, of equal ones the first. Stores their
-// positions in `at`, ascending; returns their number.
+// Find the `count` nonzero elements of largest magnitude; of equal elements, the first. Stores
+// their positions in `at`, ascending; returns their number.
 static __device__ int select_largest(const Segment &mine, int count, unsigned short *at)
 {
     __shared__ int above[WARPS], equal[WARPS];
@@ -149,7 +151,7 @@ extern "C" __global__ void sparseloco_encode(float *values, const float *mirror,
         unsigned next = i + 1 < mine.number ? words[i + 1] : 0;
         mine.code[4 + b] = (unsigned char)((words[i] | next << BITS) >> shift);
     }
-    if (mode == TAKE)  // what stays decays
+    if (mode == TAKE)  // the values that remain decay
         for (int k = threadIdx.x; k < mine.length; k += THREADS)
             mine.values[k] *= 0.95f;
 }

@@ -1,8 +1,8 @@
 """Gradient coding: no robot waits for stragglers, since several robots hold every shard.
 
 Sources: DGH-GC, and the schemes that it is compared with. `grouping` divides the robots into
-groups, `coding` assigns shards to robots and decodes, `schemes` says how the methods differ in
-this, and `rounds` has the method itself.
+groups, `coding` assigns shards to robots and decodes, `schemes` defines how the methods differ in
+grouping and assignment, and `rounds` has their common base class.
 """
 
 from .rounds import Coded

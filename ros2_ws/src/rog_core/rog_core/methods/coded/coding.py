@@ -1,8 +1,8 @@
 """Gradient codes: which robot computes which shards with which weights, and how to decode.
 
 The full gradient is the sum over P shards of the data. A group of robots shares some of the shards;
-s + 1 members hold each. Each member sends one weighted sum of the gradients of its shards. If any s
-of these sums are missing, the others still give the exact sum over the group's shards.
+s + 1 members hold each of them. Each member sends one weighted sum of the gradients of its shards.
+If any s of these sums are missing, the others still give the exact sum over the group's shards.
 Sources: DGH-GC, equations 1 to 4 and 15 to 17; Wang et al., Heterogeneity-aware gradient coding
 for straggler tolerance, ICDCS 2019.
 """
@@ -17,16 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ConfigError
 from .grouping import checked
 
-HALVINGS = 100             # of an interval of doubles, until its ends are neighbours
-MAX_AMPLIFICATION = 150.0  # at 115, 40 robots and 5 stragglers, the float32 error was 4e-6
+HALVINGS = 100             # halvings after which the ends of an interval are neighbouring doubles
+# Largest coefficient allowed. At 115 (40 robots, 5 stragglers) the float32 error was 4e-6.
+MAX_AMPLIFICATION = 150.0
 
 
 def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -> NDArray[np.int64]:
     """Divide a whole number in proportion to weights, every part within its bounds.
 
     Parts are clip(x * weight, low, high) for the x that makes them sum to ``total``, rounded by
-    the largest remainders. ``low``, ``high``: one for all or one for each, whole numbers with
-    sum(low) <= total <= sum(high). Returns int64.
+    the largest remainders. ``low``, ``high``: whole numbers, one for all parts or one for each,
+    with sum(low) <= total <= sum(high). Returns int64.
     """
     array = checked(weights)
     floor, roof = np.broadcast_to(low, array.shape), np.broadcast_to(high, array.shape)
@@ -46,8 +47,9 @@ def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -
 def allocate(partitions: int, stragglers: int, capacities: ArrayLike) -> NDArray[np.int64]:
     """Return how many shards each member of a group computes (equations 2 and 3).
 
-    In proportion to the capacities, 1 to ``partitions`` each, in all partitions * (s + 1).
-    Raises `ConfigError` for fewer than s + 1 members, or for more members than that sum.
+    The numbers are proportional to the capacities, from 1 to ``partitions``; their sum is
+    partitions * (s + 1), with s = ``stragglers``. Raises `ConfigError` for fewer than s + 1
+    members, or for more members than that sum.
     """
     array = checked(capacities)
     total = partitions * (stragglers + 1)
@@ -63,28 +65,30 @@ def allocate(partitions: int, stragglers: int, capacities: ArrayLike) -> NDArray
 class GroupCode:
     """The code of one group of n members that hold d shards.
 
-    Member j computes ``amounts[j]`` shards in a row, cyclically, starting where the one before it
-    ends (equation 4), so that every shard has s + 1 different holders. It sends the sum of their
-    gradients with the weights of row j of ``matrix`` B, float64 (n, d).
+    Member j computes ``amounts[j]`` consecutive shards, cyclically; they begin where the shards of
+    member j - 1 end (equation 4). So every shard has s + 1 different holders. Member j sends the
+    sum of the gradients of its shards, weighted by row j of ``matrix`` B, float64 (n, d).
 
-    The paper's B is the 0/1 support itself. That does not decode in general: of three members
-    with the shards 1 1 0, 0 1 1, 1 0 1 no two rows combine to 1 1 1. The weights here are those
-    of heterogeneity-aware gradient coding: a matrix C of s + 1 rows, any s + 1 columns of which
-    are independent; column b of B on its holders H solves C[:, H] b = u; with missing members S,
-    lambda C[:, S] = 0 and lambda u = 1 give the coefficients a = lambda C, since a B = lambda C B
-    = lambda u 1 = 1. Where Wang et al. draw C at random and take u = 1, C here is the Vandermonde
-    matrix of the places t of the members' shards on the circle, and u the last unit vector. Then
-    b is 1 / prod(t_h - t_i) over the other holders i (divided differences), a_j the polynomial
-    prod(t_j - t_i) over the missing i, and nothing has to be solved. Holders of one shard lie far
-    apart on the circle, which keeps B small: over fleets of 12 to 40 robots with capacities 1 to 5
-    the largest coefficient was 2.3 for s = 1, 6 for s = 2, 18 for s = 3, where the best of 20
-    random C had 12 to 150, 100 to 4000 and 900 to 5000. Rows of B are scaled so that the
-    weight of largest size is 1. For equal amounts that divide evenly B is then the paper's 0/1
-    matrix.
+    In the paper, B holds only 0 and 1. In general this cannot be decoded: of three members with
+    the rows 1 1 0, 0 1 1 and 1 0 1, no two combine to 1 1 1. The weights here are those of
+    heterogeneity-aware gradient coding (Wang et al.). C is a matrix of s + 1 rows, any s + 1
+    columns of which are independent. Column b of B, on its holders H, solves C[:, H] b = u. If the
+    members S are missing, choose lambda with lambda C[:, S] = 0 and lambda u = 1. The coefficients
+    are a = lambda C, since a B = lambda C B = lambda u 1 = 1.
 
-    ``members``: ranks; ``partitions``: ids of the shards, int64 (d,); ``amounts``: see `allocate`.
-    ``amplification``: the largest coefficient for s missing members. Raises `ConfigError` if it is
-    above `MAX_AMPLIFICATION`, where the float32 error may exceed 1e-5.
+    Wang et al. draw C at random and take u = 1. Here C is the Vandermonde matrix of the places t of
+    the members' shards on the circle, and u is the last unit vector. Then no equation has to be
+    solved: b is 1 / prod(t_h - t_i) over the other holders i (divided differences), and a_j is the
+    polynomial prod(t_j - t_i) over the missing members i. Holders of one shard lie far apart on the
+    circle, which keeps B small: over fleets of 12 to 40 robots with capacities 1 to 5 the largest
+    coefficient was 2.3 for s = 1, 6 for s = 2 and 18 for s = 3. With the best of 20 random C it was
+    12 to 150, 100 to 4000 and 900 to 5000. Each row of B is scaled so that its weight of largest
+    magnitude is 1. If all amounts are equal and divide evenly, B is the paper's 0/1 matrix.
+
+    ``members``: ranks; ``partitions``: ids of the shards, int64 (d,); ``amounts``: see `allocate`;
+    ``stragglers``: s. ``amplification``: the largest coefficient for s missing members. Raises
+    `ConfigError` if it is above `MAX_AMPLIFICATION`, because the float32 error may then exceed
+    1e-5.
     """
 
     def __init__(self, members: Sequence[int], partitions: ArrayLike, amounts: ArrayLike,
@@ -111,16 +115,16 @@ class GroupCode:
                 f'gradients would be wrong; tolerate fewer, or form more groups')
 
     def _amplification(self) -> float:
-        """Return the largest coefficient: that of a member whose s farthest are missing."""
+        """Return the largest coefficient: of a member whose s farthest members are missing."""
         apart = np.sort(np.abs(self._place[:, None] - self._place), axis=1)
         farthest = apart[:, len(self.members) - self.stragglers:].prod(axis=1)
         return float((farthest * np.abs(self._scale)).max())
 
     def decode(self, received: Collection[int]) -> NDArray[np.float64] | None:
-        """Return the coefficients (n,) of the members' sums, 0 for those not received.
+        """Return the coefficients (n,) of the members' sums, 0 for sums that were not received.
 
-        None if more than s are missing. If fewer than s are missing, several choices recover the
-        sum; returns the one of least norm.
+        Returns None if more than s sums are missing. If fewer than s are missing, several choices
+        of coefficients recover the sum; returns the choice of least norm.
         """
         missing = [place for place, rank in enumerate(self.members) if rank not in received]
         spare = self.stragglers - len(missing)
@@ -128,15 +132,15 @@ class GroupCode:
             return None
         apart = self._place[:, None] - self._place[missing]
         lines = (apart.prod(axis=1) * self._scale)[:, None] * np.vander(self._place, spare + 1)
-        if spare:  # the polynomial may have further zeros anywhere
+        if spare:  # the polynomial may have ``spare`` further zeros, at any places
             lines[:, 0] -= lines[:, 1:] @ np.linalg.lstsq(lines[:, 1:], lines[:, 0], rcond=None)[0]
         return lines[:, 0]
 
 
 class GradientCode:
-    """The codes of all groups; together they hold every shard, 0..shards-1.
+    """The codes of all groups; together the groups hold every shard, 0..shards-1.
 
-    ``stragglers``: how many every group tolerates.
+    ``stragglers``: how many stragglers every group tolerates.
     """
 
     def __init__(self, groups: Sequence[GroupCode]) -> None:
@@ -155,7 +159,8 @@ class GradientCode:
     def decode(self, received: Collection[int]) -> dict[int, float] | None:
         """Return, by rank, the coefficients with which the received sums give the gradient.
 
-        None if a group misses more than it tolerates. Ignores ranks that are not in the code.
+        Returns None if more members of a group are missing than it tolerates. Ignores ranks that
+        are not in the code.
         """
         coefficients: dict[int, float] = {}
         for group in self.groups:
@@ -167,7 +172,7 @@ class GradientCode:
         return coefficients
 
     def missing(self, received: Collection[int]) -> list[int]:
-        """Return the missing ranks, in order, of the groups that cannot be decoded yet."""
+        """Return, sorted, the missing ranks of the groups that cannot be decoded yet."""
         late = [[rank for rank in group.members if rank not in received] for group in self.groups]
         return sorted(rank for group, ranks in zip(self.groups, late, strict=True)
                       if len(ranks) > group.stragglers for rank in ranks)

@@ -15,21 +15,22 @@ from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
 from ..written import Written
 from .schemes import Scheme
 
-# Stragglers per group, groups (0: as many as fit), rounds between two regroupings.
+# Number of stragglers per group, of groups (0: as many as fit), of rounds between two regroupings.
 DEFAULTS = (1, 0, 50)
 
 
 class Coded(Rolling):
     """Base of GC, HGC, GCC, DCGC and DGH-GC: all robots compute on the same model, in rounds.
 
-    ``gc[:S[:K[:B]]]``: any S robots of a group may straggle, K groups, regrouped every B rounds.
+    ``gc[:S[:K[:B]]]``: any S robots of a group may straggle; there are K groups, which are formed
+    anew every B rounds.
 
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
-    shards; a single coded gradient is useless by itself. A robot that has not pushed by then is a
-    straggler: the server ends its push early, and it continues with the present round. When so many
-    robots have left that a round can never be decoded, the server gives up the round and makes a
-    new code for the robots that are left (the papers do not treat this case). Robots that come back
-    are part of the code again from the next round on.
+    shards; a single coded gradient is useless by itself. A robot that has not pushed when the round
+    ends is a straggler: the server ends its push early, and the robot continues with the present
+    round. If so many robots leave that a round can never be decoded, the server gives up the round
+    and makes a new code for the remaining robots (the papers do not treat this case). Robots that
+    come back are part of the code again from the next round on.
     """
 
     known = ('feedback',)
@@ -52,7 +53,7 @@ class Coded(Rolling):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # it names the robots by rank
+        except ConfigError as error:  # its text names robots by rank; add their names
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
         self._there = frozenset(self._rank.values())  # ranks that the present code covers
@@ -72,7 +73,7 @@ class Coded(Rolling):
         return 1, 1
 
     def numbers_of_code(self) -> tuple[int, int, int]:
-        """Return stragglers per group, groups, and rounds between regroupings."""
+        """Return the numbers of stragglers per group, of groups, of rounds between regroupings."""
         written = self.written
         if len(written.arguments) > len(DEFAULTS):
             raise ConfigError(f"'{written.text}' must have at most stragglers, groups and rounds, "
@@ -140,9 +141,9 @@ class Coded(Rolling):
     def _prompt(self) -> list[int]:
         """Return the ranks that did not straggle in this round: those that pushed first.
 
-        The last ones of the whole fleet count as stragglers, as many as all groups tolerate
-        together. Counting only those missing at the end of the round would overlook stragglers that
-        share a group: the group has waited for all but S of them.
+        The robots that push last count as stragglers, as many as all groups together tolerate. To
+        count only the robots missing at the end of the round would overlook stragglers that share a
+        group, because the group has waited for all but S of its members.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]

@@ -3,11 +3,11 @@
     gc      one group, the same number of shards for every robot
     hgc     one group, shards in proportion to capacity
     gcc     groups of equal size in order of rank, the same number of shards for every robot
-    dcgc    as gcc; after every round the stragglers of that round are spread over the groups
+    dcgc    like gcc; after every round the stragglers of that round are spread over the groups
     dgh-gc  groups of equal capacity, shards in proportion to capacity; regrouped every B rounds
             by how often each robot has straggled
 
-Source: DGH-GC, Sections 2 and 4. `Scheme.round_over` takes the robots that were in time.
+Source: DGH-GC, Sections 2 and 4.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ REGROUPED = ('dcgc', 'dgh-gc')
 
 
 def number_of_shards(capacities: ArrayLike) -> int:
-    """Return the number of shards of the data: the sum of all capacities over the lowest one.
+    """Return the number of shards of the data: the sum of all capacities over the lowest capacity.
 
-    At least one for each robot; `MAX_SHARDS` at most, unless there are more robots.
+    It is at least the number of robots and, unless that is higher, at most `MAX_SHARDS`.
     """
     array = checked(capacities)
     shares = np.minimum(np.rint(array / array.min()), MAX_SHARDS)
@@ -48,8 +48,8 @@ def number_of_shards(capacities: ArrayLike) -> int:
 class Scheme:
     """The gradient code of a fleet over a run.
 
-    ``capacities``: computing speed by rank, in any unit; those within `COMPARABLE` count as one.
-    ``stragglers``: how many every group tolerates. ``groups``: number of groups (gcc, dcgc,
+    ``capacities``: computing speed by rank, in any unit; similar capacities (`comparable`) count as
+    equal. ``stragglers``: how many every group tolerates. ``groups``: number of groups (gcc, dcgc,
     dgh-gc); 0: by equation 13; if it has no solution, gcc and dcgc form as many as possible.
     ``every``: rounds between two regroupings (dgh-gc).
     ``code``: the present code. The number of its shards never changes.
@@ -69,21 +69,22 @@ class Scheme:
         self._shards = number_of_shards(capacities)
         self._capacities = comparable(capacities)
         count = len(self._capacities)
-        # By rank: its share of the data; robots with equal values may change places.
+        # By rank: weight of the robot when shards are divided; robots of equal weight may change
+        # places.
         self._worth = self._capacities if name in BY_CAPACITY else np.ones(count)
         self._late, self._rounds = np.zeros(count), 0
         ranks = list(range(count))
         self._members, self.code = self._formed(ranks, stragglers, groups)
 
     def round_over(self, received: Collection[int]) -> bool:
-        """Count the ranks that were not in time as stragglers; return whether `code` has changed.
+        """Count the ranks not in ``received`` as stragglers; return whether `code` has changed.
 
-        The paper regroups when E_real, what the groups are expected to tolerate with the observed
-        frequencies, falls below E_start, the same with all frequencies equal. Frequencies that
-        differ inside a group raise E_real, so that hardly ever happens, even if better groups
-        exist: with two stragglers in one of two groups E_real is 0.92 and E_start 0.88; with one in
-        each, E_real is 1.1. Here E_start is the best that exchanges can reach, and groups change
-        whenever they fall short of it.
+        The paper regroups when E_real falls below E_start. E_real is the number of stragglers that
+        the groups are expected to tolerate with the observed frequencies, E_start the same number
+        with all frequencies equal. Frequencies that differ inside a group raise E_real, so the
+        paper's condition hardly ever holds, even if better groups exist: with two stragglers in one
+        of two groups E_real is 0.92 and E_start 0.88; with one in each, E_real is 1.1. Here E_start
+        is the best value that exchanges can reach; the groups change whenever they are below it.
         """
         if self.name not in REGROUPED:
             return False
@@ -101,10 +102,11 @@ class Scheme:
         return True
 
     def restrict(self, ranks: Collection[int]) -> bool:
-        """Build the code anew for these robots, the only ones left; return whether it changed.
+        """Build the code anew for these robots alone; return whether it changed.
 
-        The shards stay. If the requested number of groups or of stragglers no longer fits, the code
-        tolerates as many stragglers as possible, perhaps 0. Without robots it does not change.
+        The shards stay the same. If the requested number of groups or of stragglers no longer fits,
+        the code tolerates as many stragglers as possible, perhaps 0. If ``ranks`` is empty, the
+        code does not change.
         """
         here = sorted(set(ranks))
         if not here or here == sorted(rank for members in self._members for rank in members):
@@ -121,8 +123,8 @@ class Scheme:
     def holds(self, rank: int) -> NDArray[np.int64]:
         """Return the shards, sorted, that a robot may have to compute until the next `restrict`.
 
-        Its own; in dcgc and dgh-gc also those of robots with which it may change places. Empty for
-        a robot that is not part of the code.
+        These are its own shards and, in dcgc and dgh-gc, also the shards of the robots with which
+        it may change places. Empty for a robot that is not part of the code.
         """
         present = [other for members in self._members for other in members]
         alike = [other for other in present if other == rank or
@@ -155,7 +157,7 @@ class Scheme:
         return [[ranks[place] for place in members] for members in found]
 
     def _coded(self, groups: Groups, stragglers: int) -> GradientCode:
-        """Return the code of groups, each with shards in proportion to its worth."""
+        """Return the code of the groups; each has shards in proportion to its members' weights."""
         worth = [self._worth[members] for members in groups]
         least = [-(-len(members) // (stragglers + 1)) for members in groups]
         counts = apportion(self._shards, [w.sum() for w in worth], least, self._shards)
@@ -166,7 +168,7 @@ class Scheme:
 
 
 def _number_of_groups(capacities: NDArray[np.float64], stragglers: int) -> int:
-    """Return dgh-gc's number of groups; if it has none, the largest possible number."""
+    """Return the number of groups of dgh-gc; if it finds none, the largest possible number."""
     try:
         return len(static_grouping(capacities, stragglers))
     except ConfigError:
