@@ -5,7 +5,7 @@ from fleet_policy.core.chunks import LATE, MOST, REPEATED, TAKEN, ActionQueue, C
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import chunk_of
+from virtual_policy import chunk_of
 
 firsts = st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True)
 

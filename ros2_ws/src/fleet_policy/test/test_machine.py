@@ -10,7 +10,7 @@ from fleet_policy.core.places import ROBOT, SERVER
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import chunk_of, world
+from virtual_policy import chunk_of, world
 
 # A server's answers to one request: when each copy comes; none: lost.
 answers = st.lists(st.lists(st.floats(0.001, 10.0), max_size=3), min_size=1, max_size=12)
