@@ -185,6 +185,7 @@ NOT_RUN = {
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
     'python bench/': 'a measurement; make bench runs it',
+    'python ros2_ws/src/fleet_policy/bench/': 'a measurement of minutes',
     'rog study rivals': "takes long; studies/test runs a shorter one",
     'rog study bounds': "takes long; studies/test runs a shorter one",
     '--methods bsp': 'the second line of one of them',
