@@ -538,11 +538,11 @@ def test_a_robot_that_lies_beside_each_message_is_refused_and_the_twin_is_taken(
     liar.lie = lie
     try:
         all_train(liar, iterations=6)
+        if counted:  # a lie that comes after the end of its transfer is dropped without a word
+            liar.until(lambda: refused(liar) >= before + 3, 'refusals are counted')
     finally:
         liar.lie = lambda value: []
     assert len(told) > 3
-    if counted:
-        liar.until(lambda: refused(liar) >= before + 3, 'refusals are counted')
     all_train(liar)
     assert liar.fleet.log('server').count('joins') == joins, 'nobody had to register again'
 
@@ -843,8 +843,14 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
     for service in offered:  # or the next call would be answered before the server has found it
         keyed.node.destroy_service(service)
     keyed.processes['server'].send_signal(signal.SIGCONT)
-    assert control(keyed, Stop, 'stop').success, 'the twin'
+    # The twin. A server without robots ends at once, so that its answer may not arrive.
+    client = keyed.node.create_client(Stop, '/rog/stop')
+    keyed.until(client.service_is_ready, 'the service of the server')
+    client.call_async(sealed(keyed.key.control(), Stop.Request(
+        server=keyed.status.incarnation, time=time.time_ns())))
     assert keyed.ended('server') == 0
+    assert 'stopped by request' in keyed.log('server')
+    keyed.node.destroy_client(client)
 
 
 def test_what_was_recorded_of_a_run_is_of_no_use_after_a_restart_of_its_server(keyed):
