@@ -46,7 +46,7 @@ class Allowance:
 
 
 def close_parameters(node: Node) -> None:
-    """Remove the parameter services of a node, because their calls do not prove their sender."""
+    """Remove the parameter services of a node, because a call to them does not show its sender."""
     _destroy(node, PARAMETER_SERVICES)
 
 

@@ -21,7 +21,7 @@ from .fleet_state import APART, NAME, FleetState, changes
 
 FLEET, ROBOT = 'rog_msgs/msg/FleetStatus', 'rog_msgs/msg/TrainingStatus'
 CLASSES: dict[str, Any] = {FLEET: FleetStatus, ROBOT: TrainingStatus}
-Played = Iterator[tuple[float, Any]]  # s on the recorder's clock, a status
+Played = Iterator[tuple[float, Any]]  # (time in s on the recorder's clock, status)
 
 
 def is_bag(path: Path) -> bool:

@@ -101,7 +101,10 @@ class ForkServer:
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, command: Sequence[str], log: IO[bytes], env: Mapping[str, str]) -> Child:
-        """Start ``python -m command``, a module of this project, in a session of its own."""
+        """Start ``python -m`` with ``command`` in a new POSIX session; return the process.
+
+        ``command``: a module of this project, and its arguments.
+        """
         asked = json.dumps([list(command), dict(env)]).encode()
         _adopt(True)
         try:

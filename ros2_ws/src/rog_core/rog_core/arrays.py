@@ -19,7 +19,9 @@ from numba import njit
 Array = Any  # numpy.ndarray or torch.Tensor
 
 _BLOCK = 1 << 14  # elements of each array that `trimmed_mean` sorts at once; they fit into a cache
-_SUM = {'reassoc', 'nsz', 'contract'}  # numba may reorder the additions of one sum, nothing else
+# How numba may change one sum: reorder its additions, ignore the sign of zero, and fuse a
+# multiplication with an addition. It must not assume that there are no NaN and no infinity.
+_SUM = {'reassoc', 'nsz', 'contract'}
 
 
 def on_device(values: np.ndarray, device: str) -> Array:

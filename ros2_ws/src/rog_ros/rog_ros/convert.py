@@ -167,7 +167,7 @@ def _receipt(message: Any) -> Receipt | None:
 
 
 def response_to_ros(response: RegisterResponse, message: Any) -> Any:
-    """Copy the answer to a registration into the service response ``message``; return it."""
+    """Copy a registration's answer into the service response ``message``; return ``message``."""
     message.accepted, message.reason = response.accepted, response.reason
     message.retry, message.incarnation = response.retry, response.incarnation
     message.iteration, message.attempt = response.iteration, response.attempt

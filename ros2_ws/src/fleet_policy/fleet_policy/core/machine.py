@@ -41,8 +41,9 @@ RETRY = 10.0         # s after which the slower place is asked again, to measure
 class Infer:
     """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
-    ``prefix``: the actions (m, d) from that time on that will be executed before the answer can
-    come, for a policy that inpaints; None if no action is planned.
+    ``prefix``: the planned actions from ``observed`` on, which the robot will execute before the
+    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints needs them.
+    None if no action is planned.
     """
 
     place: str

@@ -9,7 +9,8 @@ from statistics import median
 ROBOT, SERVER = 'robot', 'server'
 KEPT = 8           # number of the latest latencies from which the next latency is estimated
 LATER = 3.0        # a request counts as lost after LATER times the longest of these latencies
-# Seconds without requests after a loss: after the first loss, at most; doubles with each loss.
+# A place gets no requests for FIRST_PENALTY seconds after the first loss. The time doubles with
+# each further loss, up to MOST_PENALTY seconds.
 FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0
 
 

@@ -72,12 +72,12 @@ Tensors = tuple[torch.Tensor, ...]
 class ClientOptions:
     """Options of a client.
 
-    ``planner(traced, fixed, per_share)``: yields plan tables for a server with this profile, s per
-    operator; each is used until the next one is made. ``server``: namespace of the server.
-    ``settings``: settings of the protocol. ``link``: an emulated link; by default the real link
-    alone. ``power``: W per state, used without a meter. ``recording``: collects the steps of
-    every request. ``slowdown``: factor, at least 1, by which this machine computes more slowly to
-    emulate a robot.
+    ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share`` are the
+    server's profile, in s per operator. The client uses each table until the next table is made.
+    ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
+    emulated link; by default the real link alone. ``power``: W in each state, used if there is no
+    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, by
+    which this machine computes more slowly to emulate a robot.
     """
 
     planner: Planner

@@ -84,7 +84,10 @@ class Outbox:
             self._waiting.append(_Part(route, transfer, part, parts, view[lo:hi]))
 
     def probe(self, nbytes: int, pieces: int) -> None:
-        """Queue a train of ``pieces`` that belongs to no request and is never repeated."""
+        """Queue ``pieces`` pieces with ``nbytes`` bytes in all, to measure the link.
+
+        The pieces belong to no request and are never repeated.
+        """
         for part in range(pieces):
             self._waiting.append(_Part(Route(0, 0, 0), PROBE, part, pieces,
                                        bytes(nbytes // pieces), repeat=False))

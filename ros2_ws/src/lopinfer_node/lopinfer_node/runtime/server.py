@@ -47,9 +47,9 @@ from .wire import (
 )
 
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
-MAX_NAME = 200   # most characters of a client's name; ROS refuses longer topics
-MAX_NAMES = 1 << 20   # most bytes of a model's name and its parameters' names and hashes
-REFUSALS = 64    # most refused models whose reason is kept for later requests
+MAX_NAME = 200   # maximum characters of a client's name; ROS refuses longer topics
+MAX_NAMES = 1 << 20   # maximum bytes of a model's name and its parameters' names and hashes
+REFUSALS = 64    # maximum number of refused models for which the reason of the refusal is kept
 TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
 

@@ -54,7 +54,7 @@ class UploadReply:
 class Store:
     """Stores at most ``models`` models under ``directory``, each file of at most ``memory`` bytes.
 
-    A new model replaces the least recently used model.
+    If ``models`` models are stored, a new model replaces the least recently used model.
     """
 
     def __init__(self, directory: Path, memory: int = 4 << 30, models: int = 64) -> None:

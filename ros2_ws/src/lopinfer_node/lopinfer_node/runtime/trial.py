@@ -1,8 +1,8 @@
 """Try a model in its own process before a server serves it.
 
-A robot may send a model that needs any amount of memory or time, or that ends its process. A trial
-runs in a process of its own, so only this process fails. The server then reserves the memory that
-the trial has used.
+A robot may send a model that needs too much memory or time, or that ends the process in which it
+runs. The trial runs in a separate process, so that such a model ends only the trial. The server
+then reserves the memory that the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 

@@ -86,7 +86,10 @@ def _energy(dense):
 
 @njit(nogil=True, cache=True)
 def _gather(values, mirror, offsets, ids, out):
-    """Copy values - mirror (if None: values) of the segments into ``out`` one after the other."""
+    """Copy ``values - mirror`` of the segments ``ids`` into ``out``, one after the other.
+
+    If ``mirror`` is None, copy ``values``.
+    """
     at = 0
     for i in range(ids.size):
         lo, hi = offsets[ids[i]], offsets[ids[i] + 1]

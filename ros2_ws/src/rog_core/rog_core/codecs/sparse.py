@@ -49,7 +49,8 @@ class SparseTernary(Codec):
 
     def __init__(self, sparsity: float) -> None:
         self.name, self.sparsity = f'ternary:{sparsity}', sparsity
-        self.segment_elements = int(min(MOST / sparsity, 8192))  # 1 KiB: one datagram
+        # A segment sends at most MOST elements of 2 bytes, 1 KiB, which fits into one datagram.
+        self.segment_elements = int(min(MOST / sparsity, 8192))
 
     @staticmethod
     @lru_cache

@@ -141,7 +141,10 @@ def _bit_places(counts: np.ndarray) -> np.ndarray:
 
 
 def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the bytes of segments; each has as many words of 14 bits as ``counts`` says."""
+    """Pack words of 14 bits into bytes; ``counts``: number of words of each segment.
+
+    Each segment begins with a new byte.
+    """
     bits = np.zeros(8 * int(((BITS * counts + 7) // 8).sum()), np.uint8)
     bits[_bit_places(counts)] = words[:, None] >> _PLACES & 1
     return np.packbits(bits, bitorder='little')

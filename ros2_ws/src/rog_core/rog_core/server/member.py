@@ -84,7 +84,7 @@ class Member:
         self.state = MEMBER.after(self.state, event)
 
     def take_place(self, event: str) -> None:
-        """Change the place as `rog_core.protocol.states.PLACE` says."""
+        """Make the member counted or retired, as `rog_core.protocol.states.PLACE` says."""
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:

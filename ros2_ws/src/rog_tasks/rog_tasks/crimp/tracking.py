@@ -11,7 +11,7 @@ from torch import Tensor
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 
 COLOUR = 0.3   # m; a colour difference of 1 weighs as much as this distance
-ROBUST = 0.05  # m; a larger residual has no more influence than this
+ROBUST = 0.05  # m; a larger residual has the influence of a residual of this size
 ITERATIONS = 8
 FAR = 0.5      # m; a pose at least this far from the given pose is rejected
 _STEP = 0.05   # m; step of the numerical derivatives

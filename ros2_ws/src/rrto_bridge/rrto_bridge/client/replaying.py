@@ -78,7 +78,8 @@ class Replaying(PerCall):
         asked: list[Any] = []
         for handle, meta in tensors:
             if meta is not None:
-                self._metas.setdefault(handle, meta)   # unknown for a tensor of a replayed pass
+                # `_metas` does not contain the tensors of a replayed pass.
+                self._metas.setdefault(handle, meta)
             call = Call(DTOH, (Ref(handle),), wanted=True)
             decision = self._decide(call)
             if decision.step is not None:

@@ -54,7 +54,7 @@ class _Node:
 
 
 class PartialSequences:
-    """Finds partial sequences in the calls that are made one by one; used like `Search`."""
+    """Finds partial sequences in the calls that are sent outside a replay; used like `Search`."""
 
     def __init__(self, repetitions: int) -> None:
         self._repetitions = repetitions

@@ -65,7 +65,7 @@ Action = Begin | Kill | Leave | SendAck
 
 @dataclass(eq=False)
 class _Program:
-    """A program with a process."""
+    """A program that the server has admitted."""
 
     name: str
     incarnation: int

@@ -13,7 +13,7 @@ from pathlib import Path
 SIZE = 4096
 _NAME = slice(64, 192)
 _REASON = slice(192, 2048)
-_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # words
+_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices in `_words`
 
 
 class SharedStatus:

@@ -36,7 +36,9 @@ from .machine import Action, Begin, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-FAREWELL = 1.0    # maximum seconds to wait until programs have received that the server ends
+# Maximum seconds to wait until the programs have received the message that the server ends, and
+# maximum seconds to wait for the end of the fork server.
+FAREWELL = 1.0
 START = 300.0     # maximum seconds to load PyTorch, on a busy machine
 MESSAGE = 1 << 16
 LOOK = 1.0        # seconds between checks of the processes

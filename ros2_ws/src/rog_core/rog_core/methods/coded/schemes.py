@@ -168,7 +168,10 @@ class Scheme:
 
 
 def _number_of_groups(capacities: NDArray[np.float64], stragglers: int) -> int:
-    """Return the number of groups of dgh-gc; if it finds none, the largest possible number."""
+    """Return the number of groups that dgh-gc forms.
+
+    If dgh-gc finds no valid grouping, return the largest possible number.
+    """
     try:
         return len(static_grouping(capacities, stragglers))
     except ConfigError:
