@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fleet_env.errors import TraceError, why_unread
 
-MOST_SAMPLES = 10_000_000  # most samples that fit in memory: eleven days of samples of 0.1 s
+MOST_SAMPLES = 10_000_000  # maximum number of samples, for memory: eleven days of samples of 0.1 s
 
 Floats = NDArray[np.float64]
 

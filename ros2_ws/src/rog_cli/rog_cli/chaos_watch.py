@@ -126,7 +126,7 @@ class Watch:
 def growth(samples: Sequence[tuple[float, float]]) -> float | None:
     """Return the growth of a process in MiB from (time s, MiB); None: too few samples.
 
-    The growth is the median of the last quarter minus that of the second quarter.
+    The growth is the median of the last quarter minus the median of the second quarter.
     """
     if not samples or samples[-1][0] - samples[0][0] < AGE:
         return None

@@ -33,7 +33,7 @@ CLOCK = 0.5           # s that clocks may differ; traces of emulated links begin
 ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
-_SETTLED = 1          # first statuses of a process not used for its clock, as they may be old
+_SETTLED = 1          # number of first statuses that do not judge a clock, because they may be old
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ PROVIDERS = ('rog_ros', 'rog_suite')
 AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
 YOUNG = 10.0  # s after its start in which a server may still give way to another server
 FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by as much
-NAMED = 80    # most characters shown of a machine's or a method's name
+NAMED = 80    # maximum characters shown of a machine's or a method's name
 
 
 def this_process() -> str:

@@ -235,7 +235,7 @@ class PolicyMachine:
         return best
 
     def _spacing(self, place: Place) -> float:
-        """Return the least time between two requests, s, so that they do not come all at once."""
+        """Return the least time between two requests, s, which spreads the requests over time."""
         usual = place.usual
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
 

@@ -63,7 +63,7 @@ class _Owner:
 
 
 class Followed:
-    """What the code of a model reads.
+    """Finds the items that the code of a model reads.
 
     ``held``: path, container, and its kind (`MODULE`, `NAMED` or `ITEMS`). ``tensors`` and
     ``arrays``: tensors and arrays by path.

@@ -68,7 +68,7 @@ class Problem(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch and results of an evaluation; all arrays are (2, nodes): [0] device, [1] server.
+    """Working arrays and results of an evaluation, all (2, nodes): [0] device, [1] server.
 
     `cut`: device_to and server_from. `lo`, `hi`: hull of what a side's consumers need. `crosses`:
     whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the times of this

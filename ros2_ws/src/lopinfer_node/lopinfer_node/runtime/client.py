@@ -51,8 +51,10 @@ CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
 BIN_SLACK = 0.25e6     # bytes/s; a rate may be measured this far below the bin that it belongs to
 HYSTERESIS = 0.02      # share by which another plan must be faster than the present one
-LATER = 1.25           # an answer is late after LATER times the longest of the latest requests
-LEAST_WAIT = 0.02      # but never before this many seconds after the expected time
+# An answer is late after LATER times the longest of the latest requests, but at the earliest
+# LEAST_WAIT seconds after the expected time.
+LATER = 1.25
+LEAST_WAIT = 0.02
 MAX_PENALTY = 30.0     # longest time without the server after consecutive fallbacks, s
 
 
@@ -68,7 +70,10 @@ class Upload:
 
 @dataclass(frozen=True)
 class MakePlans:
-    """Make the plan table for a server with this profile, then call `on_plans_made`."""
+    """Make the plan table for a server, then call `on_plans_made`.
+
+    ``fixed``, ``per_share``: the server's profile, in s per operator.
+    """
 
     fixed: np.ndarray
     per_share: np.ndarray
@@ -115,7 +120,8 @@ class PlannedTable:
 class Settings(fleet_env.settings.Settings):
     """Settings of the protocol for users.
 
-    ``piece_bytes``: most bytes in one piece; if one network packet is lost, so is the whole piece.
+    ``piece_bytes``: maximum bytes in one piece. If the network loses one packet of a piece, the
+    whole piece is lost.
     """
 
     probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,

@@ -60,7 +60,7 @@ class Outbox:
         self.bytes_sent = 0
         self.next_packet = 0
         self._waiting: deque[_Part] = deque()
-        self._flight: dict[int, _Sent] = {}  # by packet, ascending
+        self._flight: dict[int, _Sent] = {}  # by packet number, ascending
         self._late: dict[int, _Sent] = {}    # the latest packets that counted as lost
         self.in_flight = 0         # bytes
 

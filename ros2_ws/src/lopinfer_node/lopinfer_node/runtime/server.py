@@ -119,19 +119,19 @@ class Limits(Settings):
     """Bounds on what one server serves."""
 
     clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
-    request_bytes: int = 1 << 28   # most bytes of the incoming transfers of one request
+    request_bytes: int = 1 << 28   # maximum bytes of the incoming transfers of one request
     lease: float = setting(30.0, 'silence after which a robot is dropped', 's', ge=3.0, le=3600.0)
     uploads: bool = setting(True, 'whether robots may send models')
     memory: int = setting(4096, 'most memory for models and open requests', 'MiB', ge=64,
                           le=1 << 24)
     longest: float = setting(30.0, 'longest duration of one inference; slower models are refused',
                              's', ge=0.1, le=3600.0)
-    piece_bytes: int = MAX_PIECE   # most bytes of one piece
+    piece_bytes: int = MAX_PIECE   # maximum bytes of one piece
 
 
 @dataclass
 class _Model:
-    """A model; ``status`` is READY, PREPARING or REFUSED."""
+    """The server's state of one model; ``status`` is READY, PREPARING or REFUSED."""
 
     name: str
     names: Sequence[str]
@@ -148,7 +148,7 @@ class _Model:
 
 @dataclass
 class _Session:
-    """One client."""
+    """The server's state of one client."""
 
     client: str
     incarnation: int

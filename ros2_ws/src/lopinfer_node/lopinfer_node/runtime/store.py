@@ -61,7 +61,7 @@ class Store:
         self.directory = directory
         self.models = models
         self.memory = memory
-        self._hashes: dict[Path, Any] = {}  # of the arrived bytes, by incomplete file
+        self._hashes: dict[Path, Any] = {}  # incomplete file -> hash of its bytes
         directory.mkdir(parents=True, exist_ok=True)
 
     def digests(self) -> set[str]:

@@ -36,11 +36,11 @@ from ..planning.profile import Profile
 from .measure import SHARES, measure
 from .program import Program
 
-LOADING = 300.0    # most seconds to read and check a model; enough on a busy machine
+LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
 MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
-TURNS = 9          # most passes over the model at each share
+TURNS = 9          # maximum number of passes over the model at each share
 ROOM = 64 << 20    # the trial may use at least this many bytes more than a model may
-MAX_TEXT = 1000    # most characters of a reason, which may contain long names from the robot
+MAX_TEXT = 1000    # maximum characters of a reason, which may contain long names from the robot
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Trial:
 class Trier:
     """Tries models, one at a time; ``close`` from another thread ends the running trial.
 
-    ``memory``: most bytes of a model and one request together; ``longest``: most seconds of one
-    inference.
+    ``memory``: maximum bytes of a model and one request together. ``longest``: maximum seconds of
+    one inference.
     """
 
     def __init__(self, device: str, memory: int, longest: float) -> None:

@@ -39,7 +39,7 @@ class E3M0(Codec):
     """Half a byte per element and one bfloat16 scale per segment; ``magnitude`` is not used."""
 
     name, number = 'e3m0', 4
-    segment_elements = 2048  # 1 KiB: one datagram
+    segment_elements = 2048  # half a byte each: 1 KiB, which fits into one datagram
     kernels = 'e3m0', 'e3m0'
 
     def sizes(self, lengths):

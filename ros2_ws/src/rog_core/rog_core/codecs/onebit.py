@@ -31,7 +31,7 @@ class OneBit(Codec):
     """Sign bits and one bfloat16 scale per segment."""
 
     name, number = 'onebit', 1
-    segment_elements = 8192  # 1 KiB of sign bits: one datagram
+    segment_elements = 8192  # 1 KiB of sign bits, which fit into one datagram
     kernels = 'onebit', 'onebit'
 
     def sizes(self, lengths):

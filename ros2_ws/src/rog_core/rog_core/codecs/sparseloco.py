@@ -44,8 +44,8 @@ from .kernels import (
     write_scale,
 )
 
-SHARE = 64                  # one element in so many is sent
-BITS = 14                   # bits for each element sent
+SHARE = 64                  # one of SHARE elements is sent
+BITS = 14                   # bits for each sent element
 LARGE, NEGATIVE = 1 << 12, 1 << 13
 FEEDBACK = np.float32(0.95)  # share of the unsent values that a push keeps
 _PLACES = np.arange(BITS)

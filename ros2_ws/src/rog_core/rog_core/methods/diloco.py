@@ -36,7 +36,7 @@ class DiLoCo(Outer):
     name = 'diloco'
     usage = 'diloco:H[:P]'
     known = ('pipeline', 'quorum', 'grace', 'rate', 'momentum')
-    usual_rate, usual_momentum = 0.7, 0.9  # as published
+    usual_rate, usual_momentum = 0.7, 0.9  # the published values
 
     def __init__(self, written: Written, team: Team) -> None:
         super().__init__(written, team)

@@ -39,7 +39,10 @@ from .shared import Shared
 
 
 class ServerMachine(Shared):
-    """The protocol of the server: an event and the present time in, actions out; see `Shared`."""
+    """The server's state machine; its methods take an event and the time, and return actions.
+
+    See `Shared`, too.
+    """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
                  config: ServerConfig) -> None:

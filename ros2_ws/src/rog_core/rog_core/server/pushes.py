@@ -17,7 +17,8 @@ from .plausible import Plausibility
 from .pulls import Pulls
 from .shared import Shared
 
-EARLY = 64  # most chunks of a push that the server keeps while the receipt of the pull is missing
+# Maximum number of chunks of a push that the server keeps while the receipt of the pull is missing.
+EARLY = 64
 
 
 class Pushes:

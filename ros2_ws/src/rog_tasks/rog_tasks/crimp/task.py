@@ -53,10 +53,10 @@ class Crimp(Task):
         recording, which must then be the same on every machine.
     :param size: width and depth of the generated flat, m.
     :param furniture: number of pieces of furniture in each of the four rooms of the flat.
-    :param noise: standard deviation of a depth measured at 1 m, m; it grows with the square of the
-        depth.
-    :param parts, first: the round through the flat (or the recording) is divided into ``parts``
-        parts, by default one for each robot; the first robot has part ``first``.
+    :param noise: standard deviation, in m, of the measured depth of a point at a depth of 1 m. The
+        deviation grows with the square of the depth.
+    :param parts, first: the closed path through the flat (or the recording) is divided into
+        ``parts`` parts, by default one for each robot; the first robot has part ``first``.
     :param width: pixels in a row of an image. Images of the generated flat have proportions 4:3.
     :param every: number of training steps from one new frame to the next.
     :param stride: use one of every ``stride`` frames of a recording.

@@ -37,7 +37,7 @@ def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor,
         around = (turned + position)[:, None] + offsets
         distance, colour = model(around.reshape(-1, 3))
         values = torch.cat((TRUNCATION * distance[:, None], COLOUR * colour), 1).view(-1, 7, 4)
-        slope = (values[:, 1:4] - values[:, 4:]) / (2 * _STEP)  # (n, 3, 4): by x, y, z
+        slope = (values[:, 1:4] - values[:, 4:]) / (2 * _STEP)  # (n, 3, 4): along x, y, z
         residual = values[:, 0] - target
         known = values[:, 0, 0].abs() < 0.8 * TRUNCATION
         if int(known.sum()) < _LEAST:

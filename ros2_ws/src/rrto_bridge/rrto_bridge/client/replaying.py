@@ -37,7 +37,7 @@ class Replaying(PerCall):
         self.follower = self.replay
         self.defined: Sequence | None = None   # the newest sequence
         self._dropped: set[int] = set()   # handles dropped since `_note_closed` recorded a run
-        self._round_trips = 0   # count of the machine at the end of the last replayed inference
+        self._round_trips = 0   # `machine.round_trips` after the last replayed inference
 
     @property
     def sequences(self) -> int:  # type: ignore[override]

@@ -75,7 +75,7 @@ class _Program:
 
 
 class ServerMachine:
-    """The programs of one server."""
+    """Decides which programs a server admits, and when their processes start; a state machine."""
 
     def __init__(self, torch: str, operators: str, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

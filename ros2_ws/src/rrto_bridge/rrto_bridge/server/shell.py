@@ -147,7 +147,7 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # protects machine and programs
         self._programs: dict[str, _Program] = {}
-        self._last_words: list[tuple[float, Publisher]] = []   # (end of its use, publisher)
+        self._last_words: list[tuple[float, Publisher]] = []   # (time until it is kept, publisher)
         self._messages = 0                      # number of messages of programs that have left
         self._closing = False
         self._reported = time.monotonic()
