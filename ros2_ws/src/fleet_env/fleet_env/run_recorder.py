@@ -136,7 +136,10 @@ class Recorder:
             self._write(records.Evaluation(0.0, '', 0, metric, phase))
 
     def server(self, t: float, iteration: int, metric: float) -> None:
-        """Record the metric of the server's model; ``iteration``: of the fastest robot."""
+        """Record the metric of the server's model.
+
+        ``iteration``: iteration of the fastest robot.
+        """
         self._write(records.Evaluation(t, '', iteration, metric))
 
     def status(self, t: float, message: RobotReport) -> None:

@@ -50,7 +50,7 @@ class Observer:
 
     @property
     def observed(self) -> float:
-        """Return the time of the observation, s; see `Observer`."""
+        """Return the time of the observation in s; see `Observer`."""
         if len(self._newest) < len(self._contract.observations):
             return -math.inf
         times = [at for name, (_, at) in self._newest.items()

@@ -63,7 +63,7 @@ class OffloadedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one inference."""
-        kwargs = dict(sorted(kwargs.items()))  # callers may give any order
+        kwargs = dict(sorted(kwargs.items()))  # a caller may give arguments in any order
         with self._opening:
             if self._client is None and not self._reason:
                 self.connect(*args, **kwargs)
@@ -150,7 +150,7 @@ class OffloadedModel:
         threading.Thread(target=self._watch, name='weights', daemon=True).start()
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))  # the model may write to these
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))  # the model may write to inputs
         with torch.no_grad():
             self.model(*args, **kwargs)
 

@@ -30,7 +30,7 @@ class Seen:
 
 
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rate that the shared air offered each robot, Mbit/s, in the worse direction.
+    """Return the rate in Mbit/s that the shared air offered each robot in its worse direction.
 
     ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``. The
     rate of a direction that was not busy all the time is infinity, because it lacked nothing.

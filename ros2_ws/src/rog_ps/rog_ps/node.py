@@ -338,8 +338,8 @@ class ParameterServerNode(ManagedNode):
     def _untimely(self, request: Any, robot: str) -> RegisterResponse | None:
         """Return the refusal for a proved registration that is out of date; None: it is not.
 
-        It is out of date if it is for another server process, or if another process of the robot
-        has replaced the one that made it.
+        A registration is out of date if it is for another server process, or if another process of
+        the robot has replaced the process that made the registration.
         """
         member = self.machine.members.get(robot)
         if request.server != process_of(self.machine.incarnation):

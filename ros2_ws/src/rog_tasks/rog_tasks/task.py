@@ -217,7 +217,7 @@ def measure_clean(task: Task, model: 'nn.Module') -> float:
 def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: str) -> float:
     import torch
 
-    modes = [(module, module.training) for module in model.modules()]  # modules may differ
+    modes = [(module, module.training) for module in model.modules()]  # modes may differ
     model.eval()
     try:
         with torch.no_grad():

@@ -67,7 +67,7 @@ class Command:
 
 
 class PolicyMachine:
-    """Protocol of one robot and one policy.
+    """State machine of one robot and one policy: decides what to execute and where to compute.
 
     :param rate: ticks of the control loop per second.
     :param size: how many numbers an action has.

@@ -20,9 +20,9 @@ class Place:
     def __init__(self, name: str) -> None:
         self.name = name
         self.available = True
-        self.reason = ''                     # why it is not available, or why it failed last
+        self.reason = ''                     # why the place is unavailable, or why it failed last
         self.counts: Counter[str] = Counter()
-        self.newest = -math.inf              # time of the latest observation that was sent to it
+        self.newest = -math.inf              # time of the latest observation in a request
         self.sent = -math.inf                # time of the latest request
         self._under_way: dict[int, float] = {}   # request -> when it was sent
         self._latencies: deque[float] = deque(maxlen=KEPT)

@@ -98,7 +98,7 @@ class Client:
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
         self.node = node
         self.traced = traced
-        self._digest = traced.digest            # computed here: it is slow with many weights
+        self._digest = traced.digest   # compute it now: this is slow with many weights
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options

@@ -165,7 +165,10 @@ class Report:
 
 
 class ClientMachine:
-    """Protocol of one robot and one model. Events return actions; `work` returns steps."""
+    """State machine of one robot and one model.
+
+    The methods for events return actions; `work` returns steps to compute.
+    """
 
     def __init__(self, incarnation: int, settings: Settings | None = None) -> None:
         self.incarnation = incarnation
@@ -404,7 +407,7 @@ class ClientMachine:
         report.latency = now - started
         plan, estimate = self._way
         self._feedback.note(plan, report.latency - report.check, estimate, now)
-        if self._request is None:      # the robot has computed it alone
+        if self._request is None:      # the robot has computed the request alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0
             return []

@@ -175,9 +175,10 @@ class Work:
 
 
 class ServerMachine:
-    """Protocol of the server. Events return actions; `work` returns steps to compute.
+    """State machine of the server.
 
-    ``stored``: digests of the models whose files are stored.
+    The methods for events return actions; `work` returns steps to compute. ``stored``: digests of
+    the models whose files are stored.
     """
 
     def __init__(self, incarnation: int, stored: Collection[str] = (),

@@ -74,7 +74,7 @@ class Store:
 
     def use(self, digest: str) -> Path:
         """Return the folder of a complete model, and mark it as used now."""
-        with contextlib.suppress(OSError):   # a folder that can only be read
+        with contextlib.suppress(OSError):   # the folder may be read-only
             os.utime(self.path(digest))
         return self.path(digest)
 

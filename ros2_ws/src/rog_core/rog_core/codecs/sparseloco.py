@@ -251,7 +251,7 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """See `Codec._look`; ``data`` has the right length; ``lengths``: of the encoded segments."""
+    """See `Codec._look`; ``data`` has the right length; ``lengths``: encoded segments only."""
     at, energy = 0, 0.0
     for i in range(lengths.size):
         code = data[at:at + sizes[i]]

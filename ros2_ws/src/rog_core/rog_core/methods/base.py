@@ -255,7 +255,7 @@ class Method:
 
     @property
     def deadline(self) -> float:
-        """Time at which the server must call `on_time`, s; infinity: never."""
+        """Time in s at which the server must call `on_time`; infinity: never."""
         return math.inf
 
     def on_time(self, now: float) -> None:

@@ -121,11 +121,11 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how much patience the member has used up, s; this falls as time passes."""
+        """Return how much patience, in s, the member has used up; it falls as time passes."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
-        """Return the part of the fleet's ``patience`` that is left for it, s; at least 1/`LEFT`."""
+        """Return the part of the fleet's ``patience``, in s, that is left; at least 1/`LEFT`."""
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:

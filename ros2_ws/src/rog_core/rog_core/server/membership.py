@@ -60,7 +60,7 @@ class Membership:
             taken.heir = request.incarnation
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
-            member, attempt = former, former.attempt  # its snapshot is already under way
+            member, attempt = former, former.attempt  # the snapshot is on its way
         else:
             member = self._admit(request, now)
             attempt = member.attempt + 1

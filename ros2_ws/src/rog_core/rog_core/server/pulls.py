@@ -140,7 +140,7 @@ class Pulls:
         if kind == Kind.PULL:
             member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
-        if math.isfinite(sender.mta_duration):  # it is infinity if the MTA has not arrived
+        if math.isfinite(sender.mta_duration):  # infinity: the MTA has not arrived
             member.pull_mta = sender.mta_duration
         member.move('pulled')
         return []

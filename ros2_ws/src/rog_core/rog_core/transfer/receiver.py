@@ -191,7 +191,7 @@ class Receiver:
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Resume after a restart; ``receipt``: of the last known transfer, which is now closed."""
+        """Resume after a restart; the transfer of ``receipt``, the last known one, is closed."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 

@@ -72,7 +72,7 @@ class Frames:
 
 
 def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
-    """Return the root mean square distance, m, of positions (n, 3) after rigid alignment."""
+    """Return the root mean square distance in m of positions (n, 3) after rigid alignment."""
     estimate, truth = estimate.double(), truth.double()
     a, b = estimate - estimate.mean(0), truth - truth.mean(0)
     u, _, vt = torch.linalg.svd(a.T @ b)

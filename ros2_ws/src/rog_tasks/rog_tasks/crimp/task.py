@@ -123,12 +123,12 @@ class Crimp(Task):
         return max(0.0, 1 - robot.error() / max(robot.worst(), 1e-9))
 
     def trajectory_error(self, model: nn.Module) -> float:
-        """Return the error of the robot that trains ``model``, m; NaN if there is none."""
+        """Return the error, in m, of the robot that trains ``model``; NaN if there is none."""
         robot = self._robots.get(model)
         return float('nan') if robot is None else robot.error()
 
     def depth_error(self, model: nn.Module) -> float:
-        """Return the mean absolute error of the map's depth, m, at most `FAR` for a pixel.
+        """Return the mean absolute error, in m, of the map's depth; a pixel counts at most `FAR`.
 
         The depth is compared with views along all ways through the generated flat, or with frames
         of the recording, at their true poses and at pixels of known depth. The error is NaN if the
