@@ -90,7 +90,8 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     The server that has trained for a shorter time ends, but only within `YOUNG` seconds after its
     start.
 
-    :param mine: of our server: elapsed time of its run in s, count of its last status, incarnation.
+    :param mine: our server's elapsed time of the run in s, count of its last status, and
+        incarnation.
     :param other: status of the other server, which may be a moment old.
     :param age: seconds since the start of our server.
     """

@@ -160,7 +160,7 @@ class Member:
 
     @property
     def has_to_act(self) -> bool:
-        """Whether the member must act next; also if it waits for old rows of its own."""
+        """Whether the member must act next; true also if it waits for its own old rows."""
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:

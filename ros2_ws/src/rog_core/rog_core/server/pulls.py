@@ -67,7 +67,7 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """Send the final model to each worker, so that L = A, once no worker has to act any more.
+        """Once no worker must act any more, send each worker the final model, so that L = A.
 
         If a link cannot carry the model within ``drain_limit``, omit the rows that differ least.
         """

@@ -101,7 +101,7 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
 
 
 def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the positions by descending score; those in ``first`` come before all others.
+    """Return the positions by descending score; positions in ``first`` come before all others.
 
     Equal scores keep their order. This sorts integers, several times faster than `numpy.lexsort`.
     Each integer has 1 bit for "not first", 32 bits for the score (as float32) and 31 bits for the

@@ -119,7 +119,7 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The end that came before the last chunk, once all chunks have arrived; None: none."""
+        """The end that came before the last chunk, once all chunks have arrived; else None."""
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
         return end if whole and self.state == OPEN else None

@@ -100,7 +100,7 @@ def corners(seen: list[Frames], margin: float) -> Tensor:
 
 
 def upright(seen: list[Frames]) -> Tensor:
-    """Return the rotation (3, 3) from world axes to axes of which the third points up.
+    """Return the rotation (3, 3) from world axes to axes whose third axis points up.
 
     The axes of the world differ between recordings. Cameras are usually held upright, so up is the
     world axis nearest to the mean upward direction of the cameras.

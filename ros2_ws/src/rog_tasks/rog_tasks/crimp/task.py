@@ -208,7 +208,7 @@ class Crimp(Task):
 
     @cached_property
     def _upright(self) -> Tensor:
-        """The rotation (3, 3) from world axes to axes of which the third points up."""
+        """The rotation (3, 3) from world axes to axes whose third axis points up."""
         return upright(self._survey) if self._source and self._survey else torch.eye(3)
 
     def _camera(self) -> Camera:
