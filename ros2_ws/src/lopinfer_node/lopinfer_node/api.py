@@ -140,7 +140,7 @@ class OffloadedModel:
         self._devices = [leaf.device for leaf in leaves]
         self._default = torch.get_default_dtype()
         self._repeats = len(set(map(id, leaves))) < len(leaves)
-        self._context = Context()  # a context of its own: the program may use rclpy at any time
+        self._context = Context()  # its own context, because the program may use rclpy, too
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)

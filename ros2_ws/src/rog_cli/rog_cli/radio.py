@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
-    with suppress(OSError):  # highest priority: this process computes little, but must not be late
+    with suppress(OSError):  # highest priority, because this process must not be late
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     with open(int(arguments[4]), 'a', encoding='ascii') as periods:
         forwarder = Forwarder(radio_of(fleet), devices, periods)

@@ -122,7 +122,7 @@ def _trimmed_mean(values, cut, out):
     """See `trimmed_mean`; ``values`` (arrays, elements)."""
     count, sorted_values = values.shape[0], np.empty(values.shape[0], np.float32)
     for k in range(out.size):
-        for i in range(count):  # insertion sort: there are few values
+        for i in range(count):  # insertion sort, because there are few values
             value, at = values[i, k], i
             while at > 0 and sorted_values[at - 1] > value:
                 sorted_values[at] = sorted_values[at - 1]

@@ -107,7 +107,7 @@ class Server:
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
         self._tables: dict[str, PlansRequest] = {}   # tables to be prepared, by client
-        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # left a link; must be published
+        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # to be published now
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')

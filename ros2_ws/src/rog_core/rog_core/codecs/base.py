@@ -43,7 +43,7 @@ class Segments(Protocol):
 
 
 class Codec(ABC):
-    """One format. ``ids`` int64: ascending segments; ``values``: flat storage (elements,)."""
+    """An encoding of values. ``ids`` int64: ascending segments; ``values``: flat (elements,)."""
 
     name: str
     number: int                    # on the wire

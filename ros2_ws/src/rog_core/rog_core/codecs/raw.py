@@ -14,7 +14,7 @@ from .kernels import LENGTH, OWN
 
 
 class Raw(Codec):
-    """Float32. ``magnitude`` is not used."""
+    """Encodes values as float32, without loss; ignores ``magnitude``."""
 
     name, number, segment_elements = 'raw', 0, 256
     kernels = 'raw', 'raw'

@@ -37,7 +37,7 @@ NOTHING = 0xffff   # fills up a segment that has too few nonzero elements
 
 
 class SparseTernary(Codec):
-    """Two bytes for each element sent and one bfloat16 scale per segment.
+    """Encodes a segment as two bytes for each sent element and one bfloat16 scale.
 
     ``sparsity`` is the fraction of the elements that are sent, above 0 and at most 0.5;
     ``magnitude`` is not used.

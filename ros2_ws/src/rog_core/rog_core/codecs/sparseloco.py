@@ -52,7 +52,7 @@ _PLACES = np.arange(BITS)
 
 
 class SparseLoCo(Codec):
-    """14 bits for each element sent and two bfloat16 scales per segment; no ``magnitude``."""
+    """Encodes a segment as 14 bits per sent element and two scales; ignores ``magnitude``."""
 
     name, number = 'sparseloco', 5
     segment_elements = 4096

@@ -22,7 +22,7 @@ BLOCK = 64  # elements per block, of which one is sent
 
 
 class Ternary(Codec):
-    """A byte per block and one bfloat16 scale per segment; ``magnitude`` is not used."""
+    """Encodes a segment as a byte per block and one bfloat16 scale; ignores ``magnitude``."""
 
     name, number, segment_elements = 'ternary', 2, 8192
     kernels = 'ternary', 'ternary'

@@ -52,7 +52,7 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # its number is above the worker's last push: a stranger has sent it
+            push = None  # the worker has made fewer pushes, so a stranger has sent this one
         shared.taken[robot] = taken
         taken.begin(request.incarnation)
         since = taken.since(request.former, request.former_attempt)

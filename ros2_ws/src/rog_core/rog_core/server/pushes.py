@@ -55,7 +55,7 @@ class Pushes:
             return actions
         if self.shared.aggregation.counts(member) \
                 and not self.shared.method.in_time(robot, chunk.transfer.iteration):
-            taken = member.push.close()  # end the push early: the method no longer uses it
+            taken = member.push.close()  # end the push, which the method no longer uses
             assert member.push.receipt is not None
             return [*actions, Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
         if (end := member.push.due) is not None:

@@ -58,7 +58,7 @@ def _zeroed(function: Call) -> Call:
 
 
 def _grouped(function: Call) -> Call:
-    """Zero the output rows or columns that belong to no group: the operator does not write them."""
+    """Zero the output rows or columns of no group, which the operator does not write."""
     def call(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *args: Any, **kwargs: Any
              ) -> torch.Tensor:
         made: torch.Tensor = function(self, mat2, offs, *args, **kwargs)

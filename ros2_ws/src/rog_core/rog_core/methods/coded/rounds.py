@@ -53,7 +53,7 @@ class Coded(Rolling):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # its text has only the robots' ranks: add their names
+        except ConfigError as error:  # its text has only ranks, so add the robots' names
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
         self._there = frozenset(self._rank.values())  # ranks that the present code covers
