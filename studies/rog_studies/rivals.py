@@ -69,7 +69,8 @@ BASE = 'bsp'                    # method by whose time `of_bsp` divides
 OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
 LONGEST = 1440.0                # longest duration of a run, min
 EVALUATE_S = 15.0               # s between measurements of the server's model
-WINDOW = 4                      # measurements in a mean; the best single measurement would be luck
+# Number of measurements in a mean. The best single measurement would depend on luck.
+WINDOW = 4
 # The outer step of DiLoCo. The published values are rate 0.7 and momentum 0.9, and momentum 0.3 to
 # 0.5 for short runs.
 OUTER = '+rate=0.7+momentum=0.5'

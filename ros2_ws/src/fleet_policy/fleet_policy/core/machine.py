@@ -33,7 +33,7 @@ TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): S
          (SAFE, CLEARED): WAITING}
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
-REMEMBERED = 256     # number of the last requests whose answers are recognised
+REMEMBERED = 256     # number of the last requests whose answers the machine can assign
 RETRY = 10.0         # s after which the slower place is asked again, to measure it
 
 

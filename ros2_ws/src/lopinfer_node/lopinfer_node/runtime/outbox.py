@@ -62,7 +62,7 @@ class Outbox:
         self._waiting: deque[_Part] = deque()
         self._flight: dict[int, _Sent] = {}  # by packet number, ascending
         self._late: dict[int, _Sent] = {}    # the latest packets that counted as lost
-        self.in_flight = 0         # bytes
+        self.in_flight = 0         # bytes sent, neither acknowledged nor lost
 
     def clear(self) -> None:
         """Drop all offered transfers; pieces in flight still count for the window."""

@@ -123,7 +123,7 @@ class SparseLoCo(Codec):
 
 
 def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -> np.ndarray:
-    """Return the mean of ``size`` over the elements ``which`` of each segment, float64.
+    """Return, for each segment, the mean of ``size`` over the elements ``which``, float64.
 
     ``of``: the segment of each element. The mean is 0 for a segment without such elements.
     """

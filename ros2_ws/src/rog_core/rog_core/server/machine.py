@@ -177,7 +177,7 @@ class ServerMachine(Shared):
         return self.deadlines.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Count the ``seconds`` in which this process did not run as a delay of no member."""
+        """Do not count the ``seconds`` in which this process did not run as a member's delay."""
         self.deadlines.on_held_up(seconds, now)
 
     @property

@@ -76,7 +76,7 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
 
 
 def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
-    """Return `like` with the next of `metas` in place of each Meta; None where none is left."""
+    """Replace each Meta in `like` by the next item of `metas`; by None if no item is left."""
     if type(like) is Meta or like is None:
         return next(metas, None)
     if type(like) is tuple:

@@ -304,7 +304,8 @@ def _miopen_batch_norm(*args: Any, **kwargs: Any) -> Any:
 
 
 def _grid_sampler(self: torch.Tensor, grid: torch.Tensor) -> Any:
-    return aten.grid_sampler_2d.default(self, grid, 0, 0, True)   # bilinear, zeros, corners
+    # Bilinear interpolation, padding with zeros, aligned corners.
+    return aten.grid_sampler_2d.default(self, grid, 0, 0, True)
 
 
 def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:

@@ -181,7 +181,7 @@ def embedding(call: Call) -> Division:
 @rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax',
       'var_mean', 'std_mean', 'aminmax')
 def reduction(call: Call) -> Division:
-    """Divide a reduction over some axes; it is global if the divided axis is one of them."""
+    """Divide a reduction over some axes; it is global if it reduces the divided axis."""
     value = call.values[0]
     rank = len(value.shape)
     dims = call.arguments.get('dim')

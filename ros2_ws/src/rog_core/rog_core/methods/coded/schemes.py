@@ -49,9 +49,10 @@ class Scheme:
     """The gradient code of a fleet over a run.
 
     ``capacities``: computing speed by rank, in any unit; similar capacities (`comparable`) count as
-    equal. ``stragglers``: how many every group tolerates. ``groups``: number of groups (gcc, dcgc,
-    dgh-gc); 0: by equation 13; if it has no solution, gcc and dcgc form as many as possible.
-    ``every``: rounds between two regroupings (dgh-gc).
+    equal. ``stragglers``: number of stragglers that every group tolerates. ``groups``: number of
+    groups (gcc, dcgc, dgh-gc); 0: the number from equation 13. If this equation has no solution,
+    gcc and dcgc form as many groups as possible. ``every``: rounds between two regroupings
+    (dgh-gc).
     ``code``: the present code. The number of its shards never changes.
     Raises `ConfigError` if the fleet cannot tolerate so many stragglers.
     """
