@@ -1,4 +1,4 @@
-"""The end of a launch: when the run is over or on a signal, within seconds; and its exit code."""
+"""Ends a launch within seconds when the run is over or a signal comes; sets its exit code."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ MINUTES = 5.0
 
 
 def fleet_of(slow: str, count: int, split: str, rate: float) -> FleetConfig:
-    """Return a fleet of ``count`` robots, the last with a slow ``computer`` or a slow ``link``."""
+    """Return a fleet of ``count`` robots; the last one has a slow computer or a slow link.
+
+    ``slow``: which of the two is slow, 'computer' or 'link'.
+    """
     training = TrainingConfig(task_options={'split': split}, learning_rate=rate, pace=PACE,
                               evaluate_every=0)
     good = LinkConfig(trace='steady')

@@ -28,7 +28,7 @@ from rog_sim.table import spread
 from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
-PACE, LATE = 0.1, 0.1   # s
+PACE, LATE = 0.1, 0.1   # s for a gradient of the fastest learner, s that a late gradient adds
 ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # s per round of the slowest learner, with its mean delay
 SVRG_EVERY = 20         # iterations between full gradients
 SVRG_LONGER = 4         # factor on a run's duration with SVRG; corrections are half of its work

@@ -69,8 +69,10 @@ BASE = 'bsp'                    # method by whose time `of_bsp` divides
 OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
 LONGEST = 1440.0                # longest duration of a run, min
 EVALUATE_S = 15.0               # s between measurements of the server's model
-WINDOW = 4                      # measurements in a mean; the best single measurement would be luck
-# The outer step of DiLoCo. Published: rate .7 and momentum .9; for short runs momentum .3 to .5.
+# Number of measurements in a mean. The best single measurement would depend on luck.
+WINDOW = 4
+# The outer step of DiLoCo. The published values are rate 0.7 and momentum 0.9, and momentum 0.3 to
+# 0.5 for short runs.
 OUTER = '+rate=0.7+momentum=0.5'
 
 

@@ -113,7 +113,7 @@ def explained_fleet(fleet: FleetConfig) -> str:
 def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
     """Return name of a robot -> the child fleet whose server is this robot.
 
-    Duration and seed of a child fleet are those of the parent fleet.
+    A child fleet has the duration and the seed of the parent fleet.
 
     :raises FleetFileError: a file cannot be read, names another robot of the parent, has child
         fleets of its own, or gives its robots the same data as another fleet's.

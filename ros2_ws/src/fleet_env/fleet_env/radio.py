@@ -128,8 +128,9 @@ class Radio:
     def report(self, now: float) -> dict[str, Any]:
         """Return for each robot the counters of both directions, and the capacity of its own link.
 
-        The counters start with the creation of the radio, `capacity_mbit` starts with the call of
-        `begin`. Units are Mbit, bytes, frames and seconds.
+        The counters count from the creation of the radio. `capacity_mbit` is the amount of data
+        that the link could have carried since the call of `begin`. Units are Mbit, bytes, frames
+        and seconds.
         """
         self._run(now)
         report: dict[str, Any] = {}

@@ -11,7 +11,8 @@ from os import PathLike
 from fleet_env import records
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 
-# Counter in a robot's status, which starts with the robot's process -> its name in the records.
+# Name of a counter in a robot's status -> name of this counter in the records. The counters are 0
+# when the robot's process starts.
 _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
              'stall_time': 'stall_s', 'bytes_sent': 'bytes_sent',
              'bytes_received': 'bytes_received', 'energy': 'energy_j'}
@@ -135,7 +136,10 @@ class Recorder:
             self._write(records.Evaluation(0.0, '', 0, metric, phase))
 
     def server(self, t: float, iteration: int, metric: float) -> None:
-        """Record the metric of the server's model; ``iteration``: that of the fastest robot."""
+        """Record the metric of the server's model.
+
+        ``iteration``: iteration of the fastest robot.
+        """
         self._write(records.Evaluation(t, '', iteration, metric))
 
     def status(self, t: float, message: RobotReport) -> None:

@@ -16,7 +16,7 @@ PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 @dataclass(frozen=True)
 class TraceStatistics:
-    """Rates in Mbit/s, times in seconds, shares from 0 to 1."""
+    """Statistics of a link: rates in Mbit/s, times in seconds, shares from 0 to 1."""
 
     mean: float
     std: float

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fleet_env.errors import TraceError, why_unread
 
-MOST_SAMPLES = 10_000_000  # most samples that fit in memory: eleven days of samples of 0.1 s
+MOST_SAMPLES = 10_000_000  # maximum number of samples, for memory: eleven days of samples of 0.1 s
 
 Floats = NDArray[np.float64]
 
@@ -70,12 +70,12 @@ class LinkTrace:
         return float(self._carried[-1] / self.period)
 
     def rate_at(self, t: ArrayLike) -> Floats:
-        """Rate at the times ``t`` (any shape, seconds, negative ones too), Mbit/s, same shape."""
+        """Rates in Mbit/s at the times ``t`` (s, any shape, also negative); the same shape."""
         phase = np.mod(np.asarray(t, dtype=np.float64), self.period)
         return self.rates[np.searchsorted(self.times, phase, side='right') - 1]
 
     def rate(self, t: float) -> float:
-        """Rate at time ``t`` in s, Mbit/s; for one time this is faster than :meth:`rate_at`."""
+        """Rate in Mbit/s at time ``t`` (s); for a single time faster than :meth:`rate_at`."""
         times, rates, _, _ = self._lists
         return rates[bisect_right(times, t % self.period) - 1]
 

@@ -11,7 +11,8 @@ from fleet_env.errors import FleetFileError, SettingError
 Path = tuple[str | int, ...]
 Lines = dict[Path, int]   # path of keys from the top of the file -> line; () is the top itself
 
-_MOST = 100_000  # most values in a file: with aliases (*name) a few lines can stand for billions
+# Maximum number of values in a file. With aliases (*name) a few lines can stand for billions.
+_MOST = 100_000
 
 
 def parse(text: str, file: str, needs: str = '', error: type[SettingError] = FleetFileError
@@ -27,7 +28,7 @@ def parse(text: str, file: str, needs: str = '', error: type[SettingError] = Fle
 
 
 def line_of(path: Path, lines: Lines) -> int:
-    """Return the line of a key, or of the nearest key above it; 0 if there is none."""
+    """Return the line of a key; if it has none, the line of its nearest parent key; else 0."""
     return next((lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines), 0)
 
 

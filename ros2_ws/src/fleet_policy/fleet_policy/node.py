@@ -33,7 +33,7 @@ from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # s between two statuses
-LAST_WORDS = 1.0       # most seconds to wait until the command for the safe state has arrived
+LAST_WORDS = 1.0       # maximum seconds to wait until the command for the safe state has arrived
 WARM = 2               # number of inferences before the inference that is measured
 
 

@@ -50,7 +50,7 @@ class Observer:
 
     @property
     def observed(self) -> float:
-        """Return the time of the observation, s; see `Observer`."""
+        """Return the time of the observation in s; see `Observer`."""
         if len(self._newest) < len(self._contract.observations):
             return -math.inf
         times = [at for name, (_, at) in self._newest.items()
@@ -99,7 +99,7 @@ def vector(entry: Observation, message: Any) -> np.ndarray:
 
 
 def image(name: str, entry: Observation, message: Any) -> torch.Tensor:
-    """Return the pixels of a message, uint8 (1, 3, h, w), scaled to the size of the contract."""
+    """Return the pixels of a message, uint8 (1, 3, h, w), scaled to the size in ``entry``."""
     size = (entry.height, entry.width)
     try:
         if hasattr(message, 'format'):

@@ -32,9 +32,9 @@ class Policy(ABC):
     None: a parameter of the node names the file.
 
     ``chunk``: if not 0, the policy inpaints. Its batches then hold two more tensors. `prefix`,
-    float32 (1, chunk, d), holds the actions from the time of the observation on that will be
-    executed before the answer can come, followed by zeros. `prefix_count`, int64 (1,), is the
-    number of these actions.
+    float32 (1, chunk, d), holds planned actions, followed by zeros. The robot will execute these
+    actions, from the time of the observation on, before the answer can arrive. `prefix_count`,
+    int64 (1,), is the number of these actions.
     """
 
     contract: str | Mapping[str, Any] | None = None

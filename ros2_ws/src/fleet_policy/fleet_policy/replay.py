@@ -22,7 +22,8 @@ from .observer import Observer, batch_of
 from .policy import Policy, chunk_of, inputs_of
 from .sources import Event
 
-ROUNDING = 1e-6   # s; a message of the time of a tick comes before it
+# Tolerance in s for rounding: a message with the time of a tick comes before the tick.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)

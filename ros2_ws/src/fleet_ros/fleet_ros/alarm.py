@@ -36,7 +36,7 @@ class Alarm:
                 self._at = at
                 self._changed.notify()
             else:
-                self._at = at  # the thread wakes at the former time, then waits for this one
+                self._at = at  # the thread wakes at the former time, then waits for the new time
 
     def close(self) -> None:
         """Stop the alarm. Do not hold a lock that the callback waits for."""

@@ -72,7 +72,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
     peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
     own = address_of(network.interface) if robot and not here else ''
     if own or (peers and not here):
-        peers.append(own or MULTICAST)  # with peers in its list, multicast must be in it, too
+        peers.append(own or MULTICAST)  # a list with peers must hold multicast, too
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'

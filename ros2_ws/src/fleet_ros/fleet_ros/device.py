@@ -14,7 +14,7 @@ def torch_device(name: str) -> Any:
 
     :raises SettingError: this machine has no such device.
     """
-    import torch  # not at the top: only nodes that compute have PyTorch installed
+    import torch  # here, because only nodes that compute have PyTorch installed
 
     if name == 'auto':
         name = 'cuda' if torch.cuda.is_available() else 'cpu'

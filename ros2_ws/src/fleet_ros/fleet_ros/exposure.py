@@ -1,4 +1,4 @@
-"""Checks whether DDS can reach other machines, and requires a key for such a fleet."""
+"""Checks whether the DDS of a fleet can reach other machines; if it can, requires a key."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
 
 
 _LIMIT = 60.0  # s that reading the parameters may take
-# DDS domain of the temporary node: the highest domain whose ports Linux does not assign to other
-# programs by itself.
+# DDS domain of the temporary node: the highest domain whose ports are below Linux's range of
+# ephemeral ports.
 _ASIDE = 101
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-FIRST, MOST = 5.0, 60.0  # s before the first repetition; most s between two repetitions
+FIRST, MOST = 5.0, 60.0  # s before the first repetition; maximum s before any other repetition
 
 
 class Reminder:

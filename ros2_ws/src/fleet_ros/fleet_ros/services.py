@@ -18,7 +18,7 @@ from rclpy.parameter import Parameter
 
 # A clock that messages from the network cannot change, so that heartbeats go on.
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
-MOST = 1000    # most names, prefixes or parameters in a call; our nodes have fewer parameters
+MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
 AT_ONCE = 2.0  # s of work that calls without proof of their sender may cost at once
 SHARE = 10     # after `AT_ONCE`, such calls may use 1/SHARE of the time
 SETTERS = ('set_parameters', 'set_parameters_atomically')
@@ -46,7 +46,7 @@ class Allowance:
 
 
 def close_parameters(node: Node) -> None:
-    """Remove the parameter services of a node, because their calls do not prove their sender."""
+    """Remove the parameter services of a node, because a call to them does not show its sender."""
     _destroy(node, PARAMETER_SERVICES)
 
 

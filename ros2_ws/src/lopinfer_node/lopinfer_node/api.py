@@ -31,7 +31,7 @@ from .runtime.client import OPEN, Report
 from .runtime.planner import TablePlanner
 
 LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not notice
-MOST_WARNINGS = 16     # most warnings about calls that are not shared, one per reason
+MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
 _tracing = threading.Lock()  # torch patches itself while it traces
 _names: set[str] = set()     # names of robots that this process uses
@@ -63,7 +63,7 @@ class OffloadedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one inference."""
-        kwargs = dict(sorted(kwargs.items()))  # the caller may give them in any order
+        kwargs = dict(sorted(kwargs.items()))  # a caller may give arguments in any order
         with self._opening:
             if self._client is None and not self._reason:
                 self.connect(*args, **kwargs)
@@ -140,7 +140,7 @@ class OffloadedModel:
         self._devices = [leaf.device for leaf in leaves]
         self._default = torch.get_default_dtype()
         self._repeats = len(set(map(id, leaves))) < len(leaves)
-        self._context = Context()  # a context of its own: the program may use rclpy at any time
+        self._context = Context()  # its own context, because the program may use rclpy, too
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
@@ -150,7 +150,7 @@ class OffloadedModel:
         threading.Thread(target=self._watch, name='weights', daemon=True).start()
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))   # the model may write to them
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))  # the model may write to inputs
         with torch.no_grad():
             self.model(*args, **kwargs)
 

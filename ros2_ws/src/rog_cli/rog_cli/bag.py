@@ -21,7 +21,7 @@ from .fleet_state import APART, NAME, FleetState, changes
 
 FLEET, ROBOT = 'rog_msgs/msg/FleetStatus', 'rog_msgs/msg/TrainingStatus'
 CLASSES: dict[str, Any] = {FLEET: FleetStatus, ROBOT: TrainingStatus}
-Played = Iterator[tuple[float, Any]]  # s on the recorder's clock, a status
+Played = Iterator[tuple[float, Any]]  # (time in s on the recorder's clock, status)
 
 
 def is_bag(path: Path) -> bool:
@@ -32,9 +32,10 @@ def is_bag(path: Path) -> bool:
 def played(path: Path, namespace: str = '') -> Played:
     """Yield the statuses of one run of one fleet, in the order of recording.
 
-    The first status is of the server. If the recording has no status of the server before the
-    first status of a robot, this yields one that lists only this robot. Of several runs it plays
-    the last. It says on stderr what it leaves out.
+    The first yielded status is of the server. If the recording has no status of the server before
+    the first status of a robot, the function makes a server status that lists only this robot. If
+    the recording has several runs, the function plays the last run. It says on stderr what it
+    leaves out.
 
     :param namespace: namespace of the fleet; needed if the recording holds several fleets.
     :raises RecordError: the recording is missing or damaged, or it holds no statuses.
@@ -84,7 +85,7 @@ def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str
 
 
 def _last_run(path: Path, topics: dict[str, tuple[str, ...]]) -> float:
-    """Return the time of the server's first status of the last run, s; -inf if there is one run."""
+    """Return the time in s of the server's first status of the last run; -inf for a single run."""
     begin, run = -math.inf, None
     for _, now, message in Recording(str(path), topics) if topics else ():
         if run is not None and message.run != run:

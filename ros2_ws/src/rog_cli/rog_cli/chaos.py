@@ -374,7 +374,7 @@ def _read_checkpoint(directory: Path) -> tuple[int, bool]:
 
 @contextmanager
 def _small_disk(path: Path) -> Iterator[None]:
-    """Mount a small file system at ``path``; only this process sees it, and it ends with it."""
+    """Mount a small file system at ``path`` in this context; only this process sees it."""
     own_mounts()
     subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={DISK_MIB}m', 'rog-chaos', str(path)],
                    check=True, timeout=30.0)

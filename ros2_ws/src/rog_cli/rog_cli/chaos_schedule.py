@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fleet_env.radio import Conditions
 
-# First the faults of a robot, then those of the server.
+# Faults of a robot in the first line, faults of the server in the second line.
 KILL, PAUSE, BLACKOUT, LINK_IMPAIRMENT = 'kill', 'pause', 'blackout', 'link impairment'
 RESTART, DISK_FULL = 'restart', 'disk full'
 SERVER = 'server'

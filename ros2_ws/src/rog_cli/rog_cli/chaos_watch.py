@@ -30,7 +30,7 @@ class Seen:
 
 
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rate that the shared air offered each robot, Mbit/s, in the worse direction.
+    """Return the rate in Mbit/s that the shared air offered each robot in its worse direction.
 
     ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``. The
     rate of a direction that was not busy all the time is infinity, because it lacked nothing.
@@ -126,7 +126,7 @@ class Watch:
 def growth(samples: Sequence[tuple[float, float]]) -> float | None:
     """Return the growth of a process in MiB from (time s, MiB); None: too few samples.
 
-    The growth is the median of the last quarter minus that of the second quarter.
+    The growth is the median of the last quarter minus the median of the second quarter.
     """
     if not samples or samples[-1][0] - samples[0][0] < AGE:
         return None

@@ -33,7 +33,9 @@ CLOCK = 0.5           # s that clocks may differ; traces of emulated links begin
 ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
-_SETTLED = 1          # first statuses of a process not used for its clock, as they may be old
+# Number of first statuses of a process that are not compared with the clock, because they may be
+# old.
+_SETTLED = 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """Return how far its clock is behind, s, plus the shortest delay; None if unknown."""
+        """Return how many s its clock is behind, plus the shortest delay; None if unknown."""
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 

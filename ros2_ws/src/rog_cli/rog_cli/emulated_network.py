@@ -230,8 +230,9 @@ class EmulatedNetwork:
         """End the processes in the namespaces, release the namespaces, write the summary."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
         end_processes_in(self._inodes())
+        # Leave the namespace before the radio ends, because it then kills all processes there.
         if self._home >= 0:
-            _set_namespace(self._home)  # first, because the radio kills processes in the namespaces
+            _set_namespace(self._home)
         if self._radio is not None and self._radio.stdin is not None:
             with suppress(BrokenPipeError):
                 self._radio.stdin.close()

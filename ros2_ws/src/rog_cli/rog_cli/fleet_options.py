@@ -88,7 +88,7 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 
 
 def at_least_one(text: str) -> int:
-    """Return the text of an option as a whole number; raise `ArgumentTypeError` if below 1."""
+    """Return an option's text as a whole number; raise `ArgumentTypeError` if it is below 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a whole number of at least 1, got {text}')
     return int(text)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from rog_core.errors import shown
 
 ROBOTS = 256     # largest number of robots shown, as at a server
-NAME = 60        # most characters shown of a name, a state or a method
-POINTS = 400     # most points of a curve; if there are more, every other point is dropped
+NAME = 60        # maximum characters shown of a name, a state or a method
+POINTS = 400     # maximum number of points of a curve; beyond, every other point is dropped
 EVENTS = 200     # number of the last events that are remembered
 SILENT = 5.0     # s without a status after which the silence is reported
 APART = ('away', 'retired')  # states that only the server knows
@@ -243,7 +243,7 @@ class FleetState:
         state = seen.state if seen is not None and (own is None or seen.state in APART) \
             else own.state if own is not None else '?'
         state = doing = shown(state, NAME)
-        # The robot may have gone on since the server said so, or the other way round.
+        # Either status may be old. So show whom the robot waits for only if both say that it waits.
         if seen is not None and seen.waiting_for and state == 'waiting':
             doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
         why = '' if seen is None else shown(seen.why)

@@ -101,13 +101,16 @@ class ForkServer:
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, command: Sequence[str], log: IO[bytes], env: Mapping[str, str]) -> Child:
-        """Start ``python -m command``, a module of this project, in a session of its own."""
+        """Start ``python -m`` with ``command`` in a new POSIX session; return the process.
+
+        ``command``: a module of this project, and its arguments.
+        """
         asked = json.dumps([list(command), dict(env)]).encode()
         _adopt(True)
         try:
             socket.send_fds(self._link, [asked], [log.fileno()])
             return Child(int(self._link.recv(_MESSAGE)))
-        except (ConnectionError, ValueError) as error:  # ValueError: of an empty answer
+        except (ConnectionError, ValueError) as error:  # ValueError: empty answer
             raise ChildProcessError('the process that loads PyTorch for the fleet has ended') \
                 from error
         finally:
@@ -164,7 +167,7 @@ def _serve(link: socket.socket) -> Callable[[], Any] | None:
         between = os.getpid()
         if os.fork():
             os._exit(0)
-        while os.getppid() == between:  # until this process is a child of the launcher
+        while os.getppid() == between:  # wait until its parent is the launcher
             time.sleep(0.001)
         command, env = json.loads(asked)
         link.send(str(os.getpid()).encode())

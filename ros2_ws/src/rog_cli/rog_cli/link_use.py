@@ -95,7 +95,7 @@ def link_use(traces: Mapping[str, LinkTrace], shared: bool, start: float,
 
 
 def use_of_run(fleet: FleetConfig, out: Path) -> dict[str, Use]:
-    """Return the link use of each robot by its pushes, from the files of a run in ``out``."""
+    """Return how each robot's pushes used its link, from the files of the run in ``out``."""
     with (out / PERIODS_FILE).open(encoding='ascii') as lines:
         start, periods = read_periods(lines)
     pushes = {}

@@ -18,7 +18,7 @@ def place(text: str) -> Path:
 
 
 def seconds(text: str) -> float:
-    """Return a time to wait, s; refuse NaN, which would mean forever, as no time is later."""
+    """Return a time to wait, in s; refuse NaN, with which the wait would never end."""
     try:
         value = float(text)
     except ValueError:

@@ -157,9 +157,10 @@ class FleetProcesses:
             and (alive != ['server'] or len(self.processes) == 1)
 
     def failures(self) -> dict[str, int]:
-        """Return process -> exit code for those that failed: not 0, and not by a request to end.
+        """Return process -> exit code of the processes that failed.
 
-        After a failure of the server it holds only the server.
+        A process fails if its exit code is not 0, unless it ended by a signal that asked it to end.
+        After a failure of the server the result holds only the server.
         """
         # A process that has not yet set its handlers dies of the signal that asks it to end.
         found = {name: code for name, process in self.processes.items()

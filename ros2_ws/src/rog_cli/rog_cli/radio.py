@@ -36,7 +36,7 @@ from fleet_env.trace import LinkTrace
 UNLIMITED = 1000.0  # rate of a link with neither trace nor rate, Mbit/s
 BEGIN = 'begin'     # the order that starts the traces
 ORPHANS = 8.0       # s within which processes must end after their launcher is gone
-BURST = 64          # most frames that are read from one device before the next device is read
+BURST = 64          # maximum number of frames read from one device before the next device is read
 _FRAME = 65536
 _GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the queue of a device is full, or it is down
 
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
-    with suppress(OSError):  # highest priority: this process computes little, but must not be late
+    with suppress(OSError):  # highest priority, because this process must not be late
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     with open(int(arguments[4]), 'a', encoding='ascii') as periods:
         forwarder = Forwarder(radio_of(fleet), devices, periods)

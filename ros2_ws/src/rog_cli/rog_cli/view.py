@@ -54,7 +54,7 @@ class Monitor:
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self.node)
         self.state = FleetState(above, minutes)
-        self.unproved = False  # whether the last status of a server was not proved by the key
+        self.unproved = False  # whether the last server status had no valid signature
         self._subscribed: set[str] = set()
         self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
                                       self._on_fleet, qos.STATUS)

@@ -19,7 +19,9 @@ from numba import njit
 Array = Any  # numpy.ndarray or torch.Tensor
 
 _BLOCK = 1 << 14  # elements of each array that `trimmed_mean` sorts at once; they fit into a cache
-_SUM = {'reassoc', 'nsz', 'contract'}  # numba may reorder the additions of one sum, nothing else
+# How numba may change one sum: reorder its additions, ignore the sign of zero, and fuse a
+# multiplication with an addition. It must not assume that there are no NaN and no infinity.
+_SUM = {'reassoc', 'nsz', 'contract'}
 
 
 def on_device(values: np.ndarray, device: str) -> Array:
@@ -120,7 +122,7 @@ def _trimmed_mean(values, cut, out):
     """See `trimmed_mean`; ``values`` (arrays, elements)."""
     count, sorted_values = values.shape[0], np.empty(values.shape[0], np.float32)
     for k in range(out.size):
-        for i in range(count):  # insertion sort: there are few values
+        for i in range(count):  # insertion sort, because there are few values
             value, at = values[i, k], i
             while at > 0 and sorted_values[at - 1] > value:
                 sorted_values[at] = sorted_values[at - 1]

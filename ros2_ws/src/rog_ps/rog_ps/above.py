@@ -104,7 +104,7 @@ class Above:
                                   None if base is None else from_host(base, server.master))
         self._spinning: Spinning | None = None
         self._over = False
-        ordered.trigger()  # calls `go_on` when the server's node spins; this starts the worker
+        ordered.trigger()  # makes the server's node call `go_on`, which starts the worker
 
     def go_on(self) -> None:
         """Carry out the worker's order, or react to the end of the parent fleet's run."""

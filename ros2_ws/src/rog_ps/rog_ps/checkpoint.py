@@ -22,8 +22,8 @@ BASE = 'rog/upstream'   # name of the array ``base`` of a child fleet, see `rog_
 TAKEN = 'rog/taken/'    # prefix of the name of a robot's array, see `rog_core.server.taken.Taken`
 UPDATE = 'rog/update/'  # prefix of the names of the method's arrays
 DIVERGED = 1000.0       # a model whose norm grew by this factor since the last save has diverged
-NAMED = 100             # most checkpoints with a name given by a user
-OPEN = 16               # most checkpoints with a name given by a user in a fleet without a key
+NAMED = 100             # maximum number of checkpoints with a name given by a user
+OPEN = 16               # the same maximum in a fleet without a key
 
 
 class CheckpointError(RogError):
@@ -33,7 +33,7 @@ class CheckpointError(RogError):
 def named(out: Path, name: str, most: int = NAMED) -> Path:
     """Return the directory, below ``out``, of a checkpoint to which the user gives a name.
 
-    :param most: most checkpoints with a name.
+    :param most: maximum number of checkpoints with a name.
     :raises CheckpointError: the name is not allowed, or there are ``most`` such checkpoints.
     """
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]{0,63}', name, re.ASCII):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .node import ParameterServerNode
 
 
-REPEATED = 64       # most answers that are kept for calls that arrive again
-REMEMBERED = 10_000  # most times of calls that are kept
+REPEATED = 64       # maximum number of answers that are kept for calls that arrive again
+REMEMBERED = 10_000  # maximum number of calls whose times are kept
 
 
 class Calls:

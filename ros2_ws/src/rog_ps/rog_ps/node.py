@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from .above import Above
 
 
-# Most robots in a fleet that has neither a key nor a list of robots. The topics of each robot slow
-# rclpy down, so strangers must not be able to add many.
+# Maximum number of robots in a fleet that has neither a key nor a list of robots. The topics of
+# each robot slow rclpy down, so strangers must not be able to add many robots.
 OPEN = 32
 
 
@@ -107,7 +107,7 @@ class ParameterServerNode(ManagedNode):
         # `main` has checked this directory before the slow imports.
         self._checkpoints = self.out and kept(self.out)
         self._incomplete = False   # whether a part of the records could not be written
-        self._unsaved = ''         # why the last checkpoint was not written; empty: it was
+        self._unsaved = ''         # why the last checkpoint was not written; else empty
         self._peers: dict[str, Peer] = {}       # by name of the robot
         self._emulated: list[ShapedLink] = []   # links of the peers that are emulated
         self.dropped: Counter[str] = Counter()  # sender -> number of refused messages
@@ -338,8 +338,8 @@ class ParameterServerNode(ManagedNode):
     def _untimely(self, request: Any, robot: str) -> RegisterResponse | None:
         """Return the refusal for a proved registration that is out of date; None: it is not.
 
-        It is out of date if it is for another server process, or if another process of the robot
-        has replaced the one that made it.
+        A registration is out of date if it is for another server process, or if another process of
+        the robot has replaced the process that made the registration.
         """
         member = self.machine.members.get(robot)
         if request.server != process_of(self.machine.incarnation):

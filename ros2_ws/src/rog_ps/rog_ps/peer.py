@@ -34,9 +34,9 @@ class Peer:
         self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
         # None: the fleet has no key, or the robot has not registered yet.
         self.session: Session | None = None
-        self.count = 0             # count of the robot's last status in this session
-        self._noted = 0, 0         # iteration and evaluation of the robot's last recorded status
-        self._changes = [0, 0]     # how often each of these two numbers has changed
+        self.count = 0             # serial number of the robot's last status in this session
+        self._noted = 0, 0         # `iteration` and `evaluated_at` of the last recorded status
+        self._changes = [0, 0]     # how often each of these two fields has changed
         self.lives: set[int] = set()  # incarnations that have registered with the robot's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
                                      (TransferEnd, 'push_end', qos.CONTROL),

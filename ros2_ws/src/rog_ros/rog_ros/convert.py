@@ -27,9 +27,9 @@ from rog_msgs.srv import Register
 
 from .seal import Side, sealed
 
-MAX_PARAMETERS = 1 << 16  # most parameters of the model in a registration
-MAX_NAME = 256            # most characters of a name in a registration
-LONGEST = 200             # most characters kept of a method's name, which robots' statuses repeat
+MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a registration
+MAX_NAME = 256            # maximum characters of a name in a registration
+LONGEST = 200             # maximum characters of a method's name that robots' statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # bytes on the air of a robot's status, which is its heartbeat
 
@@ -167,7 +167,7 @@ def _receipt(message: Any) -> Receipt | None:
 
 
 def response_to_ros(response: RegisterResponse, message: Any) -> Any:
-    """Copy the answer to a registration into the service response ``message``; return it."""
+    """Copy a registration's answer into the service response ``message``; return ``message``."""
     message.accepted, message.reason = response.accepted, response.reason
     message.retry, message.incarnation = response.retry, response.incarnation
     message.iteration, message.attempt = response.iteration, response.attempt

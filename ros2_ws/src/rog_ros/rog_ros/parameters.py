@@ -27,7 +27,7 @@ _ELSEWHERE = ('channel', 'codec_pace', 'traffic', *ReachConfig.model_fields)
 
 
 SERVER = 'rog'  # name of the parameter server's namespace, which no robot may have
-NAME = 64       # most characters of a robot's name; ROS 2 limits a whole topic name to 247
+NAME = 64       # maximum characters of a robot's name; ROS 2 limits a whole topic name to 247
 
 
 class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
@@ -131,7 +131,7 @@ def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
 
 
 def fleet_namespace(server: str) -> str:
-    """Return the namespace of a fleet from that of its server: '/blue' from '/blue/rog'."""
+    """Return a fleet's namespace from its server's namespace: '/blue' from '/blue/rog'."""
     return server.rstrip('/').rpartition('/')[0]
 
 

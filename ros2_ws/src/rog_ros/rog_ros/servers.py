@@ -18,7 +18,7 @@ PROVIDERS = ('rog_ros', 'rog_suite')
 AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
 YOUNG = 10.0  # s after its start in which a server may still give way to another server
 FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by as much
-NAMED = 80    # most characters shown of a machine's or a method's name
+NAMED = 80    # maximum characters shown of a machine's or a method's name
 
 
 def this_process() -> str:
@@ -90,7 +90,8 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     The server that has trained for a shorter time ends, but only within `YOUNG` seconds after its
     start.
 
-    :param mine: of our server: elapsed time of its run in s, count of its last status, incarnation.
+    :param mine: our server's elapsed time of the run in s, count of its last status, and
+        incarnation.
     :param other: status of the other server, which may be a moment old.
     :param age: seconds since the start of our server.
     """

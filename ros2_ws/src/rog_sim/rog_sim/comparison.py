@@ -7,7 +7,7 @@
     seeds        seeds of the runs
     target       accuracy, 0 to 1, to which target_s and target_j refer
     times        times to which accuracy_at refers, s
-    rounds       iterations to which accuracy_after refers; every run has made so many
+    rounds       iterations to which accuracy_after refers; no run has made fewer
     methods      one entry per method, in the requested order: the fields of MethodResult
 
 Every number of a method is ``{"mean": ..., "std": ...}`` over the seeds. ``std`` is the sample

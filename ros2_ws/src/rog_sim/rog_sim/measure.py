@@ -177,7 +177,7 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         table = np.array([(0.0, 0.0), *inside, (summary.duration_s, robot.energy_j)])
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
-               # A single evaluation is the one before the training.
+               # A single evaluation was made before the training.
                measured.T if len(server) > 1 else np.empty((3, 0)))
 
 

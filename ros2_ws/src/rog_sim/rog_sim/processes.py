@@ -53,8 +53,8 @@ class GradientProcesses:
 
 
 def _may_fork() -> bool:
-    # With a GPU PyTorch has threads, which do not survive a fork. A daemonic process may not start
-    # child processes.
+    # If there is a GPU, PyTorch has threads, which do not survive a fork. A daemonic process may
+    # not start child processes.
     return hasattr(os, 'fork') and not torch.cuda.is_available() \
         and not multiprocessing.current_process().daemon
 

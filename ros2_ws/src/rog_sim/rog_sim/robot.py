@@ -152,9 +152,9 @@ class Robot:
 
 
 def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str, Any]:
-    """Return a worker's report, with its bytes scaled to the model that `traffic` names.
+    """Return a worker's report; multiply its bytes by the factor `TransferConfig.traffic`.
 
-    :param state: state in place of that of the machine; empty: the machine's.
+    :param state: state in the report; if empty, the state of the machine.
     """
     known = asdict(machine.report(now))
     known['state'] = state or known['state']

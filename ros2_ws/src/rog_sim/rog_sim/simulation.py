@@ -57,7 +57,7 @@ from .robot import Robot
 from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
-DATAGRAM = 1300  # most bytes of a message in one datagram; a longer message needs several
+DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message needs several
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,

@@ -52,7 +52,7 @@ class Classification(Task):
         self._model_spec = model
         self._model_options = dict(model_options or {})
         self._data = self._load(data, dict(data_options or {}))
-        images = len(self._data.test_labels)  # choose evenly: images may be sorted by class
+        images = len(self._data.test_labels)  # choose evenly, because images may be sorted by class
         chosen = torch.arange(test_limit) * images // test_limit \
             if 0 < test_limit < images else slice(None)
         self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]
@@ -104,7 +104,7 @@ class Classification(Task):
     def _shard(self, rank: int, world: int) -> Tensor:
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        shards = self._shards  # read once: another thread may ask for another world
+        shards = self._shards  # read once, because another thread may ask for another world
         if len(shards) != world:
             shards = self._shards = self._cut(world)
         return shards[rank]

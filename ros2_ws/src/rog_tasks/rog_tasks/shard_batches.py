@@ -22,10 +22,11 @@ class _Place:
 
 
 class ShardBatches:
-    """Returns batch number ``iteration`` of any of ``shards`` shards, the same on every robot.
+    """Gives access to the batches of all shards by number; a batch is the same on every robot.
 
-    Batches may be requested in any order. Going forward is cheap; going back starts the shard
-    again. If the task's ``batches`` have ``skip(count)``, skipped batches are not made.
+    Batches may be requested in any order. A request for a later batch is cheap; a request for an
+    earlier batch starts the shard again. If the task's ``batches`` have ``skip(count)``, skipped
+    batches are not made.
 
     :param task: its ``batches(shard, shards)`` return the batches.
     :param shards: number of shards of the data.
@@ -36,7 +37,9 @@ class ShardBatches:
         self._places: OrderedDict[int, _Place] = OrderedDict()
 
     def get(self, shard: int, iteration: int) -> Any:
-        """Return batch ``iteration``, from 1, of ``shard``, from 0.
+        """Return a batch.
+
+        ``iteration``: number of the batch, from 1. ``shard``: number of the shard, from 0.
 
         :raises ValueError: the iteration is below 1.
         :raises TaskError: the task refuses the shard, or its batches end.

@@ -90,7 +90,7 @@ def _without_shard(cls: type) -> str:
 
 
 class _Plain(Task):
-    """A task of a class that does not derive from :class:`Task`."""
+    """Wraps an object with a task's methods whose class does not derive from :class:`Task`."""
 
     def __init__(self, inner: Any):
         self._inner = inner
@@ -217,7 +217,7 @@ def measure_clean(task: Task, model: 'nn.Module') -> float:
 def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: str) -> float:
     import torch
 
-    modes = [(module, module.training) for module in model.modules()]  # may differ
+    modes = [(module, module.training) for module in model.modules()]  # modes may differ
     model.eval()
     try:
         with torch.no_grad():

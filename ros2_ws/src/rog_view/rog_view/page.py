@@ -24,7 +24,7 @@ LOOKS = {'computing': 'good', 'training': 'good', 'pushing': 'busy', 'pulling': 
 # Colours of the robots in the order of their names, the same as in the figures of `rog plot`.
 COLORS = ['#1f77b4', '#ff7f0e', '#2ca02c', '#d62728', '#9467bd', '#8c564b', '#e377c2', '#7f7f7f',
           '#bcbd22', '#17becf']
-LEGENDS = 16  # most robots for which a legend has room
+LEGENDS = 16  # maximum number of robots for which a legend has room
 TITLES = {'iter': 'iteration', 'acc': 'accuracy', 'stale': 'staleness', 'pushed': 'pushed',
           'compute': 'computing', 'comm': 'communicating', 'stall': 'waiting'}
 MTA = ('Minimum: the share of the rows that every transfer must carry. MTA time: how long the '

@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 
 Actions = NDArray[np.floating[Any]]
 
-MOST = 64  # most chunks that are kept; beyond, chunks of the oldest observations are dropped
+# Maximum number of chunks that are kept; the chunks of the oldest observations are dropped first.
+MOST = 64
 TAKEN, REPEATED, LATE = 'taken', 'repeated', 'late'
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Actions (n, d) for the ticks from ``first`` on; ``observed``: time of the observation, s."""
+    """A chunk: actions (n, d) for the ticks from ``first`` on.
+
+    ``observed``: time of the observation, s.
+    """
 
     first: int
     observed: float

@@ -33,7 +33,7 @@ TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): S
          (SAFE, CLEARED): WAITING}
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
-REMEMBERED = 256     # number of the last requests whose answers are recognised
+REMEMBERED = 256     # number of the last requests whose answers the machine can assign
 RETRY = 10.0         # s after which the slower place is asked again, to measure it
 
 
@@ -41,8 +41,9 @@ RETRY = 10.0         # s after which the slower place is asked again, to measure
 class Infer:
     """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
-    ``prefix``: the actions (m, d) from that time on that will be executed before the answer can
-    come, for a policy that inpaints; None if no action is planned.
+    ``prefix``: the planned actions from ``observed`` on, which the robot will execute before the
+    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints needs them.
+    None if no action is planned.
     """
 
     place: str
@@ -66,7 +67,7 @@ class Command:
 
 
 class PolicyMachine:
-    """Protocol of one robot and one policy.
+    """State machine of one robot and one policy: decides what to execute and where to compute.
 
     :param rate: ticks of the control loop per second.
     :param size: how many numbers an action has.
@@ -234,7 +235,7 @@ class PolicyMachine:
         return best
 
     def _spacing(self, place: Place) -> float:
-        """Return the least time between two requests, s, so that they do not come all at once."""
+        """Return the least time between two requests, s, which spreads the requests over time."""
         usual = place.usual
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
 

@@ -9,7 +9,8 @@ from statistics import median
 ROBOT, SERVER = 'robot', 'server'
 KEPT = 8           # number of the latest latencies from which the next latency is estimated
 LATER = 3.0        # a request counts as lost after LATER times the longest of these latencies
-# Seconds without requests after a loss: after the first loss, at most; doubles with each loss.
+# A place gets no requests for FIRST_PENALTY seconds after the first loss. The time doubles with
+# each further loss, up to MOST_PENALTY seconds.
 FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0
 
 
@@ -19,9 +20,9 @@ class Place:
     def __init__(self, name: str) -> None:
         self.name = name
         self.available = True
-        self.reason = ''                     # why it is not available, or why it failed last
+        self.reason = ''                     # why the place is unavailable, or why it failed last
         self.counts: Counter[str] = Counter()
-        self.newest = -math.inf              # time of the latest observation that was sent to it
+        self.newest = -math.inf              # time of the latest observation in a request
         self.sent = -math.inf                # time of the latest request
         self._under_way: dict[int, float] = {}   # request -> when it was sent
         self._latencies: deque[float] = deque(maxlen=KEPT)

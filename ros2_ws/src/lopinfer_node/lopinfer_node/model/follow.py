@@ -63,7 +63,7 @@ class _Owner:
 
 
 class Followed:
-    """What the code of a model reads.
+    """Finds the items that the code of a model reads.
 
     ``held``: path, container, and its kind (`MODULE`, `NAMED` or `ITEMS`). ``tensors`` and
     ``arrays``: tensors and arrays by path.
@@ -136,7 +136,7 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
-            if isinstance(value, (dict, list, set)):   # an instance of a subclass
+            if isinstance(value, (dict, list, set)):   # a subclass: `_visit` handles these types
                 self.held.append((path, value, ITEMS))
                 self._todo += [(f'{path}[{key!r}]', v) for key, v in (
                     value.items() if isinstance(value, dict) else enumerate(value))]

@@ -271,7 +271,7 @@ class _Reader:
             return
         example = node.meta['val']
         if isinstance(example, (list, tuple)):
-            self.env[node] = (target, bound, place, example)   # its items become records
+            self.env[node] = (target, bound, place, example)   # its items become records later
             return
         self.env[node] = self._add(Record(target, bound, tuple(example.shape), example.dtype,
                                           place), _alias(target, bound))

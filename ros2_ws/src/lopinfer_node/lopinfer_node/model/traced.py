@@ -309,8 +309,8 @@ def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
 def divided(name: str, tape: Tape) -> Traced:
     """Return the model divided along the input axes that make most operators divisible.
 
-    Of equal choices it takes the outermost axes, because slices along an outer axis are the largest
-    contiguous pieces of memory.
+    If several choices are equally good, the function takes the outermost axes, because slices along
+    an outer axis are the largest contiguous pieces of memory.
     """
     shapes = [r.shape for r in tape.records if r.overload is None]
     options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]

@@ -67,7 +67,7 @@ def _torchvision(name: str, pretrained: bool) -> torch.nn.Module | None:
 
 
 def _timm(name: str, pretrained: bool) -> torch.nn.Module | None:
-    torchvision()   # timm imports it
+    torchvision()   # timm imports torchvision
     try:
         timm = importlib.import_module('timm')
     except ModuleNotFoundError:

@@ -36,11 +36,12 @@ def kernel(function: _Function) -> _Function:
 class Problem(NamedTuple):
     """Graph, costs, link and objective as the kernels see them.
 
-    The edges of node v are `first[v]:first[v + 1]`; edge e comes from node `source[e]`. Output
-    index i of v needs [starts[table[e] + i], ends[table[e] + i]) of that node; the whole output
-    needs [lowest[e], highest[e]). `last_use[v]`: the last consumer of v, -1 if there is none.
-    `stays[v]`: whether the tensor must not cross the link. `slope`: seconds per index. `message`:
-    seconds per transfer. `weight` (s/J) and `deadline` (s) belong to the objective.
+    The edges of node v are `first[v]:first[v + 1]`. Edge e comes from node `source[e]`. With
+    t = table[e] + i, output index i of v needs the indices [starts[t], ends[t]) of `source[e]`;
+    the whole output of v needs the indices [lowest[e], highest[e]) of `source[e]`. `last_use[v]`:
+    the last consumer of v, -1 if there is none. `stays[v]`: whether the tensor must not cross the
+    link. `slope`: seconds of computation per output index. `message`: seconds that each transfer
+    adds. `weight` (s/J) and `deadline` (s) belong to the objective.
     """
 
     kind: np.ndarray
@@ -67,7 +68,7 @@ class Problem(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch and results of an evaluation; all arrays are (2, nodes): [0] device, [1] server.
+    """Working arrays and results of an evaluation, all (2, nodes): [0] device, [1] server.
 
     `cut`: device_to and server_from. `lo`, `hi`: hull of what a side's consumers need. `crosses`:
     whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the times of this
@@ -297,7 +298,7 @@ def _next(begin, end, used, i, now):
 
 @kernel
 def energy(p, w, latency):
-    """Return the energy of the device until the result, J; call this after `schedule`."""
+    """Return the energy in J that the device uses up to the result; call this after `schedule`."""
     if not np.isfinite(latency):
         return np.inf
     nodes = len(p.kind)

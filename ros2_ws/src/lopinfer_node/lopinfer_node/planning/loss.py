@@ -23,7 +23,7 @@ from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
 WIDTH = 6              # beams that are kept besides the beams with a boundary at this position
-POSITIONS = 24         # most positions at which the beam search may put a boundary
+POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
 ALIVE = 4              # at such a position at most ALIVE times the bytes of the inputs are alive
 HEAT = 0.03            # refinement may continue from a plan that is worse by about this share
 PATIENCE = 100         # heat is used only with at least this many evaluations per operator

@@ -19,7 +19,7 @@ from .plan import DEVICE, SERVER
 STEPS = 8                  # the beam search tries fractions that are multiples of 1 / STEPS
 UP, DOWN = DEVICE, SERVER
 APART, ON_DEVICE, ON_SERVER = 0, 1, 2
-_KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # boundaries of the beam search: direction, held
+_KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # (direction, held) of a boundary
 
 
 @kernel

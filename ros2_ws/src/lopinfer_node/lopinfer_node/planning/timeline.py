@@ -132,7 +132,7 @@ def estimate(graph: Graph, plan: Plan, costs: Costs, link: Link,
 
 
 class _Schedule:
-    """One pass over the operators."""
+    """Computes the times of all computations and transfers of a plan."""
 
     def __init__(self, graph: Graph, plan: Plan, costs: Costs, link: Link) -> None:
         if costs.fixed.shape[1] != len(graph):

@@ -72,12 +72,12 @@ Tensors = tuple[torch.Tensor, ...]
 class ClientOptions:
     """Options of a client.
 
-    ``planner(traced, fixed, per_share)``: yields plan tables for a server with this profile, s per
-    operator; each is used until the next one is made. ``server``: namespace of the server.
-    ``settings``: settings of the protocol. ``link``: an emulated link; by default the real link
-    alone. ``power``: W per state, used without a meter. ``recording``: collects the steps of
-    every request. ``slowdown``: factor, at least 1, by which this machine computes more slowly to
-    emulate a robot.
+    ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share`` are the
+    server's profile, in s per operator. The client uses each table until the next table is made.
+    ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
+    emulated link; by default the real link alone. ``power``: W in each state, used if there is no
+    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, by
+    which this machine computes more slowly to emulate a robot.
     """
 
     planner: Planner
@@ -98,14 +98,14 @@ class Client:
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
         self.node = node
         self.traced = traced
-        self._digest = traced.digest            # computed here: it is slow with many weights
+        self._digest = traced.digest   # slow with many weights, so compute it now
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options
         self._changed = threading.Condition()   # guards machine and link
         self._turn = threading.Lock()           # one inference at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # left the emulated link; must be published
+        self._ready: list[Piece | Ack] = []     # to be published now: left the emulated link
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')

@@ -107,7 +107,7 @@ class Server:
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
         self._tables: dict[str, PlansRequest] = {}   # tables to be prepared, by client
-        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # left a link; must be published
+        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # to be published now
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
@@ -276,7 +276,7 @@ class Server:
                     and trial.profile.whole.sum() <= self.options.limits.longest:
                 return trial
         except ProfileError:
-            pass  # there is no stored trial yet, or it is damaged
+            pass  # no trial is stored yet, or the stored trial is damaged
         trial = self._trier(folder)
         try:
             trial.save(path)
@@ -295,7 +295,7 @@ class Server:
                                   self.options.recording)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:  # invalid numbers; they concern only this client
+        except Exception as error:  # invalid numbers concern only this client
             reason = f'no plan table: {type(error).__name__}: {error}'
         with self._changed:
             self._act(self.machine.on_plans(request, table, reason))

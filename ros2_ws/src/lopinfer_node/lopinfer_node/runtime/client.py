@@ -51,8 +51,10 @@ CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
 BIN_SLACK = 0.25e6     # bytes/s; a rate may be measured this far below the bin that it belongs to
 HYSTERESIS = 0.02      # share by which another plan must be faster than the present one
-LATER = 1.25           # an answer is late after LATER times the longest of the latest requests
-LEAST_WAIT = 0.02      # but never before this many seconds after the expected time
+# An answer is late after LATER times the longest of the latest requests, but at the earliest
+# LEAST_WAIT seconds after the expected time.
+LATER = 1.25
+LEAST_WAIT = 0.02
 MAX_PENALTY = 30.0     # longest time without the server after consecutive fallbacks, s
 
 
@@ -68,7 +70,10 @@ class Upload:
 
 @dataclass(frozen=True)
 class MakePlans:
-    """Make the plan table for a server with this profile, then call `on_plans_made`."""
+    """Make the plan table for a server, then call `on_plans_made`.
+
+    ``fixed``, ``per_share``: the server's profile, in s per operator.
+    """
 
     fixed: np.ndarray
     per_share: np.ndarray
@@ -115,7 +120,8 @@ class PlannedTable:
 class Settings(fleet_env.settings.Settings):
     """Settings of the protocol for users.
 
-    ``piece_bytes``: most bytes in one piece; if one network packet is lost, so is the whole piece.
+    ``piece_bytes``: maximum bytes in one piece. If the network loses one packet of a piece, the
+    whole piece is lost.
     """
 
     probe_period: float = setting(0.5, 'time between measurements of an idle link', 's', ge=0.05,
@@ -159,7 +165,10 @@ class Report:
 
 
 class ClientMachine:
-    """Protocol of one robot and one model. Events return actions; `work` returns steps."""
+    """State machine of one robot and one model.
+
+    The methods for events return actions; `work` returns steps to compute.
+    """
 
     def __init__(self, incarnation: int, settings: Settings | None = None) -> None:
         self.incarnation = incarnation
@@ -398,7 +407,7 @@ class ClientMachine:
         report.latency = now - started
         plan, estimate = self._way
         self._feedback.note(plan, report.latency - report.check, estimate, now)
-        if self._request is None:      # the robot has computed it alone
+        if self._request is None:      # the robot has computed the request alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0
             return []

@@ -6,10 +6,12 @@ import math
 from collections import defaultdict, deque
 from statistics import median_low
 
-ENOUGH = 4       # least number of requests of a plan whose median corrects the plan's estimate
-MEDIAN = 7       # largest number of latest requests of which that median is taken
-LATEST = 20      # largest number of latest requests whose longest says when an answer is late
-KNOWN = 8        # least number of requests for that
+# The median of a plan's ratios corrects the plan's estimate. The largest ratio says when an answer
+# is late.
+ENOUGH = 4       # minimum number of requests of a plan to take the median
+MEDIAN = 7       # number of the latest requests of which the median is taken
+LATEST = 20      # number of the latest requests of which the largest ratio is taken
+KNOWN = 8        # minimum number of requests to take the largest ratio
 AGE = 60.0       # seconds after which a request no longer counts, so a slow plan is tried again
 
 

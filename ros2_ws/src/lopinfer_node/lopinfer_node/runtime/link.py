@@ -32,7 +32,7 @@ MIN_TRAIN = 24e3         # a train of fewer bytes does not count, because it is 
 
 @dataclass
 class LinkEstimate:
-    """Bandwidth (bytes/s), round trip (s), window and time-out towards one peer."""
+    """Estimates bandwidth (bytes/s), round trip (s), window and time-out towards one peer."""
 
     max_piece: int = MAX_PIECE
     rate: float = INITIAL_RATE
@@ -43,7 +43,7 @@ class LinkEstimate:
     _trips: deque[float] = field(default_factory=lambda: deque([0.02], 64), repr=False)
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf
-    _last: tuple[int, float] = (-1, 0.0)   # last packet and its arrival
+    _last: tuple[int, float] = (-1, 0.0)   # last packet, and the time of its arrival
     _before: float = math.inf              # rate before the present train; infinite: unknown
     _bytes: float = 0.0                    # bytes and seconds of the present train, by weight
     _seconds: float = 0.0

@@ -60,9 +60,9 @@ class Outbox:
         self.bytes_sent = 0
         self.next_packet = 0
         self._waiting: deque[_Part] = deque()
-        self._flight: dict[int, _Sent] = {}  # by packet, ascending
+        self._flight: dict[int, _Sent] = {}  # by packet number, ascending
         self._late: dict[int, _Sent] = {}    # the latest packets that counted as lost
-        self.in_flight = 0         # bytes
+        self.in_flight = 0         # bytes sent, neither acknowledged nor lost
 
     def clear(self) -> None:
         """Drop all offered transfers; pieces in flight still count for the window."""
@@ -84,7 +84,10 @@ class Outbox:
             self._waiting.append(_Part(route, transfer, part, parts, view[lo:hi]))
 
     def probe(self, nbytes: int, pieces: int) -> None:
-        """Queue a train of ``pieces`` that belongs to no request and is never repeated."""
+        """Queue ``pieces`` pieces with ``nbytes`` bytes in all, to measure the link.
+
+        The pieces belong to no request and are never repeated.
+        """
         for part in range(pieces):
             self._waiting.append(_Part(Route(0, 0, 0), PROBE, part, pieces,
                                        bytes(nbytes // pieces), repeat=False))

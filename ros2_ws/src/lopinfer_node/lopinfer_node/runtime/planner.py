@@ -23,9 +23,12 @@ from .measure import measure
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
-MESSAGE = 0.001   # s per transfer, because threads at both ends wake each other; from loopback
-MARGIN = 0.05     # a less simple plan must save this share of the simpler plan's latency,
-TRANSFER = 0.5e-3   # plus this many seconds for each additional transfer
+# Seconds per transfer, measured on loopback: threads at both ends wake each other.
+MESSAGE = 0.001
+# A less simple plan must save the share MARGIN of the simpler plan's latency, plus TRANSFER seconds
+# for each additional transfer.
+MARGIN = 0.05
+TRANSFER = 0.5e-3
 FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bins of the first table
 
 
@@ -49,11 +52,12 @@ class TablePlanner:
 
     def __call__(self, traced: Traced, fixed: np.ndarray, per_share: np.ndarray
                  ) -> Iterator[PlannedTable]:
-        """Plan for a server with this profile, seconds per operator; yield one table or two.
+        """Plan for a server with the profile ``fixed``, ``per_share``; yield one table or two.
 
-        Measuring and searching take seconds, or minutes on a busy machine. So without a profile the
-        first of two tables comes from a short measurement and has at most two plans: the whole
-        model on the robot, and the whole model on the server.
+        The server's profile is in seconds per operator. Measuring and searching take seconds, or
+        minutes on a busy machine. So if this machine has no profile, the first of two tables comes
+        from a short measurement and has at most two plans: the whole model on the robot, and the
+        whole model on the server.
         """
         if self.profile is None and self.table is None and self.method == LOSS:
             own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)

@@ -130,7 +130,7 @@ class Run:
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
-                own = tensor.detach().resolve_conj().resolve_neg()   # PyTorch does both lazily
+                own = tensor.detach().resolve_conj().resolve_neg()   # PyTorch delays both
                 self._stretches[index] = [(0, extent, own.contiguous())]
         self._inputs = dict(self._stretches)
 

@@ -47,9 +47,9 @@ from .wire import (
 )
 
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
-MAX_NAME = 200   # most characters of a client's name; ROS refuses longer topics
-MAX_NAMES = 1 << 20   # most bytes of a model's name and its parameters' names and hashes
-REFUSALS = 64    # most refused models whose reason is kept for later requests
+MAX_NAME = 200   # maximum characters of a client's name; ROS refuses longer topics
+MAX_NAMES = 1 << 20   # maximum bytes of a model's name and its parameters' names and hashes
+REFUSALS = 64    # maximum number of refused models for which the reason of the refusal is kept
 TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
 
@@ -119,19 +119,19 @@ class Limits(Settings):
     """Bounds on what one server serves."""
 
     clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
-    request_bytes: int = 1 << 28   # most bytes of the incoming transfers of one request
+    request_bytes: int = 1 << 28   # maximum bytes of the incoming transfers of one request
     lease: float = setting(30.0, 'silence after which a robot is dropped', 's', ge=3.0, le=3600.0)
     uploads: bool = setting(True, 'whether robots may send models')
     memory: int = setting(4096, 'most memory for models and open requests', 'MiB', ge=64,
                           le=1 << 24)
     longest: float = setting(30.0, 'longest duration of one inference; slower models are refused',
                              's', ge=0.1, le=3600.0)
-    piece_bytes: int = MAX_PIECE   # most bytes of one piece
+    piece_bytes: int = MAX_PIECE   # maximum bytes of one piece
 
 
 @dataclass
 class _Model:
-    """A model; ``status`` is READY, PREPARING or REFUSED."""
+    """The server's state of one model; ``status`` is READY, PREPARING or REFUSED."""
 
     name: str
     names: Sequence[str]
@@ -148,7 +148,7 @@ class _Model:
 
 @dataclass
 class _Session:
-    """One client."""
+    """The server's state of one client."""
 
     client: str
     incarnation: int
@@ -175,9 +175,10 @@ class Work:
 
 
 class ServerMachine:
-    """Protocol of the server. Events return actions; `work` returns steps to compute.
+    """State machine of the server.
 
-    ``stored``: digests of the models whose files are stored.
+    The methods for events return actions; `work` returns steps to compute. ``stored``: digests of
+    the models whose files are stored.
     """
 
     def __init__(self, incarnation: int, stored: Collection[str] = (),

@@ -14,7 +14,7 @@ SHORTEST = 1e-3   # s; the overhead of a shorter pause is longer than the pause
 
 
 def computing_time() -> float:
-    """Return a clock, s, whose differences are the computing time of this thread.
+    """Return the time of a clock in s; its differences are the computing time of this thread.
 
     If one thread computes, the clock is the thread's processor time. It does not contain the time
     of other processes on the processor, which a pause would multiply. If several threads compute,

@@ -54,14 +54,14 @@ class UploadReply:
 class Store:
     """Stores at most ``models`` models under ``directory``, each file of at most ``memory`` bytes.
 
-    A new model replaces the least recently used model.
+    If ``models`` models are stored, a new model replaces the least recently used model.
     """
 
     def __init__(self, directory: Path, memory: int = 4 << 30, models: int = 64) -> None:
         self.directory = directory
         self.models = models
         self.memory = memory
-        self._hashes: dict[Path, Any] = {}  # of the arrived bytes, by incomplete file
+        self._hashes: dict[Path, Any] = {}  # incomplete file -> hash of its bytes
         directory.mkdir(parents=True, exist_ok=True)
 
     def digests(self) -> set[str]:
@@ -74,7 +74,7 @@ class Store:
 
     def use(self, digest: str) -> Path:
         """Return the folder of a complete model, and mark it as used now."""
-        with contextlib.suppress(OSError):   # a folder that can only be read
+        with contextlib.suppress(OSError):   # the folder may be read-only
             os.utime(self.path(digest))
         return self.path(digest)
 

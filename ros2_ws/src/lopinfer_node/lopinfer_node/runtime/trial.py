@@ -1,8 +1,8 @@
 """Try a model in its own process before a server serves it.
 
-A robot may send a model that needs any amount of memory or time, or that ends its process. A trial
-runs in a process of its own, so only this process fails. The server then reserves the memory that
-the trial has used.
+A robot may send a model that needs too much memory or time, or that ends the process in which it
+runs. The trial runs in a separate process, so that such a model ends only the trial. The server
+then reserves the memory that the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
@@ -36,11 +36,11 @@ from ..planning.profile import Profile
 from .measure import SHARES, measure
 from .program import Program
 
-LOADING = 300.0    # most seconds to read and check a model; enough on a busy machine
+LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
 MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
-TURNS = 9          # most passes over the model at each share
+TURNS = 9          # maximum number of passes over the model at each share
 ROOM = 64 << 20    # the trial may use at least this many bytes more than a model may
-MAX_TEXT = 1000    # most characters of a reason, which may contain long names from the robot
+MAX_TEXT = 1000    # maximum characters of a reason, which may contain long names from the robot
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Trial:
 class Trier:
     """Tries models, one at a time; ``close`` from another thread ends the running trial.
 
-    ``memory``: most bytes of a model and one request together; ``longest``: most seconds of one
-    inference.
+    ``memory``: maximum bytes of a model and one request together. ``longest``: maximum seconds of
+    one inference.
     """
 
     def __init__(self, device: str, memory: int, longest: float) -> None:
@@ -127,7 +127,7 @@ def main(arguments: list[str]) -> int:
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
-    warm_up(torch.device('meta'))     # its code needs 70 MB, which are not the model's
+    warm_up(torch.device('meta'))     # loads 70 MB of code, which are not part of the model
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)

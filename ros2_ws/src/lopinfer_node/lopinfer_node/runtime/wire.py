@@ -15,8 +15,8 @@ from ..errors import RemoteError
 
 PROBE = 0xFFFFFFFF      # transfer number of a piece that measures the link, for no request
 PROBE_PIECES = 4        # pieces of a probe
-MAX_PROBE = 240000      # most bytes of all pieces of a probe together
-MAX_PIECE = 245760      # most bytes of data in one piece
+MAX_PROBE = 240000      # maximum bytes of all pieces of a probe together
+MAX_PIECE = 245760      # maximum bytes of data in one piece
 MAX_PARTS = 0xFFFF
 MASK_BITS = 64
 HISTORY = 4 * MASK_BITS   # packets that a receiver remembers

@@ -26,7 +26,7 @@ from .kernels import LENGTH, OWN, SCALE
 # What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values, from which the kernel
 # then subtracts the decoded values. COPY: the values, which stay unchanged.
 DIFFERENCE, TAKE, COPY = range(3)
-MOST = 512  # most elements that a segment sends with a codec that names each position
+MOST = 512  # maximum number of elements that a segment sends with a codec that names each position
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
 
 
@@ -43,11 +43,12 @@ class Segments(Protocol):
 
 
 class Codec(ABC):
-    """One format. ``ids`` int64: ascending segments; ``values``: flat storage (elements,)."""
+    """An encoding of values. ``ids`` int64: ascending segments; ``values``: flat (elements,)."""
 
     name: str
     number: int                    # on the wire
-    segment_elements: int          # most elements of a segment, so that it fits into a datagram
+    # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
+    segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
     kept: float = 1.0              # share of the unsent values that the sender keeps
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules; the first: rule `OWN`

@@ -36,10 +36,10 @@ LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.f
 
 
 class E3M0(Codec):
-    """Half a byte per element and one bfloat16 scale per segment; ``magnitude`` is not used."""
+    """Encodes a segment as half a byte per element and a bfloat16 scale; ignores ``magnitude``."""
 
     name, number = 'e3m0', 4
-    segment_elements = 2048  # 1 KiB: one datagram
+    segment_elements = 2048  # half a byte each: 1 KiB, which fits into one datagram
     kernels = 'e3m0', 'e3m0'
 
     def sizes(self, lengths):

@@ -82,8 +82,11 @@ def _threshold(magnitudes, count):
     low, high, above = np.int32(0), np.int32(0), 0
     for k in range(magnitudes.size):
         high = max(high, magnitudes[k])
-    high += 1  # always: at least ``count`` magnitudes are >= ``low``, and ``above`` are >= ``high``
-    step = 1 << 23  # for float32 a factor of 2, by which t is usually below the largest at most
+    # At every step at least ``count`` magnitudes are >= ``low``, and ``above`` are >= ``high``.
+    high += 1
+    # In the bits of a float32 this step is a factor of 2. Usually t is above half of the largest
+    # magnitude.
+    step = 1 << 23
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))
         step *= 2

@@ -28,10 +28,10 @@ from .kernels import LENGTH, SCALE, bad_scale, intrinsic, prefetch_row, scale_of
 
 
 class OneBit(Codec):
-    """Sign bits and one bfloat16 scale per segment."""
+    """Encodes a segment as sign bits and one bfloat16 scale."""
 
     name, number = 'onebit', 1
-    segment_elements = 8192  # 1 KiB of sign bits: one datagram
+    segment_elements = 8192  # 1 KiB of sign bits, which fit into one datagram
     kernels = 'onebit', 'onebit'
 
     def sizes(self, lengths):

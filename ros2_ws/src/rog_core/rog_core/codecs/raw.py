@@ -14,7 +14,7 @@ from .kernels import LENGTH, OWN
 
 
 class Raw(Codec):
-    """Float32. ``magnitude`` is not used."""
+    """Encodes values as float32, without loss; ignores ``magnitude``."""
 
     name, number, segment_elements = 'raw', 0, 256
     kernels = 'raw', 'raw'
@@ -86,7 +86,10 @@ def _energy(dense):
 
 @njit(nogil=True, cache=True)
 def _gather(values, mirror, offsets, ids, out):
-    """Copy values - mirror (if None: values) of the segments into ``out`` one after the other."""
+    """Copy ``values - mirror`` of the segments ``ids`` into ``out``, one after the other.
+
+    If ``mirror`` is None, copy ``values``.
+    """
     at = 0
     for i in range(ids.size):
         lo, hi = offsets[ids[i]], offsets[ids[i] + 1]

@@ -37,7 +37,7 @@ NOTHING = 0xffff   # fills up a segment that has too few nonzero elements
 
 
 class SparseTernary(Codec):
-    """Two bytes for each element sent and one bfloat16 scale per segment.
+    """Encodes a segment as two bytes for each sent element and one bfloat16 scale.
 
     ``sparsity`` is the fraction of the elements that are sent, above 0 and at most 0.5;
     ``magnitude`` is not used.
@@ -49,7 +49,8 @@ class SparseTernary(Codec):
 
     def __init__(self, sparsity: float) -> None:
         self.name, self.sparsity = f'ternary:{sparsity}', sparsity
-        self.segment_elements = int(min(MOST / sparsity, 8192))  # 1 KiB: one datagram
+        # A segment sends at most MOST elements of 2 bytes, 1 KiB, which fits into one datagram.
+        self.segment_elements = int(min(MOST / sparsity, 8192))
 
     @staticmethod
     @lru_cache

@@ -44,15 +44,15 @@ from .kernels import (
     write_scale,
 )
 
-SHARE = 64                  # one element in so many is sent
-BITS = 14                   # bits for each element sent
+SHARE = 64                  # one of SHARE elements is sent
+BITS = 14                   # bits for each sent element
 LARGE, NEGATIVE = 1 << 12, 1 << 13
 FEEDBACK = np.float32(0.95)  # share of the unsent values that a push keeps
 _PLACES = np.arange(BITS)
 
 
 class SparseLoCo(Codec):
-    """14 bits for each element sent and two bfloat16 scales per segment; no ``magnitude``."""
+    """Encodes a segment as 14 bits per sent element and two scales; ignores ``magnitude``."""
 
     name, number = 'sparseloco', 5
     segment_elements = 4096
@@ -123,7 +123,7 @@ class SparseLoCo(Codec):
 
 
 def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -> np.ndarray:
-    """Return the mean of ``size`` over the elements ``which`` of each segment, float64.
+    """Return, for each segment, the mean of ``size`` over the elements ``which``, float64.
 
     ``of``: the segment of each element. The mean is 0 for a segment without such elements.
     """
@@ -141,7 +141,10 @@ def _bit_places(counts: np.ndarray) -> np.ndarray:
 
 
 def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the bytes of segments; each has as many words of 14 bits as ``counts`` says."""
+    """Pack words of 14 bits into bytes; ``counts``: number of words of each segment.
+
+    Each segment begins with a new byte.
+    """
     bits = np.zeros(8 * int(((BITS * counts + 7) // 8).sum()), np.uint8)
     bits[_bit_places(counts)] = words[:, None] >> _PLACES & 1
     return np.packbits(bits, bitorder='little')
@@ -248,7 +251,7 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """See `Codec._look`; ``data`` has the right length; ``lengths``: of the encoded segments."""
+    """See `Codec._look`; ``data`` has the right length; ``lengths``: encoded segments only."""
     at, energy = 0, 0.0
     for i in range(lengths.size):
         code = data[at:at + sizes[i]]

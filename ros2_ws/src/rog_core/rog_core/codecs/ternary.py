@@ -22,7 +22,7 @@ BLOCK = 64  # elements per block, of which one is sent
 
 
 class Ternary(Codec):
-    """A byte per block and one bfloat16 scale per segment; ``magnitude`` is not used."""
+    """Encodes a segment as a byte per block and one bfloat16 scale; ignores ``magnitude``."""
 
     name, number, segment_elements = 'ternary', 2, 8192
     kernels = 'ternary', 'ternary'
@@ -41,7 +41,7 @@ class Ternary(Codec):
         padded = dense.new_zeros(BLOCK * int(blocks.sum()))
         padded[spans(BLOCK * starts_of(blocks), lengths, dense)] = dense
         padded = padded.view(-1, BLOCK)
-        at = padded.abs().argmax(1)  # of equal magnitudes, the first
+        at = padded.abs().argmax(1)  # the first, if several are equal
         chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
         # Continue on the host, in the order of the compiled loops; only one element in 64 is left.
         scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)

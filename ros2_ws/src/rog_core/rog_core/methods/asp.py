@@ -6,7 +6,7 @@ from .base import Method
 
 
 class Asp(Method):
-    """``asp``; the staleness bound is infinite."""
+    """``asp``: no robot waits for another, because the staleness bound is infinite."""
 
     name = 'asp'
     usage = 'asp'

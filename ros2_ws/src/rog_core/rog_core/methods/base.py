@@ -234,7 +234,7 @@ class Method:
         ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
         old bound still holds until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # a barrier counts iterations: some rows may be older
+        if self.at_barrier(robot, fleet):  # compare iterations, because rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         return self.behind(robot, fleet, max(self.bound_of(robot), least))
@@ -255,7 +255,7 @@ class Method:
 
     @property
     def deadline(self) -> float:
-        """Time at which the server must call `on_time`, s; infinity: never."""
+        """Time in s at which the server must call `on_time`; infinity: never."""
         return math.inf
 
     def on_time(self, now: float) -> None:

@@ -15,10 +15,10 @@ from .written import Written
 class DiLoCo(Outer):
     """``diloco:H``: H local steps of each robot, then an outer step with their mean change.
 
-    ``diloco:H:P``: P fragments of the model, each exchanged every H steps, one after another, so
-    that an iteration has H/P local steps and sends one row in P. The robot computes the next local
-    steps while a fragment travels (``pipeline``). So a fragment is applied late, but transmission
-    takes no extra time. A robot's momentum continues from phase to phase.
+    ``diloco:H:P``: the model is divided into P fragments. An iteration has H/P local steps and
+    exchanges one fragment, so each fragment is exchanged every H steps. The robot computes the next
+    local steps while a fragment travels (``pipeline``). So a fragment is applied late, but
+    transmission takes no extra time. A robot's momentum continues from phase to phase.
 
     ``quorum=K``: the fleet does not wait for a robot whose link fades. A round is over when K
     robots have pushed and the others have had ``grace=S`` more seconds. A later push is applied
@@ -36,7 +36,7 @@ class DiLoCo(Outer):
     name = 'diloco'
     usage = 'diloco:H[:P]'
     known = ('pipeline', 'quorum', 'grace', 'rate', 'momentum')
-    usual_rate, usual_momentum = 0.7, 0.9  # as published
+    usual_rate, usual_momentum = 0.7, 0.9  # the published values
 
     def __init__(self, written: Written, team: Team) -> None:
         super().__init__(written, team)

@@ -41,7 +41,7 @@ class Gsgm(Rolling):
         if self.early and not written.arguments:
             raise ConfigError(f"'{written.text}': early transmission needs the bound of a row's "
                               'staleness, for example gsgm:4')
-        self._contributed: set[str] = set()  # in this round
+        self._contributed: set[str] = set()  # robots that have contributed in this round
         self._queue: list[str] = []
         self._list: list[str] = []           # the white list: robots that have yet to contribute
 

@@ -4,7 +4,7 @@ from .base import Method
 
 
 class Ssp(Method):
-    """``ssp:S``; ssp:0 is BSP.
+    """``ssp:S``: a robot may be at most S iterations ahead of the slowest; ssp:0 is BSP.
 
     With ``+early`` rows are chosen by ATP, and staleness is still counted in whole iterations.
 

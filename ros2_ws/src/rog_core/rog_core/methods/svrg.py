@@ -121,5 +121,5 @@ class FullGradient:
         return bool(self._complete) and iteration == self._iteration
 
     def mean(self) -> Array:
-        """Return the mean over the robots in the sum."""
+        """Return the mean full gradient of the robots whose gradients are in the sum."""
         return self._sum / np.float32(len(self._complete))

@@ -84,7 +84,7 @@ class FlatModel:
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:
-        """Set all gradients to zero, in place: they are views."""
+        """Set all gradients to zero in place, because they are views."""
         self.gradient.zero_()
         self.collect()
 

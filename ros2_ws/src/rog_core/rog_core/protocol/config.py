@@ -100,7 +100,10 @@ class ServerConfig:
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
            ) -> ServerConfig:
-        """Return the values of the sections of a fleet file."""
+        """Return the server's configuration from the settings of a fleet file.
+
+        ``capacities``: robot -> its capacity. ``traffic``: see `TransferConfig`.
+        """
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
                    settings.server.drain_limit, settings.server.stop_limit, dict(capacities),

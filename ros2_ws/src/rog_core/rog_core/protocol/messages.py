@@ -19,7 +19,7 @@ HEADER_BYTES = 40  # bytes of a serialised chunk besides ids and values; used by
 
 
 class Kind(IntEnum):
-    """What a transfer carries; it implies the direction."""
+    """Kind of a transfer: what the transfer carries, and in which direction."""
 
     PUSH = 0      # gradients to the server, added to the master rows
     PULL = 1      # model updates to the worker, added to its rows

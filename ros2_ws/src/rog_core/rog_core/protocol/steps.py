@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Gradient(Step):
-    """The gradient of the robot's own next batch; with SVRG it is corrected by the anchor.
+    """The gradient of the robot's own next batch; SVRG corrects it by a full gradient.
 
     ``momentum``: whether the worker applies momentum; otherwise the server does.
     """

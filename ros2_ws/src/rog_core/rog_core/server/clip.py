@@ -27,7 +27,7 @@ LEAST = 3  # smallest number of robots for which there is a bound
 
 
 class NormBound:
-    """``limit``: a push counts for at most this many times the median norm; 0: no limit."""
+    """Scales down pushes whose norm is above ``limit`` times the median norm; 0: no limit."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit

@@ -59,7 +59,7 @@ class Deadlines:
                                                    shared.method.deadline)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Count the ``seconds`` in which this process did not run as a delay of no member."""
+        """Do not count the ``seconds`` in which this process did not run as a member's delay."""
         for member in self.shared.members.values():
             member.heard = min(member.heard + seconds, now)
             member.progress = min(member.progress + seconds, now)

@@ -30,7 +30,7 @@ class Limits:
         self._due: dict[str, float] | None = None
 
     def stop(self, by: float) -> None:
-        """End the run; a member that is not done at the time ``by`` is given up."""
+        """End the run; give up each member that is not done at the time ``by``."""
         self.stopping, self.stop_by = True, by
         self.forget_due()
 

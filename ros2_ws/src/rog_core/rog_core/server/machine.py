@@ -39,7 +39,10 @@ from .shared import Shared
 
 
 class ServerMachine(Shared):
-    """The protocol of the server: an event and the present time in, actions out; see `Shared`."""
+    """The server's state machine; its methods take an event and the time, and return actions.
+
+    See `Shared`, too.
+    """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
                  config: ServerConfig) -> None:
@@ -174,7 +177,7 @@ class ServerMachine(Shared):
         return self.deadlines.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Count the ``seconds`` in which this process did not run as a delay of no member."""
+        """Do not count the ``seconds`` in which this process did not run as a member's delay."""
         self.deadlines.on_held_up(seconds, now)
 
     @property

@@ -84,7 +84,7 @@ class Member:
         self.state = MEMBER.after(self.state, event)
 
     def take_place(self, event: str) -> None:
-        """Change the place as `rog_core.protocol.states.PLACE` says."""
+        """Make the member counted or retired, as `rog_core.protocol.states.PLACE` says."""
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
@@ -121,11 +121,11 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how much patience the member has used up, s; this falls as time passes."""
+        """Return how much patience, in s, the member has used up; it falls as time passes."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
-        """Return the part of the fleet's ``patience`` that is left for it, s; at least 1/`LEFT`."""
+        """Return the part of the fleet's ``patience``, in s, that is left; at least 1/`LEFT`."""
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
@@ -160,7 +160,7 @@ class Member:
 
     @property
     def has_to_act(self) -> bool:
-        """Whether the member must act next; also if it waits for old rows of its own."""
+        """Whether the member must act next; true also if it waits for its own old rows."""
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:

@@ -52,7 +52,7 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # this worker has not made so many pushes: a stranger has sent this one
+            push = None  # the worker has made fewer pushes, so a stranger has sent this one
         shared.taken[robot] = taken
         taken.begin(request.incarnation)
         since = taken.since(request.former, request.former_attempt)
@@ -60,7 +60,7 @@ class Membership:
             taken.heir = request.incarnation
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
-            member, attempt = former, former.attempt  # its snapshot is already under way
+            member, attempt = former, former.attempt  # the snapshot is on its way
         else:
             member = self._admit(request, now)
             attempt = member.attempt + 1

@@ -63,7 +63,7 @@ class Plausibility:
         return min(self.limit * self.usual(kind) if self.limit else math.inf, LARGEST) ** 2
 
     def admits(self, push: Receiver, rows: Rows) -> bool:
-        """Whether new rows of a push may be applied; once rows were refused, all later ones are."""
+        """Whether new rows of a push may be applied; false once rows of the push were refused."""
         energy = push.energy + rows.energy
         if push.refused or energy > self._most[rows.transfer.kind]:
             push.refused += 1

@@ -67,7 +67,7 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """Send the final model to each worker, so that L = A, once no worker has to act any more.
+        """Once no worker must act any more, send each worker the final model, so that L = A.
 
         If a link cannot carry the model within ``drain_limit``, omit the rows that differ least.
         """
@@ -140,7 +140,7 @@ class Pulls:
         if kind == Kind.PULL:
             member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
-        if math.isfinite(sender.mta_duration):  # it is infinity if the MTA has not arrived
+        if math.isfinite(sender.mta_duration):  # infinity: the MTA has not arrived
             member.pull_mta = sender.mta_duration
         member.move('pulled')
         return []

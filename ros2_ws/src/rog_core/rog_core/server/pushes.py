@@ -17,7 +17,8 @@ from .plausible import Plausibility
 from .pulls import Pulls
 from .shared import Shared
 
-EARLY = 64  # most chunks of a push that the server keeps while the receipt of the pull is missing
+# Maximum number of chunks of a push that the server keeps while the receipt of the pull is missing.
+EARLY = 64
 
 
 class Pushes:
@@ -54,7 +55,7 @@ class Pushes:
             return actions
         if self.shared.aggregation.counts(member) \
                 and not self.shared.method.in_time(robot, chunk.transfer.iteration):
-            taken = member.push.close()  # end it early: the method no longer uses it
+            taken = member.push.close()  # end the push, which the method no longer uses
             assert member.push.receipt is not None
             return [*actions, Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
         if (end := member.push.due) is not None:

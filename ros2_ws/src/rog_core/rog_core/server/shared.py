@@ -58,12 +58,13 @@ class Shared:
         self.iteration = 0         # highest iteration pushed by any robot
         # Robot -> (incarnation, receipt of its last push) before the restart of the server.
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}
-        self.taken: dict[str, Taken] = {}  # for each robot that has ever registered
-        self.restarted = False     # whether it has resumed and no robot has registered yet
-        self.missed_at = math.inf  # time until which, after a restart, it waits for known robots
-        self.missing: frozenset[str] = frozenset()  # robots that it no longer waits for
+        self.taken: dict[str, Taken] = {}  # every robot that has ever registered -> its record
+        self.restarted = False     # whether the server has resumed and no robot has registered yet
+        # Time until which the server, after a restart, waits for the robots that it knows.
+        self.missed_at = math.inf
+        self.missing: frozenset[str] = frozenset()  # robots that the server no longer waits for
         self.limits = Limits(config.heartbeat_limit, config.patience)
-        self.paused = False        # if true, it grants no iteration; transfers under way continue
+        self.paused = False        # if true, no iteration is granted; transfers continue
 
     @property
     def method(self) -> Method:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-LIVES = 16    # most processes of a robot that the server remembers; saves of earlier ones are lost
+# Maximum number of processes of a robot that the server remembers. Saves of earlier processes are
+# lost.
+LIVES = 16
 _LIFE = 1 << 32  # more than the number of pushes of one process
 
 

@@ -14,7 +14,7 @@ MIN_RATE = 1e3         # lower limit of the estimated rate, bytes/s
 
 @dataclass
 class LinkEstimate:
-    """Delivery rate (bytes/s) and round-trip time (s) towards one peer.
+    """Estimates the delivery rate (bytes/s) and the round-trip time (s) towards one peer.
 
     The window is the number of bytes that may be unacknowledged: 1.25 * delivery rate * (shortest
     round trip + `QUEUE_TIME`). So the rate can grow while the link has room, and no long queue

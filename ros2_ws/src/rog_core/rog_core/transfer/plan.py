@@ -101,7 +101,7 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
 
 
 def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the positions by descending score; those in ``first`` come before all others.
+    """Return the positions by descending score; positions in ``first`` come before all others.
 
     Equal scores keep their order. This sorts integers, several times faster than `numpy.lexsort`.
     Each integer has 1 bit for "not first", 32 bits for the score (as float32) and 31 bits for the
@@ -118,7 +118,10 @@ def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budget: float
              ) -> Plan:
-    """Return a plan of ``rows`` by descending score, none mandatory; ``scores``: of all rows."""
+    """Return a plan of ``rows`` by descending score; no row is mandatory.
+
+    ``scores``: score of every row of the model.
+    """
     order = rows[_descending(scores[rows], np.zeros(rows.size, bool))]
     return Plan(_windows(_expand(partition, order), window_size(partition)), 0, rows.size, budget)
 
@@ -127,7 +130,7 @@ def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec
                patience: float) -> Codec:
     """Return ``codec``, or ``smaller`` if the mandatory rows would take longer than ``patience``.
 
-    ``rate``: of the link, bytes/s. ``patience`` is in seconds. An id counts as one byte.
+    ``rate``: rate of the link, bytes/s. ``patience`` is in seconds. An id counts as one byte.
     """
     if not plan.mandatory or patience == float('inf'):
         return codec

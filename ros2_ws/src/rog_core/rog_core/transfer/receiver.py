@@ -45,13 +45,13 @@ class Receiver:
     floor: int = 1                   # lowest attempt of a transfer that is not over
     granted: int | None = None       # iteration of the next transfer; None: any
     kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
-    energy: float = 0.0              # sum of the squares of the values taken of this transfer
+    energy: float = 0.0              # sum of the squares of the taken values of this transfer
     refused: int = 0                 # chunks of this transfer that were taken, but are not used
     announced: End | None = None     # end that closes it when all chunks have arrived
     state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
-    taken: int = 0                   # number of segments taken of the present transfer
+    taken: int = 0                   # number of segments of the present transfer that were taken
     # Whether each segment was taken in the present transfer, bool (segments,).
     _seen: np.ndarray = field(default_factory=lambda: _NOTHING)
 
@@ -119,7 +119,7 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The end that came before the last chunk, once all chunks have arrived; None: none."""
+        """The end that came before the last chunk, once all chunks have arrived; else None."""
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
         return end if whole and self.state == OPEN else None
@@ -191,7 +191,7 @@ class Receiver:
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Resume after a restart; ``receipt``: of the last known transfer, which is now closed."""
+        """Resume after a restart; the transfer of ``receipt``, the last known one, is closed."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 

@@ -96,7 +96,7 @@ class Sender:
     _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
     _order: int = 0           # order of the next transmission
     _newest: int = -1         # highest order that has arrived
-    _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)  # by order; some have arrived
+    _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)  # by order, with arrived ones
     _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)  # heap by time-out
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again

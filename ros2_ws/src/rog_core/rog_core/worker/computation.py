@@ -168,7 +168,10 @@ class OfLocal(Computation[Local]):
         return self.step.steps
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`: the "gradient" is the model before minus the model after."""
+        """See `Computation.compute`.
+
+        The "gradient" is the model before the local steps minus the model after the local steps.
+        """
         return self._steps(source, source.gradient.clone(), sgd)  # the gradient is zero
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:

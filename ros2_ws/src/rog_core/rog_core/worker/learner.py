@@ -39,6 +39,6 @@ class Learner:
             self.store.check(gradient)
         except GradientError:
             if self.source is not None:
-                self.source.velocity = None  # the momentum contains this gradient, too
+                self.source.velocity = None  # drop the momentum, which contains this gradient
             raise
         return gradient

@@ -30,7 +30,10 @@ from .unsent import Unsent
 
 
 class WorkerMachine(Shared):
-    """The protocol of one robot: an event and the present time in, actions out; see `Shared`."""
+    """A worker's state machine; its methods take an event and the time, and return actions.
+
+    See `Shared`, too.
+    """
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
                  config: TransferConfig) -> None:

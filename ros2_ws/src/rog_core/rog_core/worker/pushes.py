@@ -164,7 +164,7 @@ class Pushes:
         return []
 
     def end(self, receipt: Receipt | None) -> None:
-        """End an open push by the server's receipt, if any; rows that were not taken are kept.
+        """End an open push, by the server's receipt if there is one; keep the rows not taken.
 
         See `Computation.after_push`.
         """

@@ -22,7 +22,9 @@ from .shared import Shared
 from .unsent import check_taken
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
-MAX_REGISTER_INTERVAL = 4.0  # the interval doubles up to this, s: a slow link delays the answer
+# Maximum seconds between attempts. The interval doubles with each attempt, because a slow link
+# delays the answer.
+MAX_REGISTER_INTERVAL = 4.0
 
 
 class Registration:

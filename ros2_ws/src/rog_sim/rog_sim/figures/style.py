@@ -124,7 +124,7 @@ def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
         return
     figure.draw_without_rendering()                   # computes the layout and thus the height
     low, high = axes.get_ylim()
-    height = axes.get_window_extent().height / figure.dpi * 72  # of the axes, points
+    height = axes.get_window_extent().height / figure.dpi * 72  # axes' height in points
     gap = 8.2 / height                                # height of a label, as a share of the axes
     wanted = np.array([(y - low) / (high - low) for y, _, _ in ends])
     # Move labels only as far as necessary to separate them: isotonic regression of y - i * gap.

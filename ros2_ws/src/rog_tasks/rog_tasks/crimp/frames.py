@@ -72,7 +72,7 @@ class Frames:
 
 
 def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
-    """Return the root mean square distance, m, of positions (n, 3) after rigid alignment."""
+    """Return the root mean square distance in m of positions (n, 3) after rigid alignment."""
     estimate, truth = estimate.double(), truth.double()
     a, b = estimate - estimate.mean(0), truth - truth.mean(0)
     u, _, vt = torch.linalg.svd(a.T @ b)
@@ -100,7 +100,7 @@ def corners(seen: list[Frames], margin: float) -> Tensor:
 
 
 def upright(seen: list[Frames]) -> Tensor:
-    """Return the rotation (3, 3) from world axes to axes of which the third points up.
+    """Return the rotation (3, 3) from world axes to axes whose third axis points up.
 
     The axes of the world differ between recordings. Cameras are usually held upright, so up is the
     world axis nearest to the mean upward direction of the cameras.

@@ -1,8 +1,8 @@
 """The implicit map: feature grids of several resolutions and a small decoder.
 
-For a point of the world it returns the distance to the nearest surface, in units of `TRUNCATION`
-and at most about 1, and a colour. A grid is a parameter with one row per block of cells, so that a
-robot's view changes few rows.
+For a point of the world it returns a colour and the distance to the nearest surface. The distance
+is in units of `TRUNCATION` and at most about 1. A grid is a parameter with one row per block of
+cells, so that a robot's view changes few rows.
 """
 
 from typing import Any

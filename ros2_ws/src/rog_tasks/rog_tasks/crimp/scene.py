@@ -92,10 +92,10 @@ def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
 
 
 def way(width: float, depth: float, part: int, parts: int) -> Poses:
-    """Return the true poses of one robot on its part of a round through all rooms.
+    """Return the true poses of one robot on its part of a closed path through all rooms.
 
-    If there are several parts, the robot drives well into the next part. Robots look around while
-    they drive.
+    If there are several parts, the robot continues into the next part, so that the views of two
+    robots overlap. Robots look around while they drive.
     """
     turn = np.linspace(0, 2 * np.pi, 4000)
     rounded = [np.sign(f) * np.abs(f) ** .6 for f in (np.cos(turn), np.sin(turn))]
@@ -121,8 +121,9 @@ def way(width: float, depth: float, part: int, parts: int) -> Poses:
 def film(scene: Scene, camera: Camera, poses: Poses, noise: float, seed: int) -> Frames:
     """Return what a camera sees from ``poses``.
 
-    :param noise: standard deviation of a depth measured at 1 m, m; it grows with the square of the
-        depth. Twice this number is the standard deviation of the colours.
+    :param noise: standard deviation, in m, of the measured depth of a point at a depth of 1 m. The
+        deviation grows with the square of the depth. The standard deviation of the colours is
+        twice this number.
     """
     rays = camera.rays()
     directions = torch.einsum('nij,pj->npi', poses.rotations, rays)

@@ -53,10 +53,10 @@ class Crimp(Task):
         recording, which must then be the same on every machine.
     :param size: width and depth of the generated flat, m.
     :param furniture: number of pieces of furniture in each of the four rooms of the flat.
-    :param noise: standard deviation of a depth measured at 1 m, m; it grows with the square of the
-        depth.
-    :param parts, first: the round through the flat (or the recording) is divided into ``parts``
-        parts, by default one for each robot; the first robot has part ``first``.
+    :param noise: standard deviation, in m, of the measured depth of a point at a depth of 1 m. The
+        deviation grows with the square of the depth.
+    :param parts, first: the closed path through the flat (or the recording) is divided into
+        ``parts`` parts, by default one for each robot; the first robot has part ``first``.
     :param width: pixels in a row of an image. Images of the generated flat have proportions 4:3.
     :param every: number of training steps from one new frame to the next.
     :param stride: use one of every ``stride`` frames of a recording.
@@ -123,12 +123,12 @@ class Crimp(Task):
         return max(0.0, 1 - robot.error() / max(robot.worst(), 1e-9))
 
     def trajectory_error(self, model: nn.Module) -> float:
-        """Return the error of the robot that trains ``model``, m; NaN if there is none."""
+        """Return the error, in m, of the robot that trains ``model``; NaN if there is none."""
         robot = self._robots.get(model)
         return float('nan') if robot is None else robot.error()
 
     def depth_error(self, model: nn.Module) -> float:
-        """Return the mean absolute error of the map's depth, m, at most `FAR` for a pixel.
+        """Return the mean absolute error, in m, of the map's depth; a pixel counts at most `FAR`.
 
         The depth is compared with views along all ways through the generated flat, or with frames
         of the recording, at their true poses and at pixels of known depth. The error is NaN if the
@@ -208,7 +208,7 @@ class Crimp(Task):
 
     @cached_property
     def _upright(self) -> Tensor:
-        """The rotation (3, 3) from world axes to axes of which the third points up."""
+        """The rotation (3, 3) from world axes to axes whose third axis points up."""
         return upright(self._survey) if self._source and self._survey else torch.eye(3)
 
     def _camera(self) -> Camera:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 
 COLOUR = 0.3   # m; a colour difference of 1 weighs as much as this distance
-ROBUST = 0.05  # m; a larger residual has no more influence than this
+ROBUST = 0.05  # m; a larger residual has the influence of a residual of this size
 ITERATIONS = 8
 FAR = 0.5      # m; a pose at least this far from the given pose is rejected
 _STEP = 0.05   # m; step of the numerical derivatives
@@ -37,7 +37,7 @@ def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor,
         around = (turned + position)[:, None] + offsets
         distance, colour = model(around.reshape(-1, 3))
         values = torch.cat((TRUNCATION * distance[:, None], COLOUR * colour), 1).view(-1, 7, 4)
-        slope = (values[:, 1:4] - values[:, 4:]) / (2 * _STEP)  # (n, 3, 4): by x, y, z
+        slope = (values[:, 1:4] - values[:, 4:]) / (2 * _STEP)  # (n, 3, 4): along x, y, z
         residual = values[:, 0] - target
         known = values[:, 0, 0].abs() < 0.8 * TRUNCATION
         if int(known.sum()) < _LEAST:

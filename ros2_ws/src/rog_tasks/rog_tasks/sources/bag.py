@@ -110,7 +110,7 @@ class Recording:
             if len(data) > LARGEST + 2**16:
                 raise DataError(f'it has {len(data)} bytes')
             return self._read(data, kind)
-        except Exception as error:  # numpy, struct and rosbags have different ones
+        except Exception as error:  # numpy, struct and rosbags raise different types
             self.damaged += 1
             self.damage = f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
             return None
@@ -127,7 +127,7 @@ class BagSource(Source):
         """Return endless batches, drawn at random from the images that were played last.
 
         Before the first batch, enough images are played to fill the buffer. Before each later
-        batch, ``count`` new images are played. At its end the recording begins again.
+        batch, ``count`` new images are played. When the recording ends, it begins again.
         """
         path = self._spec.target.replace('{rank}', str(rank))
         if self._played and path == self._spec.target:

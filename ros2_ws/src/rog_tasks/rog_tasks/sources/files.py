@@ -25,11 +25,11 @@ ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip')
 class Files:
     """Image files below ``path``, a folder or an archive; ``names`` are sorted.
 
-    ``others`` are the names of files without the suffix of an image, without hidden files.
+    ``others`` are the names of the files that are not images; hidden files are left out.
 
-    :param memory: most bytes that the encoded images of a compressed tar may take in memory.
-    :raises DataError: the path is missing or cannot be read, or an archive holds a link or a name
-        that leads out of the archive; an honest archive of images holds neither.
+    :param memory: maximum bytes that the encoded images of a compressed tar may take in memory.
+    :raises DataError: the path is missing or cannot be read, or an archive holds a link, or a name
+        that leads out of the archive. Both can be an attack.
     """
 
     def __init__(self, path: str, memory: float) -> None:

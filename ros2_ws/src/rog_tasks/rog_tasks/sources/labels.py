@@ -21,7 +21,10 @@ class Sure:
         self.asked = self.given = 0
 
     def complete(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return ``labels`` (B,); where a label is UNKNOWN and ``logits`` are sure, replace it."""
+        """Return ``labels`` (B,), with each UNKNOWN label replaced by the most probable class.
+
+        An UNKNOWN label stays if that class, by ``logits``, is less probable than the threshold.
+        """
         probability, guess = logits.detach().softmax(1).max(1)
         unknown = labels == UNKNOWN
         sure = unknown & (probability >= self._threshold)

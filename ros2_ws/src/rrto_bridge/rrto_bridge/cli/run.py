@@ -23,7 +23,8 @@ from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIB
 from ..program import children
 
 STOP_LIMIT = 30.0    # seconds for a server to end by itself; then it is killed
-AT_ONCE, LONGEST = 0.3, 1.0   # seconds to search for a server before one is started; and in total
+# Seconds to search for a server before this command starts one, and seconds to search in total.
+AT_ONCE, LONGEST = 0.3, 1.0
 
 
 def add_parser(verbs: Any) -> None:

@@ -1,1 +1,1 @@
-"""The robot's end: the link, and the engines that send or replay the calls of a program."""
+"""The robot's side: the link, and the engines that send or replay the calls of a program."""

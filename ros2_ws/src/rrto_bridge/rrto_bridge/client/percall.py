@@ -25,7 +25,7 @@ class Result(NamedTuple):
 
 
 class NoReplay:
-    """Replaces a `replay.ReplayClient` in the other modes; it never expects a call."""
+    """Stands in for `replay.ReplayClient` in the modes without replay; never expects a call."""
 
     expected: Step | None = None
     base = 0

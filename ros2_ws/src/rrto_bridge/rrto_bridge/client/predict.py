@@ -68,7 +68,7 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     try:
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
-    except Exception:   # no shape rule, or an invalid call: the server reports that better
+    except Exception:   # no shape rule, or an invalid call, which the server reports better
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
         return metas    # a list may have another length than the recorded one
@@ -76,7 +76,7 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
 
 
 def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
-    """Return `like` with the next of `metas` in place of each Meta; None where none is left."""
+    """Replace each Meta in `like` by the next item of `metas`; by None if no item is left."""
     if type(like) is Meta or like is None:
         return next(metas, None)
     if type(like) is tuple:

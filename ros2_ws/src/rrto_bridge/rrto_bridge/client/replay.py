@@ -70,12 +70,13 @@ class _Run:
 
 
 class ReplayClient:
-    """State machine of one program.
+    """Decides which calls of one program are replayed; a state machine.
 
     `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
-    tensor that the program holds, None if unknown. `infer`: see search/derive.py. `closed`: None,
-    unless the last `call`, `leave` or `received` has closed a run whose effects stay; then
-    `closed()` returns the calls of this run, in the form of `pending`.
+    tensor that the program holds, None if unknown. `infer`: see search/derive.py.
+
+    `closed` is a function if the last `call`, `leave` or `received` has closed a run; else it is
+    None. The function returns the calls of this run, as `pending` does.
     """
 
     def __init__(self, allocate: Callable[[int], int],

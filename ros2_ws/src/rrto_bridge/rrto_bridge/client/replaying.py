@@ -37,7 +37,7 @@ class Replaying(PerCall):
         self.follower = self.replay
         self.defined: Sequence | None = None   # the newest sequence
         self._dropped: set[int] = set()   # handles dropped since `_note_closed` recorded a run
-        self._round_trips = 0   # count of the machine at the end of the last replayed inference
+        self._round_trips = 0   # `machine.round_trips` after the last replayed inference
 
     @property
     def sequences(self) -> int:  # type: ignore[override]
@@ -78,7 +78,8 @@ class Replaying(PerCall):
         asked: list[Any] = []
         for handle, meta in tensors:
             if meta is not None:
-                self._metas.setdefault(handle, meta)   # unknown for a tensor of a replayed pass
+                # `_metas` does not contain the tensors of a replayed pass.
+                self._metas.setdefault(handle, meta)
             call = Call(DTOH, (Ref(handle),), wanted=True)
             decision = self._decide(call)
             if decision.step is not None:

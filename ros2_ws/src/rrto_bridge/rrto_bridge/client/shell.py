@@ -367,7 +367,7 @@ class Link(Port):
         self._arrived.put(None)
 
     def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """Return a node callback with a wrapper: an error in it also ends the program's waits."""
+        """Return a wrapper of a node callback; an error in it ends the program's waits."""
         def call(*arguments: Any) -> None:
             try:
                 callback(*arguments)

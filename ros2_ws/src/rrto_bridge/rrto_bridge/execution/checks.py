@@ -58,7 +58,7 @@ def _zeroed(function: Call) -> Call:
 
 
 def _grouped(function: Call) -> Call:
-    """Zero the output rows or columns that belong to no group: the operator does not write them."""
+    """Zero the output rows or columns of no group, which the operator does not write."""
     def call(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *args: Any, **kwargs: Any
              ) -> torch.Tensor:
         made: torch.Tensor = function(self, mat2, offs, *args, **kwargs)
@@ -304,7 +304,8 @@ def _miopen_batch_norm(*args: Any, **kwargs: Any) -> Any:
 
 
 def _grid_sampler(self: torch.Tensor, grid: torch.Tensor) -> Any:
-    return aten.grid_sampler_2d.default(self, grid, 0, 0, True)   # bilinear, zeros, corners
+    # Bilinear interpolation, padding with zeros, aligned corners.
+    return aten.grid_sampler_2d.default(self, grid, 0, 0, True)
 
 
 def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:

@@ -215,7 +215,7 @@ class Context:
     def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
         own, default = self.generator, default_generator(self.device)
         if own is default:
-            return function   # no call has a generator argument: a generator cannot be sent
+            return function   # no call has a generator argument, because it cannot be sent
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if takes:

@@ -52,7 +52,7 @@ class Executor(Protocol):
     def place(self, tensor: Any) -> Any:
         """Return the meta of a tensor, and its address in the device's memory."""
     def save(self, tensor: Any) -> Any:
-        """Return a copy of everything in a tensor that an operator may change."""
+        """Return a copy of all parts of a tensor that an operator can change."""
     def restore(self, tensor: Any, saved: Any) -> None:
         """Undo all changes of a tensor since `save`."""
     def random(self) -> Any:

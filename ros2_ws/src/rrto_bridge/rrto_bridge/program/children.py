@@ -81,7 +81,7 @@ def _after_env(command: list[str], environment: Environment, ours: Mapping[str, 
 
 
 def _python(command: list[str], environment: Environment) -> tuple[list[str], Environment]:
-    """Change a Python command that ignores variables so that it ignores all except ours."""
+    """Change a Python command that ignores all variables, so that it reads our variables."""
     made, ignores, at = command[:1], False, 1
     while at < len(command) and re.match('-[a-zA-Z]', command[at]):
         option = command[at]

@@ -133,7 +133,7 @@ class Connection:
     # -- the device itself -----------------------------------------------------------------------
 
     def query(self, name: str) -> Any:
-        """Return the server's answer about its device; see `execution.perform`."""
+        """Ask the server about its device; ``name``: the question, see `execution.perform`."""
         with self.lock:
             return self.ask('query', name)
 

@@ -41,7 +41,7 @@ class CpuFallback:
                 self.write(tensor)
 
     def fetched(self, value: Any) -> Any:
-        """Return an argument with its tensors and devices replaced by those of this machine."""
+        """Return an argument with tensors and devices of this machine in place of its own."""
         if isinstance(value, RemoteTensor):
             return self._values[value.handle]
         if isinstance(value, (list, tuple)):

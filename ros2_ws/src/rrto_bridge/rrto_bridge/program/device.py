@@ -146,7 +146,7 @@ class Device:
     # -- copies ----------------------------------------------------------------------------------
 
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
-        """Return a copy of a CPU tensor on the device."""
+        """Copy a CPU tensor to the device; return the copy."""
         check_dense(tensor)
         meta, data = pack(tensor)
         with self.connection.lock:
@@ -156,11 +156,11 @@ class Device:
             return make(self.connection.ask('upload', meta, data, weight), meta)
 
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
-        """Return a copy of a remote tensor on the CPU."""
+        """Copy a remote tensor to the CPU; return the copy."""
         return self.downloads([tensor])[0]
 
     def downloads(self, tensors: list[RemoteTensor]) -> list[torch.Tensor]:
-        """Return copies of remote tensors on the CPU, with one round trip for all if possible."""
+        """Copy remote tensors to the CPU, with one round trip for all if possible."""
         with self.connection.lock:
             self.lifetimes.collect()
             for tensor in tensors:
@@ -272,7 +272,7 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run on the server an operator that PyTorch itself would answer on this machine."""
+        """Run an operator on the server that PyTorch would otherwise compute on this machine."""
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 

@@ -29,7 +29,10 @@ def _dtype(kwargs: Any) -> torch.dtype:
 
 
 def _pack_padded_sequence(on: Runner, /, *args: Any) -> Any:
-    """Decompose into slices, because the lengths and the returned batch sizes are CPU tensors."""
+    """Decompose the operator into slices, which the server can run.
+
+    The lengths and the returned batch sizes are CPU tensors, so the server cannot run the operator.
+    """
     return aten._pack_padded_sequence.default._op_dk(
         torch._C.DispatchKey.CompositeExplicitAutograd, *args)
 

@@ -66,10 +66,11 @@ class _First(torch.Tensor):
 
 
 def _without_dtensor() -> None:
-    """Prevent PyTorch from importing `torch.distributed.tensor`, which takes a second.
+    """Prevent PyTorch from importing `torch.distributed.tensor`; the import takes a second.
 
-    PyTorch looks up `DTensor` in this module only once, at the first call of a tensor subclass. A
-    program that uses `DTensor` must have imported it before this call.
+    PyTorch looks up `DTensor` only once, when an operator first gets a tensor of a subclass. A
+    program that uses `DTensor` must have imported `torch.distributed.tensor` before this function
+    is called.
     """
     name = 'torch.distributed.tensor'
     if name in sys.modules or torch.distributed.is_available() \

@@ -100,7 +100,7 @@ def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) ->
     kind = str(argument.type)
     if kind == INDICES or facts.name.endswith('.data'):   # the batch sizes of a packed sequence
         return isinstance(args[0], RemoteTensor)
-    if argument.name == 'src' and facts.name.endswith('_scatter.default'):   # CUDA copies it
+    if argument.name == 'src' and facts.name.endswith('_scatter.default'):   # CUDA copies `src`
         return isinstance(args[0], RemoteTensor)
     return not tensor.dim() and kind != SEVERAL
 

@@ -342,7 +342,7 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Replace `tensor.data = value`, also across devices; modules move their parameters so.
+    """Replace `tensor.data = value`, with which modules move parameters, also across devices.
 
     Swap `tensor` and an alias of `value`, as `torch.utils.swap_tensors` does. Autograd graphs keep
     the old values.

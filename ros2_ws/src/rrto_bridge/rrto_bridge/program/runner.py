@@ -18,11 +18,11 @@ class Runner(Protocol):
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run any operator on the server, or on this machine if the server cannot."""
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
-        """Return a copy of a CPU tensor on the device."""
+        """Copy a CPU tensor to the device; return the copy."""
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
-        """Return a copy of a remote tensor on the CPU."""
+        """Copy a remote tensor to the CPU; return the copy."""
     def downloads(self, tensors: list[RemoteTensor]) -> list[torch.Tensor]:
-        """Return copies of remote tensors on the CPU, with one round trip for all if possible."""
+        """Copy remote tensors to the CPU, with one round trip for all if possible."""
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                ) -> RemoteTensor:
         """Resize a tensor: to a view of its memory, or to new memory if it is too small."""

@@ -14,7 +14,10 @@ LONGEST = 0.1    # maximum wait for a thread that goes on after it has read a va
 
 
 class Turns:
-    """The turn at the device. Call all methods with the lock held; a wait releases it."""
+    """Lets the threads of a program use the device in turns.
+
+    Call all methods with the lock held; a wait releases the lock.
+    """
 
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)

@@ -39,9 +39,10 @@ ROLES = (Own, Persistent, Bound)
 class Step:
     """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
 
-    `results`: `Own` for a new tensor, the argument's role for a returned argument, None for no
-    tensor. `metas`: None for no tensor, or if the shape varies from pass to pass. `compiled`: the
-    code that executes or matches steps may store its own data here.
+    A role is `Own`, `Persistent` or `Bound`. `results`: `Own` for a new tensor, the argument's role
+    for a returned argument, None for a result that is no tensor. `metas`: None for a result that is
+    no tensor or whose shape varies from pass to pass. `compiled`: the code that executes or matches
+    steps may store its own data here.
     """
 
     op: str
@@ -119,7 +120,7 @@ def _roles(value: Any) -> Iterator[StepRole]:
 
 
 def substitute(value: Any, kinds: type | tuple[type, ...], new: Callable[[Any], Any]) -> Any:
-    """Return `value` with `new(item)` for every item of `kinds`, also in nested tuples."""
+    """Replace every item of the types `kinds` in `value` by `new(item)`, also in nested tuples."""
     if isinstance(value, kinds):
         return new(value)
     if type(value) is tuple:

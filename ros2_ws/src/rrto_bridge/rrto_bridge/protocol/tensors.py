@@ -49,7 +49,7 @@ def check_device(device: torch.device) -> None:
 
 
 def from_special(value: Special, device: torch.device) -> Any:
-    """Return the value of which `special` returned the name; raises RemoteError."""
+    """Return the value whose name `special` has returned; raises RemoteError."""
     found = {'dtype': DTYPES.get(value.name), 'memory_format': _FORMATS.get(value.name),
              'layout': torch.strided if value.name == 'strided' else None,
              'device': device if not value.name else None}.get(value.kind)

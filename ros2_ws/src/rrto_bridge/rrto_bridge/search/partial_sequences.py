@@ -24,7 +24,7 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-LIMIT = 1 << 15    # limit of: known tags + calls of the open partial sequence; then forget all
+LIMIT = 1 << 15    # known tags plus calls of the open partial sequence; at LIMIT, forget all
 FED = 16           # a tree node gets a new `Search` after this many partial sequences
 
 Fragment = tuple[int, ...]          # tags of its calls; the tag of a wanted call omits its metas
@@ -54,7 +54,7 @@ class _Node:
 
 
 class PartialSequences:
-    """Finds partial sequences in the calls that are made one by one; used like `Search`."""
+    """Finds partial sequences in the calls that are sent outside a replay; used like `Search`."""
 
     def __init__(self, repetitions: int) -> None:
         self._repetitions = repetitions

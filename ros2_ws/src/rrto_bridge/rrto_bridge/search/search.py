@@ -214,7 +214,10 @@ class Search:
         return fixed
 
     def _arguments(self, start: int, length: int) -> tuple[array[int], array[int]]:
-        """Return the handles of the tensor arguments of a pass, and their origins."""
+        """Return the handles of the tensor arguments of a pass, and the origin of each tensor.
+
+        The origin says which call made the tensor; it is negative if this was before the log.
+        """
         row = slice(self._first[start], self._first[start + length])
         return self._given[row], self._from[row]
 

@@ -65,7 +65,7 @@ Action = Begin | Kill | Leave | SendAck
 
 @dataclass(eq=False)
 class _Program:
-    """A program with a process."""
+    """A program that the server has admitted."""
 
     name: str
     incarnation: int
@@ -75,7 +75,7 @@ class _Program:
 
 
 class ServerMachine:
-    """The programs of one server."""
+    """Decides which programs a server admits, and when their processes start; a state machine."""
 
     def __init__(self, torch: str, operators: str, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

@@ -14,8 +14,11 @@ from ..protocol.messages import SendAck, SendFrame
 from ..protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
 from .machine import Limits
 
-QUEUE = 256        # with more queued messages, acknowledgements wait, so the program must wait
-QUEUED = 4 << 20   # the same limit for their bytes, in either direction
+# If more than QUEUE messages or QUEUED bytes wait for execution, the server sends no
+# acknowledgements, so the program must wait. If more than QUEUED bytes of replies wait, the server
+# executes no messages.
+QUEUE = 256
+QUEUED = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)

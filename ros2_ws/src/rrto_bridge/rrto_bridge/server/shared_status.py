@@ -13,7 +13,7 @@ from pathlib import Path
 SIZE = 4096
 _NAME = slice(64, 192)
 _REASON = slice(192, 2048)
-_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # words
+_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices in `_words`
 
 
 class SharedStatus:
@@ -31,7 +31,7 @@ class SharedStatus:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), 'wb', 0) as file:
             try:
                 file.write(bytes(SIZE))
-            except OSError as error:   # it does not name the file: add the name
+            except OSError as error:   # the error does not name the file, so add the name
                 path.unlink()
                 raise OSError(error.errno, error.strerror, str(path)) from None
         return cls(path)

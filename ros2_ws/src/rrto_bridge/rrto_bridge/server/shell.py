@@ -36,7 +36,9 @@ from .machine import Action, Begin, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-FAREWELL = 1.0    # maximum seconds to wait until programs have received that the server ends
+# Maximum seconds to wait until the programs have received the message that the server ends, and
+# maximum seconds to wait for the end of the fork server.
+FAREWELL = 1.0
 START = 300.0     # maximum seconds to load PyTorch, on a busy machine
 MESSAGE = 1 << 16
 LOOK = 1.0        # seconds between checks of the processes
@@ -145,7 +147,7 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # protects machine and programs
         self._programs: dict[str, _Program] = {}
-        self._last_words: list[tuple[float, Publisher]] = []   # (end of its use, publisher)
+        self._last_words: list[tuple[float, Publisher]] = []   # (time until it is kept, publisher)
         self._messages = 0                      # number of messages of programs that have left
         self._closing = False
         self._reported = time.monotonic()

@@ -91,7 +91,7 @@ class _Worker:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.device = torch.device(task.device)
-        generator = default_generator(self.device)   # allowed: the process has only this program
+        generator = default_generator(self.device)   # the process serves only this program
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, status.note, generator)
         graphs = settings.graphs and self.device.type == 'cuda'
@@ -217,7 +217,7 @@ class _Worker:
                 self.link.send(len(action.frame.data),
                                partial(self.down.publish, to_ros(action)), now)
             elif action.error:
-                self.acks.publish(to_ros(action))   # not over the emulated link: the process ends
+                self.acks.publish(to_ros(action))   # past the emulated link: the process ends soon
             else:
                 self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
         self._alarm.set(min(self.machine.deadline, self.link.deadline))

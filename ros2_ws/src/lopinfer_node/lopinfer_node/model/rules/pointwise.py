@@ -129,8 +129,8 @@ def channels(call: Call) -> Division:
 def same_axis(call: Call, value: Value, axis: int | None = None) -> Division:
     """Return a division in which index i of the result needs index i of `value`.
 
-    The arguments of the call are the same for every interval. `axis`: the axis of the result, by
-    default that of `value`.
+    The arguments of the call are the same for every interval. `axis`: the axis of the result; by
+    default the axis of `value`.
     """
     at = value.axis if axis is None else axis
     assert at is not None

@@ -105,7 +105,7 @@ def attention(call: Call) -> Division:
     operands = query, key, call.arguments['value']
     if axis == rank - 1 or not all(isinstance(o, Value) and len(o.shape) == rank for o in operands):
         return indivisible(call)
-    if axis < rank - 2:  # a batch or a head: all operands divided alike
+    if axis < rank - 2:  # for a batch or head axis, all operands must be divided along it
         if any(v.axis != axis or v.extent != extent for v in call.values) or mask is not None:
             return indivisible(call)
         return Division(axis, tuple(along(call, axis, call.values)), None)
@@ -181,7 +181,7 @@ def embedding(call: Call) -> Division:
 @rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax',
       'var_mean', 'std_mean', 'aminmax')
 def reduction(call: Call) -> Division:
-    """Divide a reduction over some axes; it is global if the divided axis is one of them."""
+    """Divide a reduction over some axes; it is global if it reduces the divided axis."""
     value = call.values[0]
     rank = len(value.shape)
     dims = call.arguments.get('dim')

@@ -1,4 +1,4 @@
-"""Operators that only move elements: views, permutations, slices, cat, pad, interpolation."""
+"""Operators that move or resample elements: view, permute, slice, cat, pad, interpolate."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _transposed(call: Call, value: Value, at: int, padding: list[int], dims: int
         start, end = needs[0]
         run = call.bind(padding=on_axis(padding, at, 0),
                         output_padding=on_axis(output_padding, at, 0))
-        if start == end:  # no input contributes: the result is the bias
+        if start == end:  # no input contributes, so the result is the bias
             blank = [hi - lo if i == axis else n for i, n in enumerate(call.shape)]
             return lambda x: _bias(call, x).expand(blank)
         origin = start * s - p  # output index of the first result of the unpadded call

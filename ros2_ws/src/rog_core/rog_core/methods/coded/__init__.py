@@ -9,30 +9,33 @@ from .rounds import Coded
 
 
 class Gc(Coded):
-    """One group; all robots compute the same number of shards."""
+    """``gc``: one group; all robots compute the same number of shards."""
 
     name = usage = 'gc'
 
 
 class Hgc(Coded):
-    """One group; the number of shards of a robot follows its computing capacity."""
+    """``hgc``: one group; a robot's number of shards is in proportion to its capacity."""
 
     name = usage = 'hgc'
 
 
 class Gcc(Coded):
-    """Groups of equal size in order of rank; all robots compute the same number of shards."""
+    """``gcc``: groups of equal size in order of rank; every robot has the same number of shards."""
 
     name = usage = 'gcc'
 
 
 class Dcgc(Coded):
-    """As gcc; after every round the stragglers of that round are spread over the groups."""
+    """``dcgc``: like gcc; after each round its stragglers are spread over the groups."""
 
     name = usage = 'dcgc'
 
 
 class DghGc(Coded):
-    """Groups of equal capacity, shards by capacity; regrouped by how often robots straggle."""
+    """``dgh-gc``: groups of equal capacity, shards in proportion to the robots' capacities.
+
+    The robots are grouped again by how often each robot has straggled.
+    """
 
     name = usage = 'dgh-gc'

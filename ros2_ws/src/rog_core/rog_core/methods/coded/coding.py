@@ -115,7 +115,10 @@ class GroupCode:
                 f'gradients would be wrong; tolerate fewer, or form more groups')
 
     def _amplification(self) -> float:
-        """Return the largest coefficient: of a member whose s farthest members are missing."""
+        """Return the largest coefficient that decoding can need.
+
+        It belongs to a member for which the s members farthest from it are missing.
+        """
         apart = np.sort(np.abs(self._place[:, None] - self._place), axis=1)
         farthest = apart[:, len(self.members) - self.stragglers:].prod(axis=1)
         return float((farthest * np.abs(self._scale)).max())

@@ -53,12 +53,12 @@ class Coded(Rolling):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # its text names robots by rank; add their names
+        except ConfigError as error:  # its text has only ranks, so add the robots' names
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
         self._there = frozenset(self._rank.values())  # ranks that the present code covers
         self._round = 1
-        self._received: list[int] = []  # in the order in which they came
+        self._received: list[int] = []  # ranks of the received pushes, in order of arrival
         self._late: list[str] = []
         self._broken: set[str] = set()  # robots whose push was dropped while they were gone
 
@@ -73,7 +73,7 @@ class Coded(Rolling):
         return 1, 1
 
     def numbers_of_code(self) -> tuple[int, int, int]:
-        """Return the numbers of stragglers per group, of groups, of rounds between regroupings."""
+        """Return three numbers: stragglers per group, groups, and rounds between regroupings."""
         written = self.written
         if len(written.arguments) > len(DEFAULTS):
             raise ConfigError(f"'{written.text}' must have at most stragglers, groups and rounds, "

@@ -49,9 +49,10 @@ class Scheme:
     """The gradient code of a fleet over a run.
 
     ``capacities``: computing speed by rank, in any unit; similar capacities (`comparable`) count as
-    equal. ``stragglers``: how many every group tolerates. ``groups``: number of groups (gcc, dcgc,
-    dgh-gc); 0: by equation 13; if it has no solution, gcc and dcgc form as many as possible.
-    ``every``: rounds between two regroupings (dgh-gc).
+    equal. ``stragglers``: number of stragglers that every group tolerates. ``groups``: number of
+    groups (gcc, dcgc, dgh-gc); 0: the number from equation 13. If this equation has no solution,
+    gcc and dcgc form as many groups as possible. ``every``: rounds between two regroupings
+    (dgh-gc).
     ``code``: the present code. The number of its shards never changes.
     Raises `ConfigError` if the fleet cannot tolerate so many stragglers.
     """
@@ -168,7 +169,10 @@ class Scheme:
 
 
 def _number_of_groups(capacities: NDArray[np.float64], stragglers: int) -> int:
-    """Return the number of groups of dgh-gc; if it finds none, the largest possible number."""
+    """Return the number of groups that dgh-gc forms.
+
+    If dgh-gc finds no valid grouping, return the largest possible number.
+    """
     try:
         return len(static_grouping(capacities, stragglers))
     except ConfigError:

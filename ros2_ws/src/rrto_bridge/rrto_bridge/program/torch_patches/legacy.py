@@ -20,7 +20,7 @@ class _Kind(type):
         return isinstance(instance, RemoteTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, device: Any = CUDA) -> Any:
-        """Create a tensor: of the given sizes, uninitialised; or with the values of a sequence."""
+        """Create an uninitialised tensor of the given sizes, or a tensor of a sequence's values."""
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
         return torch.empty(*args or [0], dtype=cls.dtype, device=device)
