@@ -28,8 +28,8 @@ from fleet_env.errors import TraceError
 from fleet_env.trace import LinkTrace
 
 PUBLISHED_STARTS = (0, 433, 866, 1298)
-"""Samples of rog_outdoors_record.txt at which workers 1 to 4 of the published runs began. It begins
-where worker 1 did, at 1/6 of the authors' longer record; in theirs worker k began at k/6."""
+"""Samples of rog_outdoors_record.txt at which workers 1 to 4 of the published runs began. This file
+begins at 1/6 of the authors' longer record, where worker 1 began; worker k began at k/6 of it."""
 
 PUBLISHED_OVERHEAD = 0.056
 """Seconds that each sample lasted longer than the record's step in the published runs (median)."""

@@ -20,8 +20,9 @@ from rog_tasks.shift import Shift
 from rog_tasks.task import Task
 
 PIXELS_AT_ONCE = 1 << 16
-"""Most pixels of a batch in an evaluation, so that the values inside the network fit a CPU's cache.
-An image of 32x32 took ConvMlp 0.7 ms in a batch of 64 images, and 1.2 ms in a batch of 512."""
+"""Maximum number of pixels of a batch in an evaluation, so that the values inside the network fit
+into a CPU's cache. An image of 32x32 took ConvMlp 0.7 ms in a batch of 64 images, and 1.2 ms in a
+batch of 512."""
 
 
 class Classification(Task):

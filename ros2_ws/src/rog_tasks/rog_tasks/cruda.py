@@ -24,8 +24,8 @@ its clean accuracy in fewer than 100 iterations of 3 robots x 24 images, uncompr
 bit per element."""
 
 RECIPE = 'Adam 3e-3, one cycle, batch 64'
-"""Describes the training in `Cruda.pretrain`, as part of the name of the cached result; whoever
-changes that training must change this text."""
+"""Describes the training in `Cruda.pretrain`, as part of the name of the cached result. If you
+change that training, change this text, too."""
 
 
 class Cruda(Classification):

@@ -24,7 +24,7 @@ _Bytes = NDArray[np.uint8]
 _AGAIN = 'fetch it again'
 
 _LARGEST = 2**31
-"""Most bytes that are read of an IDX file; the largest file of MNIST has 47 million bytes."""
+"""Maximum bytes that are read of an IDX file; the largest file of MNIST has 47 million bytes."""
 
 
 def mnist(root: str = 'data') -> ImageData:

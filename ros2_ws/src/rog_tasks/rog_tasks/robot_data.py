@@ -8,7 +8,7 @@ from rog_tasks.shard_batches import ShardBatches
 from rog_tasks.task import Task, endless, next_of
 
 MOST = 100_000
-"""Most batches of a shard; the limit stops a shard that never ends."""
+"""Maximum number of batches of a shard; the limit stops a shard that never ends."""
 
 
 class RobotData:

@@ -12,7 +12,7 @@ from typing import Any
 from rog_tasks.task import Task, endless, next_of
 
 OPEN = 256
-"""Most shards whose position is remembered; the least recently used shard is forgotten first."""
+"""Maximum number of shards whose position is remembered; the least recently used one goes first."""
 
 
 @dataclass

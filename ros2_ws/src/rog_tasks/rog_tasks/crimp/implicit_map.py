@@ -14,7 +14,7 @@ FEATURES = 6
 """Features of a cell. The first four are added to distance and colour; the decoder uses all."""
 
 TRUNCATION = 0.3
-"""Space farther than this from every surface, m, counts as free."""
+"""Space counts as free if it is farther than this number of metres from every surface."""
 
 
 class ImplicitMap(nn.Module):

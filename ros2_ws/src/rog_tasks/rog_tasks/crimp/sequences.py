@@ -18,14 +18,14 @@ from rog_tasks.errors import DataError
 from rog_tasks.sources.pictures import LARGEST, Picture, as_stored
 
 MOST = 20_000
-"""Most frames of a recording."""
+"""Maximum number of frames of a recording."""
 
 FARTHEST = 10.0
-"""Depths of at least this, m, count as unknown: no such camera measures so far, and a pixel of
-65535 also means unknown."""
+"""Depths of at least this number of metres count as unknown. No such camera measures so far, and a
+pixel of 65535 also means unknown."""
 
 _LATE = 0.02
-"""Most seconds between an image and the depth image or pose of its frame, as in TUM's own tool."""
+"""Maximum seconds between an image and its frame's depth image or pose, as in TUM's own tool."""
 
 
 @dataclass(frozen=True)

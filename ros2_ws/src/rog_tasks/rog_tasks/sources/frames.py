@@ -22,7 +22,7 @@ from rog_tasks.errors import TaskError, some
 from rog_tasks.sources.pictures import Picture
 
 LABELS = 4096
-"""Most labels that are remembered; the newest replace the oldest."""
+"""Maximum number of labels that are remembered; the newest labels replace the oldest."""
 
 UNKNOWN = -1
 """Number in place of a label for an image without a label."""
