@@ -160,8 +160,9 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
-    # Dispatch no more calls in advance than the workers' queue holds. Otherwise, when loky 3.6 ends
-    # while calls wait for a place in this queue, one of its threads raises KeyError.
+    # Dispatch no more calls in advance than the workers' queue holds. Otherwise calls wait for a
+    # place in this queue, and the end of loky 3.6 seldom passes without the error that
+    # `_without_error_of_loky` describes.
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
                         batch_size=1)
     for tracker in (loky_tracker, resource_tracker):
@@ -175,10 +176,32 @@ def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
             warnings.simplefilter('ignore')  # joblib warns if results are not read to their end
             yield from results
 
+    with _without_error_of_loky():
+        try:
+            yield results_of
+        finally:
+            get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+
+
+@contextmanager
+def _without_error_of_loky() -> Iterator[None]:
+    """Hide the KeyError of loky's thread, which passes on calls while loky drops all calls.
+
+    Loky 3.6 raises it if loky ends at this moment. The error has no effect, but Python would print
+    its traceback.
+    """
+    before = threading.excepthook
+
+    def hook(args: Any) -> None:
+        name = args.thread.name if args.thread else ''
+        if not (args.exc_type is KeyError and name.startswith('ExecutorManagerThread')):
+            before(args)
+
+    threading.excepthook = hook
     try:
-        yield results_of
+        yield
     finally:
-        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+        threading.excepthook = before
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fleet_env.errors import TraceError
 from fleet_env.fleet_file import with_overrides
 from fleet_testing import mostly_long
 from rog_core.errors import ConfigError
+from rog_sim import jobs
 from rog_sim.compare import compare
 from rog_sim.jobs import RunError
 
@@ -223,3 +225,19 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
         # The signal ends a run, too; its process may begin the next one before it is ended itself.
         assert process.returncode == 0 and rest.replace('started\n', '') == 'stopped\n'
         assert errors == ''
+
+
+def test_the_error_of_loky_at_its_end_is_hidden_and_no_other(monkeypatch):
+    told = []
+    monkeypatch.setattr(threading, 'excepthook', lambda args: told.append(args.exc_value))
+
+    def fail(error):
+        raise error
+
+    errors = [KeyError(1), ValueError(), KeyError(2)]
+    with jobs._without_error_of_loky():
+        for name, error in zip(2 * ['ExecutorManagerThread'] + ['another'], errors, strict=True):
+            thread = threading.Thread(target=fail, args=(error,), name=name)
+            thread.start()
+            thread.join()
+    assert told == errors[1:]
