@@ -308,10 +308,11 @@ class Device:
             if not trusted:
                 fallback.write_changed(result)
         returned = result if stays else fallback.sent(result)
-        for name, value in [*zip((a.name for a in function._schema.arguments), args, strict=False),
-                            *kwargs.items()]:
-            if name in facts.writes:
-                fallback.write(value)
+        if trusted:
+            names = (argument.name for argument in function._schema.arguments)
+            for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+                if name in facts.writes:
+                    fallback.write(value)
         if facts.name not in self._announced and not drawn and not stays:
             self._announced.add(facts.name)
             print(f'rrto: {facts.name} runs on this machine, not on the server ({why}); '

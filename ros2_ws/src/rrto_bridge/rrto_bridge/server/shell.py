@@ -262,11 +262,13 @@ class Server:
 
     def _forget(self, now: float) -> None:
         """Destroy the publishers of programs that have left, once they know why or time is up."""
-        done = [acks for until, acks in self._last_words
-                if now > until or acks.wait_for_all_acked(Duration())]
-        self._last_words = [(until, acks) for until, acks in self._last_words if acks not in done]
-        for acks in done:
-            self.node.destroy_publisher(acks)
+        kept = []
+        for until, acks in self._last_words:
+            if now > until or acks.wait_for_all_acked(Duration()):
+                self.node.destroy_publisher(acks)
+            else:
+                kept.append((until, acks))
+        self._last_words = kept
 
     def _report(self) -> None:
         message = msg.ServerStatus(server=self.name, device=self.device)
