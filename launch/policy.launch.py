@@ -1,6 +1,6 @@
 """ros2 launch rog_bringup policy.launch.py policy:=module:Policy; --show-args: all knobs."""
 
-from fleet_env.settings import Text, arguments, from_flat
+from fleet_env.settings import Text, from_flat
 from fleet_policy.parameters import PolicySettings
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch_ros.actions import Node
@@ -8,13 +8,10 @@ from launch_ros.substitutions import ExecutableInPackage
 from lopinfer_node.parameters import ServerSettings
 from rog_bringup.arguments import (
     chosen,
-    declared,
     environment,
-    given,
     given_parameters,
     names,
     network,
-    robots_and_network,
     value,
 )
 from rog_bringup.ending import TIMES, Ending
@@ -27,12 +24,8 @@ _RRTO = 'server'   # name of RRTO's server
 
 
 def generate_launch_description():
-    texts = {}
-    for side, model in (('server', ServerSettings), ('robot', PolicySettings)):
-        described = arguments(model)
-        texts |= {argument: described[name] for name, argument in _PAIR.arguments(side).items()}
     return LaunchDescription([
-        *robots_and_network(), *declared(texts),
+        *_PAIR.declared(),
         DeclareLaunchArgument('mock', default_value='', description='true: each robot is a mock, '
                               'with made-up images and joints that do what is said'),
         OpaqueFunction(function=_start)])
@@ -41,20 +34,16 @@ def generate_launch_description():
 def _start(context):
     here = chosen(context, names(context, 'robots'))
     reach = network(context)
-    texts = {side: {name: given(context, [argument]).get(argument)
-                    for name, argument in _PAIR.arguments(side).items()}
-             for side in ('server', 'robot')}
-    texts = {side: {name: text for name, text in those.items() if text is not None}
-             for side, those in texts.items()}
-    texts['robot'].setdefault('server', Text(f'{reach.namespace}/lopinfer'))
-    settings = from_flat(PolicySettings, texts['robot'])  # refused before anything is started
+    texts = _PAIR.given(context, 'robot')
+    texts.setdefault('server', Text(f'{reach.namespace}/lopinfer'))
+    settings = from_flat(PolicySettings, texts)  # refused before anything is started
     if not settings.policy and set(here) - {'server'}:
         raise RuntimeError('policy must be package.module:Class, got nothing: give policy:=...')
     robots = [name for name in here if name != 'server']
-    nodes = [_robot(f'{reach.namespace}/{name}', settings, texts['robot']) for name in robots]
+    nodes = [_robot(f'{reach.namespace}/{name}', settings, texts) for name in robots]
     mocks = [_mock(f'{reach.namespace}/{name}', settings) for name in robots] \
         if value(context, 'mock') == 'true' else []
-    server = _server(reach, settings, texts['server']) if 'server' in here else None
+    server = _server(reach, settings, _PAIR.given(context, 'server')) if 'server' in here else None
     return [*environment(reach), *Ending(server, [*nodes, *mocks], run=False).actions(),
             *([server] if server else []), *mocks, *nodes]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from typing import Any
 
+from fleet_env.errors import did_you_mean
 from fleet_env.fleet import FleetSettings
 from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides
 from fleet_env.settings import arguments as arguments_of
@@ -93,7 +93,6 @@ def _start(context: Any, names: list[str]) -> list[Any]:
 def _misspelt(context: Any, names: list[str]) -> list[Any]:
     """Return a warning for each argument that does not exist; launch itself accepts any name."""
     def text(given: str) -> str:
-        near = difflib.get_close_matches(given, names, 1)
-        return f"did you mean '{near[0]}'?" if near else '--show-args lists all'
+        return did_you_mean(given, names) or '--show-args lists all'
     return [LogInfo(msg=f"warning: there is no argument '{given}'; {text(given)}")
             for given in context.launch_configurations if given not in names]

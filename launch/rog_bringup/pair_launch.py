@@ -47,15 +47,24 @@ class Pair:
         return {name: f'server_{name}' if name in robots and not name.startswith(_SHARED) else name
                 for name in arguments(self.server_settings)}
 
+    def declared(self) -> list[Any]:
+        """Return the declarations of the arguments of both sides, robots and network included."""
+        texts: dict[str, str] = {}
+        for side, model in (('server', self.server_settings), ('robot', self.robot_settings)):
+            described = arguments(model)
+            texts |= {argument: described[name] for name, argument in self.arguments(side).items()}
+        return [*robots_and_network(), *declared(texts)]
+
+    def given(self, context: Any, side: str) -> dict[str, Text]:
+        """Return parameter -> text of the arguments of one side that were given."""
+        names = self.arguments(side)
+        texts = given(context, names.values())
+        return {name: texts[argument] for name, argument in names.items() if argument in texts}
+
 
 def pair_launch(pair: Pair) -> LaunchDescription:
     """Return the launch description: one server, and a node for each name in `robots`."""
-    texts: dict[str, str] = {}
-    for side, model in (('server', pair.server_settings), ('robot', pair.robot_settings)):
-        described = arguments(model)
-        texts |= {argument: described[name] for name, argument in pair.arguments(side).items()}
-    return LaunchDescription([*robots_and_network(), *declared(texts),
-                              OpaqueFunction(function=_start, args=[pair])])
+    return LaunchDescription([*pair.declared(), OpaqueFunction(function=_start, args=[pair])])
 
 
 def _start(context: Any, pair: Pair) -> list[Any]:
@@ -63,9 +72,7 @@ def _start(context: Any, pair: Pair) -> list[Any]:
     place = reach.namespace + pair.robot_settings.model_fields['server'].default
 
     def node(side: str, namespace: str, model: type[Settings]) -> Node:
-        names = pair.arguments(side)
-        texts = given(context, names.values())
-        values = {name: texts[argument] for name, argument in names.items() if argument in texts}
+        values = pair.given(context, side)
         if side == 'robot':
             values.setdefault('server', Text(place))
         return Node(package=pair.package, executable=getattr(pair, side), namespace=namespace,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, NoReturn
+
+from .errors import did_you_mean
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('fleet_env', 'rog_suite')
@@ -27,8 +28,8 @@ class CommandParser(argparse.ArgumentParser):
         """Print the message with the most similar choice, and end with exit code 2."""
         if found := _CHOICE.search(message):
             known = [word.strip(" '") for word in found['known'].split(',')]
-            if near := difflib.get_close_matches(found['given'], known, 1):
-                message = f"{message}; did you mean '{near[0]}'?"
+            if near := did_you_mean(found['given'], known):
+                message = f'{message}; {near}'
         super().error(message)
 
 

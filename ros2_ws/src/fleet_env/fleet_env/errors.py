@@ -1,6 +1,8 @@
 """Errors in files and settings; each message says where the fault is and how to correct it."""
 
+import difflib
 import os
+from collections.abc import Iterable
 
 
 class FleetEnvError(ValueError):
@@ -30,6 +32,12 @@ def why_unread(error: Exception, path: str | os.PathLike[str]) -> str:
         folder = os.path.dirname(os.path.abspath(path))
         return f'there is no such {"file in" if os.path.isdir(folder) else "folder as"} {folder}'
     return error.strerror
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return the question whether the most similar known word was meant; '' if none is similar."""
+    near = difflib.get_close_matches(given, known, 1)
+    return f'did you mean {near[0]!r}?' if near else ''
 
 
 class TraceError(FleetEnvError):

@@ -5,7 +5,6 @@ the allowed values. It also lists all settings (`knobs`) for fleet files, ROS pa
 arguments and the documentation.
 """
 
-import difflib
 import functools
 import json
 import re
@@ -17,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from fleet_env.errors import SettingError
+from fleet_env.errors import SettingError, did_you_mean
 
 # Matches numbers like 1e-3, which YAML 1.1, the format of fleet files, reads as text.
 _EXPONENT = re.compile(r'[-+]?[\d.]+[eE][-+]?\d+')
@@ -243,20 +242,17 @@ def _sentence(model: type[Settings], error: Any, name: str) -> str:
         return f'{name} must be {_KINDS[(*inner, knob.kind)[0]]}, not {_shown(value)}'
     allowed = knob.allowed.replace('a number', 'a finite number') if kind == 'finite_number' \
         else knob.allowed
-    near = difflib.get_close_matches(str(value), typing.get_args(field.annotation), 1, 0.6) \
-        if kind == 'literal_error' else ()
+    near = did_you_mean(str(value), typing.get_args(field.annotation)) \
+        if kind == 'literal_error' else ''
     unit = f' {knob.unit}' if knob.unit else ''
     return f'{name} is {value!r}{unit}; it must be {allowed}' \
-        + ''.join(f'; did you mean {choice!r}?' for choice in near)
+        + f'; {near}' * bool(near)
 
 
 def suggestion(key: str, known: Iterable[str]) -> str:
     """Return a hint: the most similar known key, or all known keys."""
     known = list(known)
-    near = difflib.get_close_matches(key, known, 1, 0.6)
-    if near:
-        return f'did you mean {near[0]!r}?'
-    return f'known are {", ".join(sorted(known))}'
+    return did_you_mean(key, known) or f'known are {", ".join(sorted(known))}'
 
 
 def _extra(field: FieldInfo, key: str) -> Any:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rog_tasks.errors import TaskError
+from rog_tasks.errors import DataError, TaskError
 from rog_tasks.loading import load_object
+from rog_tasks.sources.labels import load_weights
 
 from .contract import Contract
 from .errors import PolicyError
@@ -37,7 +38,11 @@ class TorchPolicy(Policy):
         if not isinstance(made, torch.nn.Module):
             raise PolicyError(f'module must be a torch.nn.Module, got {type(made).__name__}')
         if weights:
-            made.load_state_dict(_read(Path(weights)))
+            try:
+                load_weights(made, weights)
+            except DataError as error:
+                raise PolicyError('weights must be a safetensors file of the module, but '
+                                  f'{error}') from None
         self._module = made.eval()
         self._names = list(contract.observations)
 
@@ -64,15 +69,6 @@ class Scaled(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the output of the module for the scaled inputs."""
         return self.module(*(x.float() / 255 if x.dtype == torch.uint8 else x for x in inputs))
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise PolicyError(f'weights must be a safetensors file, got {path}: {error}') from None
 
 
 class LeRobotPolicy(Policy):
