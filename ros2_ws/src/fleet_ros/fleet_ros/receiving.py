@@ -66,7 +66,7 @@ class Receiving:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread after the running callback has ended. Do not call this from a callback."""
+        """Stop the thread after the running callback has ended; do not call this from one."""
         self._end = True
         with self._guard:
             self._guard.trigger_guard_condition()
