@@ -1,7 +1,7 @@
 """Draws the three ways through the code as pictures: a gradient, an inference, an operator.
 
-`python tools/ways.py` writes `docs/images/way_*.svg`. `testing/test_ways.py` runs each way and checks
-that the functions are called in the order of the picture.
+`python tools/ways.py` writes `docs/images/way_*.svg`. `testing/test_ways.py` runs each way and
+checks that the functions are called in the order of the picture.
 """
 
 from __future__ import annotations
