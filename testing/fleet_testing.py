@@ -64,10 +64,16 @@ def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str
     return {**os.environ, 'PYTHONPATH': path, 'ROS_DOMAIN_ID': str(domain), **more}
 
 
+def fewer(number: int) -> int:
+    """Return ``number``; in `make test` a tenth of it, at least 1."""
+    from hypothesis import settings  # not every package's tests need it
+    return max(1, number * settings().max_examples // 100)
+
+
 def examples(number: int) -> Any:
     """Decorates a property: hypothesis tries so many examples; in `make test` a tenth of them."""
-    from hypothesis import settings  # not every package's tests need it
-    return settings(max_examples=max(1, number * settings().max_examples // 100))
+    from hypothesis import settings
+    return settings(max_examples=fewer(number))
 
 
 def mostly_long(values: Iterable[Any], *quick: Any) -> list[Any]:

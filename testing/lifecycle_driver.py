@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import rclpy
-from fleet_testing import eventually
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
-from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.node import Node
+from spun_nodes import SpunNodes
 
 Until = Callable[[Callable[[], Any], str], None]
 
@@ -65,18 +61,6 @@ class Driver:
 @contextmanager
 def driving(domain: int) -> Iterator[Driver]:
     """A driver in a DDS domain."""
-    context = Context()
-    rclpy.init(context=context, domain_id=domain)
-    node = Node('driver', context=context)
-    executor = SingleThreadedExecutor(context=context)
-    executor.add_node(node)
-
-    def until(condition: Callable[[], Any], what: str) -> None:
-        eventually(condition, lambda: what, lambda: executor.spin_once(timeout_sec=0.05))
-
-    try:
-        yield Driver(node, until)
-    finally:
-        executor.shutdown()
-        node.destroy_node()
-        context.try_shutdown()
+    with SpunNodes(domain) as nodes:
+        yield Driver(nodes.node('driver'), lambda condition, what: nodes.until(
+            condition, lambda: what))

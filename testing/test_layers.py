@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def modules(package):
     return imported(PLACES[package]) - {package}
 
 
+@cache
 def imported(folder):
     """What the files of a folder import anywhere, without the standard library."""
     found = set()

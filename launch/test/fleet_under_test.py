@@ -7,17 +7,14 @@ import signal
 from functools import cache
 from pathlib import Path
 
-import rclpy
 import yaml
 from fleet_env.fleet_file import read_fleet
-from fleet_testing import environment, eventually, free_domain
-from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.node import Node
+from fleet_testing import environment
 from rog_cli.fork_server import ForkServer
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.parameters import server_parameters, worker_parameters
+from spun_nodes import SpunNodes
 
 HERE = Path(__file__).parent
 SEED = 3  # of the fleet, and of its task
@@ -49,14 +46,10 @@ class Fleet:
     def __init__(self, folder, **settings):
         self.folder, self.out = Path(folder), Path(folder) / 'out'
         self.fleet = read_fleet(write_fleet(folder, **settings))
-        self.domain = free_domain()
         self.processes = {}
         self.status, self.robots = None, {}
-        self._context = Context()
-        rclpy.init(context=self._context, domain_id=self.domain)
-        self.node = Node('observer', context=self._context)
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self.node)
+        self._nodes = SpunNodes()
+        self.domain, self.node = self._nodes.domain, self._nodes.node('observer')
         self.node.create_subscription(FleetStatus, '/rog/fleet_status', self._on_fleet, qos.STATUS)
         for robot in self.fleet.robots:
             self.node.create_subscription(TrainingStatus, f'/{robot.name}/training_status',
@@ -118,11 +111,11 @@ class Fleet:
         def said():
             logs = '\n'.join(f'--- {n}\n{self.log(n)[-1500:]}' for n in self.processes)
             return f'{what}\n{self.status}\n{logs}'
-        eventually(condition, said, lambda: self._executor.spin_once(timeout_sec=0.05))
+        self._nodes.until(condition, said)
 
     def spin(self):
         """Take in what is there."""
-        self._executor.spin_once(timeout_sec=0.0)
+        self._nodes.spin(0.0)
 
     def state(self, robot):
         """State of a robot as the server sees it."""
@@ -142,9 +135,7 @@ class Fleet:
         for process in self.processes.values():
             process.kill()
             process.wait()
-        self._executor.shutdown()
-        self.node.destroy_node()
-        rclpy.shutdown(context=self._context)
+        self._nodes.close()
 
     def __enter__(self):
         return self

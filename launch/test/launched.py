@@ -7,14 +7,11 @@ import sys
 import time
 
 import pytest
-import rclpy
 from fleet_env.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 from fleet_testing import LIMIT, environment, free_domain
 from fleet_under_test import HERE
-from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.node import Node
+from spun_nodes import SpunNodes
 
 pytest.importorskip('launch_ros', reason='launch_ros is not installed: no ROS 2 is sourced')
 pytest.importorskip('ros2launch', reason='ros2launch is not installed: no ROS 2 is sourced')
@@ -41,18 +38,15 @@ class Launched:
 
     def __enter__(self):
         os.environ.update(dds_environment(ReachConfig()))  # as `rog fleet env` does for a shell
-        self._context = Context()
-        rclpy.init(context=self._context, domain_id=self.domain)
-        self.node = Node('observer', context=self._context)
+        self._nodes = SpunNodes(self.domain)
+        self.node = self._nodes.node('observer')
         return self
 
     def spin_until(self, done):
         """Spin `node` until it is done, the launch has ended, or something is stuck."""
-        executor = SingleThreadedExecutor(context=self._context)
-        executor.add_node(self.node)
         end = time.monotonic() + LIMIT
         while not done() and self._process.poll() is None and time.monotonic() < end:
-            executor.spin_once(0.1)
+            self._nodes.spin()
 
     def signal(self, number):
         """Send a signal to the launcher alone."""
@@ -60,8 +54,7 @@ class Launched:
 
     def __exit__(self, *_):
         """End it by Ctrl+C."""
-        self.node.destroy_node()
-        self._context.try_shutdown()
+        self._nodes.close()
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGINT)
         self.wait()

@@ -35,22 +35,19 @@ def real_links(fleet):
         changed(robot, link=LinkConfig(emulate=False)) for robot in fleet.robots))
 
 
+QUICK = [('rsp:4', {9: 'bsp', 15: 'ssp:2+early'}),
+         ('gsgm:3', {9: 'gsgm', 15: 'rsp:3'}),
+         ('ssp:1+svrg=3', {}),
+         ('dgh-gc', {12: 'rsp:3', 20: 'gcc'}),
+         ('diloco:2+quorum=3+rate=1+momentum=0.5', {13: 'rsp:3'}),
+         ('rsp:4+pipeline+local=2', {12: 'diloco:4:4+rate=1+momentum=0.5'})]
+MORE = [('bsp', {}), ('rsp:3', {}), ('rsp:4+pipeline', {}), ('gsgm', {}), ('hgc', {}),
+        ('local:3', {9: 'bsp', 15: 'local:2'}), ('diloco:4:2+rate=1+momentum=0.5', {}),
+        ('rsp:4+local=8+rate=1+momentum=0.5', {})]
+
+
 @pytest.mark.parametrize(('sync', 'changes'), [
-    ('bsp', {}),
-    ('rsp:3', {}),
-    ('rsp:4+pipeline', {}),
-    ('rsp:4', {9: 'bsp', 15: 'ssp:2+early'}),
-    ('gsgm', {}),
-    ('gsgm:3', {9: 'gsgm', 15: 'rsp:3'}),
-    ('ssp:1+svrg=3', {}),
-    ('hgc', {}),
-    ('dgh-gc', {12: 'rsp:3', 20: 'gcc'}),
-    ('local:3', {9: 'bsp', 15: 'local:2'}),
-    ('diloco:4:2+rate=1+momentum=0.5', {}),
-    ('diloco:2+quorum=3+rate=1+momentum=0.5', {13: 'rsp:3'}),
-    ('rsp:4+local=8+rate=1+momentum=0.5', {}),
-    ('rsp:4+pipeline+local=2', {12: 'diloco:4:4+rate=1+momentum=0.5'}),
-])
+    *QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
     def patient():  # a machine that is held up must not take a chunk for lost
         monkeypatch.setattr(rog_core.transfer.link, 'MIN_RTO', 20.0)

@@ -13,7 +13,7 @@ from rog_ps.directory import kept
 
 
 def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
-    with Fleet(tmp_path, robots=3, minutes=0.25) as fleet:
+    with Fleet(tmp_path, robots=3, minutes=0.12) as fleet:
         fleet.start('robot1', 'robot2', 'robot3')
         fleet.until(lambda: len(fleet.robots) == 3, 'all robots look for a server')
         fleet.start('server')  # now: on a busy machine the run could be over before they are there

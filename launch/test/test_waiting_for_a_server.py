@@ -10,7 +10,7 @@ import rclpy
 import tiny_task
 from fleet_env.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
-from fleet_testing import Lines, environment, free_domain
+from fleet_testing import Lines, environment, free_domain, mostly_long
 from fleet_under_test import HERE, Fleet
 from rog_core.errors import ConfigError
 from rog_worker.connect import NoServerError, connect
@@ -65,7 +65,7 @@ def test_a_program_with_its_own_rclpy_goes_on_when_that_is_shut_down(domain):
     assert code == 0 and 'goes on' in text and 'Traceback' not in text, text
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', mostly_long([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_rog_status_that_waits_for_a_server(domain, number):
     status = started(domain, '-m', 'rog_cli.main', 'status', '--timeout', '1000')
     status.wait(f'waiting for a parameter server in DDS domain {domain}')
@@ -74,7 +74,7 @@ def test_a_signal_ends_rog_status_that_waits_for_a_server(domain, number):
     assert code == 128 + number and 'Traceback' not in text, text
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', mostly_long([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_rog_view_that_waits_for_a_server(domain, number):
     pytest.importorskip('nicegui', reason='nicegui is not installed')
     view = started(domain, '-m', 'rog_cli.main', 'view', '--port', '0')

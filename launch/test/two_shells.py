@@ -12,10 +12,7 @@ import time
 from contextlib import contextmanager
 
 import numpy as np
-import rclpy
-from fleet_testing import LIMIT, eventually, free_domain
-from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
+from fleet_testing import LIMIT, eventually
 from rclpy.parameter import Parameter
 from rog_core.protocol.messages import Receipt, Send
 from rog_core.protocol.states import STOPPED, TRAINING, WAITING
@@ -24,6 +21,7 @@ from rog_ros.parameters import server_parameters, worker_parameters
 from rog_sim.simulation import Simulation
 from rog_worker.node import WorkerNode
 from rog_worker.training import Training
+from spun_nodes import SpunNodes
 
 AT_REST = {('computing', TRAINING), (WAITING, WAITING), (STOPPED, STOPPED)}
 OF_WORKER = ('start', 'on_register_response', 'on_server_status', 'on_gradient', 'on_ack',
@@ -211,34 +209,22 @@ class _Watched(WorkerNode):
 
 @contextmanager
 def _nodes(fleet, script):
-    context = Context()
-    rclpy.init(context=context, domain_id=free_domain())
-    executor, protocol = SingleThreadedExecutor(context=context), Protocol(script)
+    protocol, workers = Protocol(script), []
+    with SpunNodes() as nodes:
+        def made(cls, parameters, **options):
+            overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+            return nodes.add(cls(context=nodes.context, parameter_overrides=overrides, **options))
 
-    def made(cls, parameters, **options):
-        overrides = [Parameter(name, value=value) for name, value in parameters.items()]
-        node = cls(context=context, parameter_overrides=overrides, **options)
-        executor.add_node(node)
-        return node
+        def spin_until(condition, what, errors):
+            def step():
+                assert not errors, errors
+                nodes.spin()
+            eventually(condition, lambda: f'{what}\n{protocol.decided}', step)
 
-    def spin_until(condition, what, errors):
-        def step():
-            assert not errors, errors
-            executor.spin_once(timeout_sec=0.05)
-        eventually(condition, lambda: f'{what}\n{protocol.decided}', step)
-
-    nodes = []
-    try:
-        nodes.append(made(ParameterServerNode,
-                          server_parameters(fleet, '') | {'minutes': 0.0}))
-        protocol.watch_server(nodes[0].machine)
+        server = made(ParameterServerNode, server_parameters(fleet, '') | {'minutes': 0.0})
+        protocol.watch_server(server.machine)
         for robot in fleet.robots:
-            nodes.append(made(_Watched, worker_parameters(fleet, robot) | {'pace': 0.0},
-                              namespace=robot.name))
-            nodes[-1].protocol = protocol
-        yield protocol, nodes[1:], spin_until
-    finally:
-        executor.shutdown()
-        for node in nodes:
-            node.destroy_node()
-        rclpy.shutdown(context=context)
+            workers.append(made(_Watched, worker_parameters(fleet, robot) | {'pace': 0.0},
+                                namespace=robot.name))
+            workers[-1].protocol = protocol
+        yield protocol, workers, spin_until

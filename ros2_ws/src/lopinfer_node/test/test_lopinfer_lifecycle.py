@@ -1,6 +1,7 @@
-"""The server as a managed node, a process over DDS: transitions, and what a pause is for robots."""
+"""The server as a managed node: transitions, and what a pause means for robots."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,11 @@ from fleet_testing import LIMIT, Lines, environment, eventually, free_domain
 from lifecycle_driver import driving
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
+from lopinfer_node.ros.server_node import ServerNode
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.parameter import Parameter
 from runtime_models import Small
+from spun_nodes import SpunNodes
 from test_nodes import NODE, SHAPE, halves, same
 
 SERVER = '/lopinfer_server'
@@ -55,12 +60,15 @@ def test_transitions_of_a_server_also_wrong_ones(server):
         assert code == 0 and 'Traceback' not in said
 
 
-def test_a_model_that_cannot_be_loaded_fails_the_configuration(server):
-    process = server(autostart='false', models='no_such_model')
-    with driving(int(os.environ['ROS_DOMAIN_ID'])) as driver:
-        assert not driver.change(SERVER, 'configure') and driver.state(SERVER) == 'unconfigured'
-        process.wait('configure failed: .*no_such_model')
-        assert driver.change(SERVER, 'shutdown') and process.ended()[0] == 0
+def test_a_model_that_cannot_be_loaded_fails_the_configuration(tmp_path, capfd):
+    settings = {'autostart': False, 'models': 'no_such_model', 'directory': str(tmp_path)}
+    with SpunNodes() as nodes:
+        node = nodes.add(ServerNode(context=nodes.context, parameter_overrides=[
+            Parameter(name, value=value) for name, value in settings.items()]))
+        assert node.trigger_configure() == TransitionCallbackReturn.FAILURE
+        assert re.search('configure failed: .*no_such_model', capfd.readouterr().err)
+        assert not node.configured
+        assert node.trigger_shutdown() == TransitionCallbackReturn.SUCCESS and node.drained
 
 
 @pytest.mark.long

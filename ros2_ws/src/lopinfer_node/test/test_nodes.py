@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from lopinfer_node.runtime.client import PlannedTable
 from lopinfer_node.runtime.recording import Recording
 from lopinfer_node.runtime.server import PreparePlans
 from lopinfer_node.runtime.services import PlansRequest
+from lopinfer_node.runtime.store import Store
+from lopinfer_node.runtime.trial import Trier
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -55,6 +58,23 @@ def processes():
     for process in running:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope='module')
+def tried(tmp_path_factory):
+    """What a server has that has tried `Small`; a trial takes a process that imports PyTorch."""
+    kept = Store(tmp_path_factory.mktemp('tried'))
+    traced = trace(Small().eval(), torch.rand(SHAPE))
+    kept.add(traced)
+    folder = kept.path(traced.digest)
+    Trier('cpu', 1 << 30, LIMIT)(folder).save(folder / 'trial.json')
+    return kept.directory
+
+
+@pytest.fixture
+def store(tried, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(tried, tmp_path / 'store')
 
 
 def start(processes, kind, **parameters):
@@ -82,12 +102,12 @@ def same(got, want):
         torch.testing.assert_close(got[name], want[name], rtol=1e-4, atol=1e-5)
 
 
-def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes, tmp_path):
+def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes, store):
     model = Small().eval()
     inputs = [torch.rand(SHAPE) for _ in range(6)]
     with torch.no_grad():
         wanted = [model(x) for x in inputs]
-    server = start(processes, 'server', directory=tmp_path)
+    server = start(processes, 'server', directory=store)
     with offload(model, example=inputs[0], options=ClientOptions(halves)) as shared:
         same(shared(inputs[0]), wanted[0])            # before there is a server
         assert shared.wait(LIMIT)
@@ -98,12 +118,12 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
         server.kill()                                 # the client can't know, and begins a request
         same(shared(inputs[1]), wanted[1])
         assert report.fallbacks <= 1 and report.offloaded == 6
-        start(processes, 'server', directory=tmp_path)
-        eventually(lambda: shared(inputs[2]) is not None and report.offloaded > 6)
-        same(shared(inputs[3]), wanted[3])
-        same(shared(torch.ones(SHAPE)), model(torch.ones(SHAPE)))
-        other = torch.rand(1, 3, 16, 16)              # not the shape that was traced
-        same(shared(other), model(other))
+        with server_here(store):
+            eventually(lambda: shared(inputs[2]) is not None and report.offloaded > 6)
+            same(shared(inputs[3]), wanted[3])
+            same(shared(torch.ones(SHAPE)), model(torch.ones(SHAPE)))
+            other = torch.rand(1, 3, 16, 16)          # not the shape that was traced
+            same(shared(other), model(other))
 
 
 @contextmanager
@@ -123,7 +143,7 @@ def server_here(directory, **options):
         context.try_shutdown()
 
 
-def test_a_result_that_can_not_be_read_back_costs_its_request_alone(tmp_path):
+def test_a_result_that_can_not_be_read_back_costs_its_request_alone(store):
     class FailsOnce:
         """Stands for a device that reports an error of a computation when its result is read."""
 
@@ -137,7 +157,7 @@ def test_a_result_that_can_not_be_read_back_costs_its_request_alone(tmp_path):
             if what == 'send' and run == 1:
                 raise RuntimeError('device-side assert')
     model, x = Small().eval(), torch.rand(SHAPE)
-    with server_here(tmp_path, recording=FailsOnce()), \
+    with server_here(store, recording=FailsOnce()), \
             offload(model, example=x, options=ClientOptions(halves)) as shared:
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
@@ -160,9 +180,9 @@ def test_a_model_is_removed_for_its_own_fault_alone(error, kept, tmp_path, monke
         assert (server.store.digests() == {digest}) == kept
 
 
-def test_weights_that_the_disk_damages_after_their_trial_are_not_served(tmp_path, monkeypatch):
+def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, monkeypatch):
     traced = trace(Small().eval(), torch.rand(SHAPE))
-    with server_here(tmp_path) as server:
+    with server_here(store) as server:
         server.add(traced)
         eventually(lambda: traced.digest in server._models)
         server._models.clear()
@@ -202,31 +222,33 @@ def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeyp
 
 
 def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_there(
-        tmp_path, monkeypatch):
+        store, monkeypatch):
     def full(*arguments):
         raise RuntimeError('No space left on device')   # as safetensors says it
 
     def read_only(*arguments):
         raise OSError('Read-only file system')
-    model, x = Small().eval(), torch.rand(SHAPE)
+    model, unknown, x = Small().eval(), Small().eval(), torch.rand(SHAPE)
+    with torch.no_grad():
+        unknown.head.weight.mul_(-3.0)
     monkeypatch.setattr(Profile, 'save', read_only)
-    with server_here(tmp_path):
+    with server_here(store):
         with monkeypatch.context() as patch:
             patch.setattr(client_shell, 'save', full)
-            with offload(model, example=x) as shared:
+            with offload(unknown, example=x) as shared:
                 eventually(lambda: 'No space left' in shared.reason)
-                same(shared(x), model(x))
+                same(shared(x), unknown(x))
         with offload(model, example=x, options=ClientOptions(halves)) as shared:
             assert shared.wait(LIMIT)
 
 
-def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(tmp_path):
+def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(store):
     def fails(*arguments):
         raise KeyError('mine')
     model, x = Small().eval(), torch.rand(SHAPE)
     with offload(model, 'elsewhere', example=x) as shared:
         assert 'not connected yet to /robot/elsewhere/open' in shared.reason
-    with server_here(tmp_path), \
+    with server_here(store), \
             offload(model, example=x, options=ClientOptions(fails)) as shared:
         eventually(lambda: shared.reason == "no plans: KeyError: 'mine'")
         same(shared(x), model(x))
@@ -306,13 +328,14 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
         assert 'default dtype' in shared.reason
 
 
-def test_two_models_of_one_process_are_both_shared(tmp_path):
+def test_two_models_of_one_process_are_both_shared(store):
+    """One is known to the server, the other is sent and tried."""
     models = [Small().eval(), Small().eval()]
     with torch.no_grad():
         models[1].head.weight.mul_(-3.0)
     x = torch.rand(SHAPE)
     options = ClientOptions(halves)
-    with server_here(tmp_path), offload(models[0], example=x, options=options) as one, \
+    with server_here(store), offload(models[0], example=x, options=options) as one, \
             offload(models[1], example=x, options=options) as two:
         assert one.wait(LIMIT) and two.wait(LIMIT)
         for model, shared in zip(models, (one, two), strict=True):
@@ -357,11 +380,10 @@ def test_arguments_given_by_name_may_come_in_any_order(names):
     result += 1
 
 
-def test_weights_that_change_after_the_model_was_traced_are_not_mixed_with_the_servers(
-        processes, tmp_path):
+def test_weights_that_change_after_the_model_was_traced_are_not_mixed_with_the_servers(store):
     model, other, x = Small().eval(), Small().eval(), torch.rand(SHAPE)
-    start(processes, 'server', directory=tmp_path)
-    with offload(model, example=x, options=ClientOptions(halves)) as shared:
+    with server_here(store), \
+            offload(model, example=x, options=ClientOptions(halves)) as shared:
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
         assert shared.report.offloaded == 1
@@ -475,8 +497,6 @@ def test_two_robots_do_not_mix(processes, tmp_path):
 @pytest.mark.long
 def test_other_weights_are_refused_by_name_where_models_can_not_be_sent(processes, tmp_path):
     model = Small().eval()
-    from lopinfer_node.model.traced import trace
-    from lopinfer_node.runtime.store import Store
     Store(tmp_path).add(trace(model, torch.rand(SHAPE)))
     start(processes, 'server', directory=tmp_path, uploads='false')
     with offload(model, example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:

@@ -30,6 +30,17 @@ def fork_server():
 
 
 @pytest.fixture
+def light(tmp_path):
+    """Environment of a fork server that fails to import what it loads first, so it loads nothing.
+
+    It is there at once; the tests that use it need no PyTorch.
+    """
+    (tmp_path / 'light/rog_ps').mkdir(parents=True)
+    (tmp_path / 'light/rog_ps/__init__.py').touch()
+    return environment(7, tmp_path / 'light')
+
+
+@pytest.fixture
 def start(fork_server, tmp_path):
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     started = []
@@ -70,9 +81,9 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         process.send_signal(number)  # to nobody
 
 
-def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path):
+def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, light):
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
-    with (tmp_path / 'log').open('wb') as log, ForkServer(os.environ) as fork_server:
+    with (tmp_path / 'log').open('wb') as log, ForkServer(light) as fork_server:
         process = fork_server.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
         try:
             fork_server._process.kill()
@@ -85,17 +96,20 @@ def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path):
 
 
 @pytest.mark.parametrize('answered', [False, True])
-def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, answered):
+def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, answered):
     """Between the question and the answer, or before the answer is read."""
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
-    fork_server = ForkServer(os.environ)
+    fork_server = ForkServer(light)
     read, write = os.pipe()
+    if not answered:
+        fork_server._process.send_signal(signal.SIGSTOP)
     asked = json.dumps([['says_what_it_is', '0'], environment(7, tmp_path)]).encode()
     socket.send_fds(fork_server._link, [asked], [write])
     os.close(write)
     if answered:
         assert select.select([fork_server._link], [], [], LIMIT)[0]
     fork_server._link.close()
+    fork_server._process.send_signal(signal.SIGCONT)
     assert fork_server._process.wait(LIMIT) == 0
     with open(read) as log:  # until the process that was asked for has ended too
         assert bool(log.read()) == answered

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from configs import server_config
 from fleet import Fleet
+from fleet_testing import mostly_long
 from rog_core.codecs import encode_ids, get_codec
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Chunk, End, Kind, TransferId
@@ -79,7 +80,9 @@ def test_full_gradients_have_a_measure_of_their_own():
     assert not guard.admits(*push(1e6))
 
 
-@pytest.mark.parametrize('sync', [*SYNCS[:3], 'rsp:4', 'rsp:6+pipeline+sparse', 'gsgm', 'gsgm:3'])
+@pytest.mark.parametrize('sync', mostly_long(
+    [*SYNCS[:3], 'rsp:4', 'rsp:6+pipeline+sparse', 'gsgm', 'gsgm:3'],
+    'bsp', 'rsp:6+pipeline+sparse', 'gsgm'))
 @pytest.mark.parametrize('codec', ['onebit', 'raw', 'ternary'])
 def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(sync, codec):
     fleet = Fleet(3, 3, sync, codec)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from fleet import Fleet
+from fleet_testing import mostly_long
 from fleets import two_levels
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import Phase as Phases
@@ -85,7 +86,8 @@ def test_nothing_is_lost_between_the_levels_in_any_schedule(seed, above, below, 
     assert not fleet.errors, fleet.errors[0]
 
 
-@pytest.mark.parametrize('sync', ABOVE)
+@pytest.mark.parametrize('sync', mostly_long(
+    ABOVE, 'local:2', 'diloco:4:2+quorum=1+grace=0.3', 'rsp:6+pipeline+sparse+local=2'))
 def test_every_method_of_local_steps_carries_what_fleets_learn_to_each_other(sync):
     fleet = two_levels(5, sync)
     for _ in range(4):

@@ -103,7 +103,7 @@ def test_times_add_up_and_energy_follows_from_them(tmp_path, sync):
 
 
 def test_under_bsp_every_push_holds_the_whole_model_and_all_keep_step(tmp_path):
-    simulation = Simulation(fleet_of(tmp_path, 'bsp', 2.0), tmp_path / 'out')
+    simulation = Simulation(fleet_of(tmp_path, 'bsp'), tmp_path / 'out')
     partition = simulation.server.partition
     summary = run_silently(simulation)
     assert spread(tmp_path / 'out') == 1
@@ -113,7 +113,7 @@ def test_under_bsp_every_push_holds_the_whole_model_and_all_keep_step(tmp_path):
         on_air = simulation._traffic * least
         assert on_air <= robot.bytes_sent / robot.iterations <= 1.5 * on_air
     done = [robot.iterations for robot in summary.robots.values()]
-    assert 40 < min(done) <= 120 / 1.1  # the slowest robot computes for 1.1 s
+    assert 20 < min(done) <= 60 / 1.1  # the slowest robot computes for 1.1 s
 
 
 def spread(out):
@@ -127,10 +127,10 @@ def spread(out):
 
 
 def test_under_asp_nobody_waits_and_the_fast_one_runs_ahead(tmp_path):
-    summary = simulate(fleet_of(tmp_path, 'asp', 2.0), tmp_path / 'out')
+    summary = simulate(fleet_of(tmp_path, 'asp'), tmp_path / 'out')
     for robot in summary.robots.values():  # from push to pull only: round trips, a busy channel
         assert robot.stall_s < 0.03 * summary.duration_s
-    assert spread(tmp_path / 'out') > 20
+    assert spread(tmp_path / 'out') > 10
 
 
 @pytest.mark.parametrize(('sync', 'bound'), mostly_long(
@@ -221,14 +221,14 @@ def test_refused_pushes_are_recorded_and_counted(tmp_path, task, refused):
 # -- links that die for minutes
 
 def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
-    links = (GOOD_LINK, GOOD_LINK, '0 30\n60 0\n240 30\n600 30\n')
-    simulate(fleet_of(tmp_path, 'rsp:4', 6.0, links, (1.5, 2.0, 2.5)), tmp_path / 'out')
+    links = (GOOD_LINK, GOOD_LINK, '0 30\n30 0\n150 30\n600 30\n')
+    simulate(fleet_of(tmp_path, 'rsp:4', 3.0, links, (1.5, 2.0, 2.5)), tmp_path / 'out')
     faults = [(e.robot, e.what) for e in read_run(tmp_path / 'out') if isinstance(e, Fault)]
     assert faults == [('robot3', 'peer_lost'), ('robot3', 'rejoined')]
     events = iterations(tmp_path / 'out')
-    assert len([e for e in events['robot1'] if 70 < e.t < 240]) > 50
-    assert len([e for e in events['robot3'] if 70 < e.t < 240]) <= 1
-    first = next(e for e in events['robot3'] if e.t > 240)
+    assert len([e for e in events['robot1'] if 40 < e.t < 150]) > 33
+    assert len([e for e in events['robot3'] if 40 < e.t < 150]) <= 1
+    first = next(e for e in events['robot3'] if e.t > 150)
     # It goes on where the others are, not where it was.
     others = max(e.iteration for e in events['robot1'] if e.t <= first.t)
     assert others - 5 <= first.iteration <= others + 1

@@ -18,9 +18,9 @@ from virtual_fleet import fleet_of
 WAN = LinkConfig(trace='', rate=20.0, latency=0.04)
 
 
-def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN):
+def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN, minutes=1.0):
     """Write the files of two fleets of three robots and of the fleet above; return the last."""
-    fleet = fleet_of(folder, below)
+    fleet = fleet_of(folder, below, minutes)
     for rank, name in enumerate(names):
         upstream = UpstreamConfig(robot=name, rank=3 * rank, world=6)
         text = dump_fleet(changed(fleet, name=name, upstream=upstream))
@@ -50,8 +50,10 @@ def test_fleets_learn_below_a_server_and_all_are_recorded(tmp_path, above):
 
 
 def test_the_same_seed_gives_the_same_summary(tmp_path):
-    fleet = two_levels(tmp_path)
-    assert simulate(fleet) == simulate(fleet)
+    fleet = two_levels(tmp_path, minutes=0.5)
+    summary = simulate(fleet)
+    assert summary == simulate(fleet)
+    assert all(robot.iterations for robot in summary.robots.values())
 
 
 def test_what_a_fleet_learns_reaches_the_robots_of_the_other(tmp_path):

@@ -62,6 +62,8 @@ def start(mode, lives=1 << 60, journal=False):
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()
+    if len(gc.get_objects()) > 50_000:   # of a library that was imported since: see conftest.py
+        gc.freeze()
     remote.released.clear()
     if _device is None:
         _device = Device(lambda: _next)

@@ -27,16 +27,6 @@ LIBRARY.impl('chosen', lambda x, order: x[order][:int(x.sum()) % 7 + 1].clone(),
 LIBRARY.impl('halve_', halve, 'CPU')
 
 
-@pytest.fixture(params=remote.MODES)
-def engine(request):
-    return remote.start(request.param)
-
-
-@pytest.fixture
-def replay():
-    return remote.start('replay')
-
-
 def test_tensors_say_that_they_are_on_cuda(engine):
     x = torch.zeros(2, 3).cuda()
     assert x.is_cuda and x.device == torch.device('cuda:0') and str(x.device) == 'cuda:0'

@@ -5,7 +5,6 @@ import itertools
 import zipfile
 
 import pytest
-import remote
 import torch
 from torch import nn
 
@@ -53,11 +52,6 @@ def said_to_be_of_cuda(content):
                 data = data.replace(b'X\x03\x00\x00\x00cpu', b'X\x06\x00\x00\x00cuda:0')
             new.writestr(name, data)
     return made.getvalue()
-
-
-@pytest.fixture(params=remote.MODES)
-def engine(request):
-    return remote.start(request.param)
 
 
 @pytest.mark.parametrize(('kind', 'place'), [*itertools.product(

@@ -267,11 +267,6 @@ def tensors_of_a_class_of_the_program(device):
     return infer
 
 
-@pytest.fixture(params=remote.MODES)
-def mode(request):
-    return request.param
-
-
 @pytest.mark.parametrize('name', CASES)
 def test_it_is_what_plain_pytorch_gives(mode, name):
     expected = CASES[name]('cpu')

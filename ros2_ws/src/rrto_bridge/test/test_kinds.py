@@ -13,11 +13,6 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
-@pytest.fixture(params=remote.MODES)
-def engine(request):
-    return remote.start(request.param)
-
-
 def imported(tmp_path, source):
     path = tmp_path / 'program.py'
     path.write_text('import torch\nfrom torch import nn\n' + source)

@@ -13,11 +13,6 @@ from rrto_bridge.protocol.allow import allowed
 MISMATCH = 'Expected .*same device|Expected all tensors|devices must match'
 
 
-@pytest.fixture(params=remote.MODES)
-def engine(request):
-    return remote.start(request.param)
-
-
 def tensor(*values):
     return torch.tensor(values)
 

@@ -14,11 +14,6 @@ from torch import nn
 DENSE = 'rrto: a tensor on the device must be dense, got a .* one: keep it on the CPU'
 
 
-@pytest.fixture(params=remote.MODES)
-def engine(request):
-    return remote.start(request.param)
-
-
 NOT_DENSE = {
     'nested': lambda x: torch.nested.nested_tensor([x, x[:1]]),
     'nested there': lambda x: torch.nested.nested_tensor([x.cpu(), x[:1].cpu()],

@@ -13,16 +13,6 @@ from fleet_testing import LIMIT
 from torch import nn
 
 
-@pytest.fixture(params=remote.MODES)
-def engine(request):
-    return remote.start(request.param)
-
-
-@pytest.fixture
-def replay():
-    return remote.start('replay')
-
-
 def test_the_accelerator_is_the_device(replay):
     assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
     device = torch.accelerator.current_accelerator()

@@ -23,7 +23,6 @@ def in_threads(*works):
     [thread.join() for thread in threads]
 
 
-@pytest.mark.parametrize('mode', remote.MODES)
 @pytest.mark.parametrize('threads', [2, 4])
 def test_threads_with_a_model_each_are_replayed_as_one_is(mode, threads, monkeypatch):
     monkeypatch.setattr(turns, 'GAP', 1.0)   # whatever else this machine does

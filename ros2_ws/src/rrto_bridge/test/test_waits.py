@@ -56,7 +56,6 @@ def test_questions_between_the_forward_pass_and_the_read(mode, query):
     assert engine.inferences > 3 or mode != 'replay'
 
 
-@pytest.mark.parametrize('mode', remote.MODES)
 def test_a_seed_set_within_a_replayed_pass_counts_from_there_on(mode):
     def infer(x):
         y = torch.rand_like(x) + x

@@ -1,0 +1,53 @@
+"""Nodes in the process of a test, which the test spins itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import rclpy
+from fleet_testing import eventually, free_domain
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+
+
+class SpunNodes:
+    """Nodes in one context, in a DDS domain of their own unless ``domain`` names another."""
+
+    def __init__(self, domain: int | None = None) -> None:
+        self.domain = free_domain() if domain is None else domain
+        self.context = Context()
+        rclpy.init(args=[], context=self.context, domain_id=self.domain)
+        self.executor = SingleThreadedExecutor(context=self.context)
+
+    def add(self, node: Any) -> Any:
+        """Spin this node of the same context from now on; return it."""
+        self.executor.add_node(node)
+        return node
+
+    def node(self, name: str, **options: Any) -> Any:
+        """Make a plain node."""
+        return self.add(Node(name, context=self.context, **options))
+
+    def spin(self, seconds: float = 0.05) -> None:
+        """Handle one event; wait for it at most this long."""
+        self.executor.spin_once(timeout_sec=seconds)
+
+    def until(self, condition: Callable[[], Any],
+              what: Callable[[], str] = lambda: 'the condition') -> None:
+        """Spin until the condition holds; see `fleet_testing.eventually`."""
+        eventually(condition, what, self.spin)
+
+    def close(self) -> None:
+        """Destroy the nodes and their context."""
+        for node in list(self.executor.get_nodes()):
+            node.destroy_node()
+        self.executor.shutdown()
+        self.context.try_shutdown()
+
+    def __enter__(self) -> SpunNodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
