@@ -4,7 +4,7 @@ Threads of Python would take turns with the loop, so this module uses processes.
 when the run begins. They inherit the task, its data, and each robot's position in the data. They
 share the memory of models and gradients with the loop (`rog_core.model.flat.FlatModel`). The loop
 itself writes and reads their pipes: an executor's threads would take turns with it, and wait for
-each turn longer than a small gradient takes. If forking is not possible, a thread does the work.
+each turn as long as a small gradient takes. If forking is not possible, a thread does the work.
 """
 
 from __future__ import annotations
