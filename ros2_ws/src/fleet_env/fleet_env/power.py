@@ -32,9 +32,8 @@ class EnergyMeter:
     """
 
     def __init__(self, model: PowerModel, now: float, state: str = 'stalled'):
-        model.watts(state)
         self.model = model
-        self.state = state
+        self.state, self._power = state, model.watts(state)
         self.restart(now)
 
     def restart(self, now: float) -> None:
@@ -45,9 +44,9 @@ class EnergyMeter:
 
     def enter(self, state: str, now: float) -> None:
         """Change to ``state`` at ``now``."""
-        self.model.watts(state)
+        power = self._power if state == self.state else self.model.watts(state)
         self._integrate(now)
-        self.state = state
+        self.state, self._power = state, power
 
     def seconds(self, now: float) -> dict[str, float]:
         """Seconds spent in each state until ``now``."""
@@ -65,7 +64,7 @@ class EnergyMeter:
         return self._watts()
 
     def _watts(self) -> float:
-        return self.model.watts(self.state)
+        return self._power
 
     def _integrate(self, now: float) -> None:
         passed = now - self._now

@@ -141,7 +141,7 @@ class RunWriter:
 
         :raises RecordError: the disk is full or fails, or another file has replaced the record.
         """
-        fields = {key: _to_json(value) for key, value in dataclasses.asdict(event).items()}
+        fields = {key: _to_json(value) for key, value in vars(event).items()}
         line = {'kind': type(event).__name__.lower(), **fields}
         data = json.dumps(line, allow_nan=False).encode() + b'\n'
         try:

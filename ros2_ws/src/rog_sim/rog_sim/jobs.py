@@ -8,7 +8,6 @@ of its link traces and returns the content of its files, so it needs no shared d
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -31,6 +30,8 @@ from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from rog_core.errors import ConfigError, RogError
+
+from .interrupts import interrupts_blocked
 
 FLEET_FILE = 'fleet.yaml'
 ANSWER_S = 10.0  # s within which a Dask scheduler must answer, and then must have a worker
@@ -170,7 +171,7 @@ def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
         tracker.ensure_running()
 
     def results_of(calls: list[Any]) -> Results:
-        with _interrupts_blocked():
+        with interrupts_blocked():
             results = parallel(delayed(_run)(*call) for call in calls)
         with warnings.catch_warnings(), closing(results):
             warnings.simplefilter('ignore')  # joblib warns if results are not read to their end
@@ -246,20 +247,6 @@ def _reported(results: Results) -> Results:
         raise
     except Exception as error:  # errors of Dask: a run killed its worker, or cannot be unpickled
         raise RunError(f'a run failed: {error!r}') from error
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT in the processes that this context starts; the parent process ends them.
-
-    A new process inherits the signal mask of the thread that starts it. In the parent process
-    SIGINT is only delayed.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _GivenUp(Exception):

@@ -2,54 +2,142 @@
 
 Threads of Python would take turns with the loop, so this module uses processes. They are forked
 when the run begins. They inherit the task, its data, and each robot's position in the data. They
-share the memory of models and gradients with the loop (`rog_core.model.flat.FlatModel`). If forking
-is not possible, a thread does the same work.
+share the memory of models and gradients with the loop (`rog_core.model.flat.FlatModel`). The loop
+itself writes and reads their pipes: an executor's threads would take turns with it, and wait for
+each turn as long as a small gradient takes. If forking is not possible, a thread does the work.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
+import pickle
+import select
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-_work: list[Callable[..., Any]] = []  # functions that the forked processes inherit
+from .interrupts import interrupts_blocked
+
+# Maximum number of unread results of a process. A pipe holds 64 KiB, and a result takes some 50
+# bytes; if both directions of a pipe were full, loop and process would wait for each other.
+UNREAD = 64
+ENDING = 5.0  # seconds in which a process must end its last call
+Work = Sequence[Callable[..., Any]]
+Result = Callable[[], Any]  # waits for a call; returns its result, or raises its error
 
 
 class GradientProcesses:
-    """Calls ``work[k]`` in other processes; all calls with one k run in one process, in order."""
+    """Calls ``work[k]`` in other processes; all calls with one k run in one process, in order.
 
-    def __init__(self, work: list[Callable[..., Any]]) -> None:
-        self._work = work
-        self._pools: list[Executor]
+    :raises BrokenProcessPool: in any method, if a process was killed or has ended.
+    """
+
+    def __init__(self, work: Work) -> None:
         count = min(os.cpu_count() or 1, len(work))
-        if count > 1 and _may_fork():
-            _work[:] = work
-            context = multiprocessing.get_context('fork')
-            self._pools = [ProcessPoolExecutor(1, context, _prepare) for _ in range(count)]
-            for pool in self._pools:  # the first call forks, so make it while `_work` is filled
-                pool.submit(os.getpid).result()
-            _work.clear()
-            self._call: Callable[..., Any] = _call
-        else:
-            self._pools = [ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))]
-            self._call = lambda k, *arguments: self._work[k](*arguments)
+        self._workers: list[_Process | _Thread] = \
+            [_Process(work) for _ in range(count)] if count > 1 and _may_fork() else [_Thread(work)]
 
-    def submit(self, k: int, *arguments: Any) -> Future:
-        """Start a call of ``work[k]`` with these arguments; return the future of its result."""
-        return self._pools[k % len(self._pools)].submit(self._call, k, *arguments)
+    def submit(self, k: int, *arguments: Any) -> Result:
+        """Start a call of ``work[k]`` with these arguments."""
+        return self._workers[k % len(self._workers)].submit(k, *arguments)
 
     def __enter__(self) -> GradientProcesses:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for pool in self._pools:
-            pool.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+        # A process holds copies of the pipes of those that were forked before it.
+        for worker in reversed(self._workers):
+            worker.join()
+
+
+class _Process:
+    """A forked process, and the calls that it has not answered yet."""
+
+    def __init__(self, work: Work) -> None:
+        context = multiprocessing.get_context('fork')
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
+        with interrupts_blocked():  # in the process, too: its parent ends it
+            self._process.start()
+        theirs.close()
+        self._readable = select.poll()
+        self._readable.register(self._pipe, select.POLLIN)
+        self._unanswered: deque[list[Any]] = deque()
+
+    def submit(self, k: int, *arguments: Any) -> Result:
+        if len(self._unanswered) == UNREAD:
+            self._receive()
+        answer: list[Any] = []  # empty until the answer arrives
+        # An interrupt after half of this would leave an answer that nobody expects.
+        with interrupts_blocked():
+            try:
+                self._pipe.send_bytes(pickle.dumps((k, arguments)))
+            except OSError:
+                raise self._broken() from None
+            self._unanswered.append(answer)
+        return lambda: self._result(answer)
+
+    def _result(self, answer: list[Any]) -> Any:
+        while not answer:
+            self._receive()
+        result, error, where = answer
+        if error is not None:
+            raise error from _Remote(where)
+        return result
+
+    def _receive(self) -> None:
+        """Receive the next answer; only the wait for it can be interrupted."""
+        self._readable.poll()
+        with interrupts_blocked():
+            try:
+                message = self._pipe.recv_bytes()
+            except (EOFError, OSError):
+                raise self._broken() from None
+            self._unanswered.popleft().extend(pickle.loads(message))
+
+    @staticmethod
+    def _broken() -> BrokenProcessPool:
+        return BrokenProcessPool('a process that computes gradients was killed or has ended; is '
+                                 'there enough memory?')
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def join(self) -> None:
+        self._process.join(ENDING)
+        self._process.kill()
+        self._process.join()
+
+
+class _Thread:
+    """Does the work of a process."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+
+    def submit(self, k: int, *arguments: Any) -> Result:
+        return self._pool.submit(self._work[k], *arguments).result
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def join(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+class _Remote(Exception):
+    """Shows where in a process an error was raised."""
 
 
 def _may_fork() -> bool:
@@ -59,10 +147,17 @@ def _may_fork() -> bool:
         and not multiprocessing.current_process().daemon
 
 
-def _prepare() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+def _serve(work: Work, pipe: Connection, others: Connection) -> None:
+    """Answer calls with (result, error, traceback), in a forked process, until the pipe ends."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    others.close()  # else this process would keep its own pipe open
+    try:
+        while True:
+            k, arguments = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(_answer(work[k], arguments))
+    except (EOFError, OSError):
+        return
 
 
 def _end_with_parent() -> None:
@@ -72,5 +167,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _call(k: int, *arguments: Any) -> Any:
-    return _work[k](*arguments)
+def _answer(call: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    try:
+        return pickle.dumps((call(*arguments), None, ''))
+    except BaseException as error:  # SystemExit of a task, too
+        where = f'\n\n{traceback.format_exc()}'
+        try:
+            answer = pickle.dumps((None, error, where))
+            pickle.loads(answer)  # fails for an error whose constructor has other arguments
+            return answer
+        except Exception:
+            return pickle.dumps((None, RuntimeError(f'{type(error).__name__}: {error}'), where))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from rog_tasks.errors import TaskError
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure
 
-from .processes import GradientProcesses
+from .processes import GradientProcesses, Result
 
 EVALUATIONS = 40  # largest number of evaluations of a robot in a run
 
@@ -53,13 +51,16 @@ class Robot:
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
-        self._job: Future | None = None
+        self._job: Result | None = None
+        self._sent_anchor: Any = None  # the anchor of SVRG that the other process has
         self._evaluating = 0  # iteration of the evaluation that is under way; 0: none
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
         """Start to compute a gradient on the present model; if ``evaluate``, also evaluate it."""
         self._evaluating = self.machine.finished if evaluate else 0
-        self._job = processes.submit(self.place, order, self.store.anchor, bool(self._evaluating))
+        anchor = self.store.anchor
+        new, self._sent_anchor = (() if anchor is self._sent_anchor else (anchor,)), anchor
+        self._job = processes.submit(self.place, order, new, bool(self._evaluating))
 
     def compute_time(self, order: Compute, now: float) -> float:
         """Return the virtual seconds that this robot takes to compute the gradient.
@@ -76,7 +77,7 @@ class Robot:
         """Wait for the running gradient computation; until its end the model must not change."""
         if self._job is not None:
             job, self._job = self._job, None
-            self.loss, accuracy = job.result()
+            self.loss, accuracy = job()
             if self._evaluating:
                 self.accuracy, self.evaluated_at = accuracy, self._evaluating
 
@@ -86,15 +87,16 @@ class Robot:
                 and self.store.model is self.store.weights:
             self.finish()
 
-    def work(self, order: Compute | None, anchor: Any, evaluate: bool, portrait: bool = False
-             ) -> Any:
+    def work(self, order: Compute | None, anchor: tuple[Any, ...], evaluate: bool,
+             portrait: bool = False) -> Any:
         """Evaluate the model, then compute a gradient; return (loss, accuracy).
 
         This method runs in another process, which shares only the model and the gradient with the
         event loop.
 
         :param order: gradient to compute; None: no gradient, and the loss is NaN.
-        :param anchor: the anchor of SVRG, which the other process does not share.
+        :param anchor: the anchor of SVRG, which the other process does not share, if it is new;
+            empty: it has not changed.
         :param evaluate: whether to evaluate the model; if not, the accuracy is NaN.
         :param portrait: whether to do nothing but return the task's outputs for figures.
         """
@@ -104,7 +106,8 @@ class Robot:
             accuracy = measure(self.task, self.model) if evaluate else math.nan
             if order is None:
                 return math.nan, accuracy
-            self.store.anchor = anchor
+            if anchor:
+                self.store.anchor, = anchor
             loss = self._source.compute(order, self._sgd)
         except SystemExit as error:  # else the run would end as if the user had ended it
             raise TaskError(f'the task called sys.exit({error})') from error
@@ -131,12 +134,12 @@ class Robot:
 
     def evaluate(self, processes: GradientProcesses, finished: int) -> None:
         """Evaluate the robot's present model, after ``finished`` iterations."""
-        _, self.accuracy = processes.submit(self.place, None, None, True).result()
+        _, self.accuracy = processes.submit(self.place, None, (), True)()
         self.evaluated_at = finished
 
     def portrait(self, processes: GradientProcesses) -> Mapping[str, np.ndarray]:
         """Return the task's outputs for figures; the process that trains this robot makes them."""
-        return processes.submit(self.place, None, None, False, True).result()
+        return processes.submit(self.place, None, (), False, True)()
 
     def settle(self, now: float) -> None:
         """Update the energy meter with the present activity of the robot."""
@@ -156,7 +159,7 @@ def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str,
 
     :param state: state in the report; if empty, the state of the machine.
     """
-    known = asdict(machine.report(now))
+    known = dict(vars(machine.report(now)))
     known['state'] = state or known['state']
     for name in ('bytes_sent', 'bytes_received'):
         known[name] = round(known[name] * machine.config.traffic)

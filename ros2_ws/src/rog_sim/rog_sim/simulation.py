@@ -13,7 +13,8 @@ import gc
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ from rog_core.protocol.messages import (
     Notice,
     RegisterRequest,
     Send,
-    TransferId,
 )
 from rog_core.server.machine import ServerMachine
 from rog_tasks.sources import CameraSource
@@ -57,6 +57,7 @@ from .robot import Robot
 from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
+_Event = tuple[float, int, Callable[[], None]]  # time, number of the event, what to call
 DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message needs several
 
 
@@ -146,8 +147,9 @@ class Simulation:
         self._unheard: set[str] = set()
         self._patient = math.isinf(fleet.server.patience)  # no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
-        self._waiting: set[tuple[str, TransferId, int]] = set()  # chunks that wait for the air
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._waiting: set[int] = set()  # identities of the chunks that wait for the air
+        self._queue: list[_Event] = []      # heap of the events that come later
+        self._soon: deque[_Event] = deque()  # events without a delay, in order
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
         self._processes: GradientProcesses  # they compute the gradients of the robots
@@ -213,30 +215,37 @@ class Simulation:
 
     def _loop(self, fleets: list[Simulation]) -> None:
         """Process the events of all fleets in order of time, up to the end of the run."""
-        while True:
-            times = [fleet.next_event for fleet in fleets]
-            soonest = min(times)
-            if soonest >= self.end:
-                return
-            fleets[times.index(soonest)].step()
+        soonest = min(fleets, key=lambda fleet: fleet.next_event)
+        while soonest.step(self.end):
+            if len(fleets) > 1:
+                soonest = min(fleets, key=lambda fleet: fleet.next_event)
 
     @property
     def next_event(self) -> float:
         """Return the time of the next event of this fleet."""
-        return min(self._queue[0][0], self.channel.deadline)
+        return min(self._next()[0][0], self.channel.deadline)
 
-    def step(self) -> None:
-        """Process the next event of this fleet."""
-        departs = self.channel.deadline
-        if departs <= self._queue[0][0]:
+    def _next(self) -> Sequence[_Event]:
+        """Return the queue that holds the next event, as its first element."""
+        soon, queue = self._soon, self._queue
+        return soon if soon and soon[0] < queue[0] else queue
+
+    def step(self, end: float) -> bool:
+        """Process the next event of this fleet; return False if none comes before ``end``."""
+        events, departs = self._next(), self.channel.deadline
+        due = events[0][0]
+        if min(due, departs) >= end:
+            return False
+        if departs <= due:
             self.now = max(departs, self.now)
             for name, uplink, message in self.channel.pop(self.now):
-                if isinstance(message, Chunk):
-                    self._waiting.discard((name, message.transfer, message.sequence))
+                self._waiting.discard(id(message))
                 self._arrive(name, uplink, message)
         else:
-            self.now, _, call = heapq.heappop(self._queue)
+            self.now, _, call = self._soon.popleft() if events is self._soon \
+                else heapq.heappop(self._queue)
             call()
+        return True
 
     def _finish(self, progress: Progress, reason: str) -> Summary:
         for below in self.below.values():
@@ -275,7 +284,11 @@ class Simulation:
         self._at(self._server_every, self._measure_server)
 
     def _at(self, delay: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (self.now + delay, next(self._count), call))
+        event = self.now + delay, next(self._count), call
+        if delay:
+            heapq.heappush(self._queue, event)
+        else:
+            self._soon.append(event)
 
     def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
         """Call ``ring`` at ``deadline``; earlier and additional calls of ``ring`` are possible."""
@@ -394,10 +407,9 @@ class Simulation:
             return
         nbytes = float(HEADER_BYTES)
         if isinstance(message, Chunk):
-            key = name, message.transfer, message.sequence
-            if key in self._waiting:
+            if id(message) in self._waiting:
                 return
-            self._waiting.add(key)
+            self._waiting.add(id(message))
             nbytes += (message.ids.size + message.values.size) * self._traffic
         nbytes += self._header * math.ceil(nbytes / DATAGRAM)
         self.channel.offer(name, uplink, nbytes, message, self.now)

@@ -76,7 +76,7 @@ class Codec(ABC):
         lengths = partition.lengths[ids]
         if isinstance(values, np.ndarray):
             sizes = self.sizes(lengths)
-            out = np.empty(int(sizes.sum()), np.uint8)
+            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() if there are few
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
         if cuda.usable(values):

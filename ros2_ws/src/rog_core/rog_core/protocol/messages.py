@@ -27,10 +27,11 @@ class Kind(IntEnum):
     FINAL = 3     # model values to a worker at the end of a run
     ANCHOR = 4    # a full gradient (SVRG): of a shard to the server, of all shards to the worker
 
-    @property
-    def is_raw(self) -> bool:
-        """Whether the transfer carries raw float32, in segments of `RowPartition.raw_partition`."""
-        return self > Kind.PULL
+    is_raw: bool
+    """Whether the transfer carries raw float32, in segments of `RowPartition.raw_partition`."""
+
+    def __init__(self, number: int) -> None:
+        self.is_raw = number > 1
 
 
 @dataclass(frozen=True, order=True)
@@ -45,6 +46,12 @@ class TransferId:
     kind: Kind
     iteration: int
     attempt: int
+
+    def __eq__(self, other: object) -> bool:
+        # The same object, in most cases: this is faster than the method of the dataclass.
+        return self is other or isinstance(other, TransferId) and (
+            self.attempt, self.iteration, self.kind, self.incarnation) == (
+            other.attempt, other.iteration, other.kind, other.incarnation)
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,13 @@ class LinkEstimate:
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
-        self._trips.append(elapsed)
-        self.shortest = min(self._trips)
+        trips = self._trips
+        forgotten = trips[0] if len(trips) == trips.maxlen else math.inf
+        trips.append(elapsed)
+        if elapsed <= self.shortest or len(trips) == 1:
+            self.shortest = elapsed
+        elif forgotten == self.shortest:
+            self.shortest = min(trips)
         # After a time-out the old estimate was wrong, so the first new sample replaces it.
         weight = 1 / 8 if self.backoff == 1 else 1.0
         self.round_trip += (elapsed - self.round_trip) * weight

@@ -64,7 +64,9 @@ class Plan:
 
 
 def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
-    return [np.sort(segments[i:i + size]) for i in range(0, segments.size, size)]
+    full = segments.size // size * size
+    windows = list(np.sort(segments[:full].reshape(-1, size)))
+    return windows if full == segments.size else [*windows, np.sort(segments[full:])]
 
 
 def window_size(partition: RowPartition) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from ..codecs import RAW, SMALLER, Codec, codec_on_wire, decode_ids
 from ..errors import RemoteProtocolError, StaleMessageError
@@ -66,13 +67,12 @@ class Receiver:
             return None, None
         rows = None
         if chunk.transfer != self.transfer or not self.has(chunk.sequence):
-            rows = self.examine(chunk)
+            rows = self._examine(chunk)
             self._open(chunk.transfer)
             self._mark(chunk.sequence)
-            if self._seen[rows.ids].any():
+            if _repeats(self._seen, rows.ids):
                 rows = None
             else:
-                self._seen[rows.ids] = True
                 self.taken += rows.ids.size
                 self.bytes_received += chunk.ids.size + chunk.values.size
         return Ack(chunk.transfer, self._next, self._mask()), rows
@@ -80,6 +80,9 @@ class Receiver:
     def examine(self, chunk: Chunk) -> Rows:
         """Check a chunk and return its rows, without taking it; may raise `RemoteProtocolError`."""
         self.check(chunk.transfer)
+        return self._examine(chunk)
+
+    def _examine(self, chunk: Chunk) -> Rows:
         self._expect(chunk.transfer)
         codec, partition = self._codec_of(chunk), self.rows_of(chunk.transfer)
         if not 0 <= chunk.sequence < partition.segments:
@@ -244,3 +247,14 @@ class Receiver:
         flags = np.frombuffer(bytes(self._flags), np.uint8)
         return Receipt(self.transfer, chunks, np.packbits(flags, bitorder='little').tobytes(),
                        self.refused)
+
+
+@njit(nogil=True, cache=True)
+def _repeats(seen, ids):
+    """Whether a segment is already marked in ``seen``; if none is, mark them all."""
+    for i in ids:
+        if seen[i]:
+            return True
+    for i in ids:
+        seen[i] = True
+    return False

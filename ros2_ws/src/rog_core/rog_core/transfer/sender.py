@@ -209,18 +209,21 @@ class Sender:
             return math.inf
         if self.state == CLOSING:
             return self._resend_end
+        over = self.started + self.plan.budget
+        if over <= self._last_poll:
+            over += self.link.timeout
         oldest = self._next_expiry()
-        if math.isfinite(self.plan.budget):
-            over = self.started + self.plan.budget
-            limits = (over, over + self.link.timeout)
-            oldest = min([oldest, *(t for t in limits if t > self._last_poll)])
-        return oldest
+        return min(oldest, over) if over > self._last_poll else oldest
 
     def _next_expiry(self) -> float:
         """Return the time at which the next chunk on its way counts as lost."""
-        while self._expiry and not self._expiry[0][2].on_way(self._expiry[0][1]):
-            heapq.heappop(self._expiry)
-        return self._expiry[0][0] if self._expiry else math.inf
+        expiry = self._expiry
+        while expiry:
+            at, order, sent = expiry[0]
+            if sent.on_way(order):
+                return at
+            heapq.heappop(expiry)
+        return math.inf
 
     # -- outcome ---------------------------------------------------------------------------------
 
@@ -291,11 +294,14 @@ class Sender:
         Looks only at the oldest chunks in flight, so that the cost per message does not grow with
         the window.
         """
-        flight = self._flight
-        while flight and (flight[0][0] <= self._newest - DUPLICATES
-                          or not flight[0][1].on_way(flight[0][0])):
-            order, sent = flight.popleft()
-            if sent.on_way(order):
+        flight, overtaken = self._flight, self._newest - DUPLICATES
+        while flight:
+            order, sent = flight[0]
+            on_way = sent.on_way(order)
+            if on_way and order > overtaken:
+                break
+            flight.popleft()
+            if on_way:
                 self._give_up(sent)
         while self._next_expiry() <= now:
             self._give_up(heapq.heappop(self._expiry)[2])
@@ -311,27 +317,28 @@ class Sender:
         self._last_poll = now
         self._mark_lost(now)
         out: list[Chunk | End] = []
-        limited = self._over(now)
+        limited, window = self._over(now), self.link.window_bytes
         while self._lost and not (limited and self._lost[0] >= self._mandatory):
             sent = self._chunks[self._lost[0]]
-            if not sent.arrived and not self._room(sent.nbytes):
+            if not sent.arrived and not self._room(sent.nbytes, window):
                 return out
             heapq.heappop(self._lost)
             if not sent.arrived:
-                out.append(self._transmit(sent, now))
-        while self._room(0):
+                out.append(self._transmit(sent, now, window))
+        while self._room(0, window):
             if self._fresh == len(self._chunks) and not self._encode_window(limited):
                 break
             if limited and self._fresh >= self._mandatory:
                 break
-            out.append(self._transmit(self._chunks[self._fresh], now))
+            out.append(self._transmit(self._chunks[self._fresh], now, window))
             self._fresh += 1
         return out
 
-    def _room(self, nbytes: int) -> bool:
-        return self._in_flight == 0 or self._in_flight + nbytes < self.link.window_bytes
+    def _room(self, nbytes: int, window: int) -> bool:
+        """Whether the window, in bytes, has room; see `LinkEstimate.window_bytes`."""
+        return self._in_flight == 0 or self._in_flight + nbytes < window
 
-    def _transmit(self, sent: _Sent, now: float) -> Chunk:
+    def _transmit(self, sent: _Sent, now: float, window: int) -> Chunk:
         sent.order, self._order = self._order, self._order + 1
         sent.sent_at, sent.delivered_then = now, self.link.delivered
         sent.tries += 1
@@ -339,7 +346,7 @@ class Sender:
         self._flight.append((sent.order, sent))
         heapq.heappush(self._expiry, (now + self.link.timeout, sent.order, sent))
         self._in_flight += sent.nbytes
-        sent.full = not self._room(sent.nbytes)
+        sent.full = not self._room(sent.nbytes, window)
         self.bytes_sent += sent.nbytes
         return sent.chunk
 

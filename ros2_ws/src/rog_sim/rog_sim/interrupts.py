@@ -1,0 +1,18 @@
+"""Delays Ctrl+C during a few lines that must not be interrupted."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Delay SIGINT in this thread; block it in the processes that this context starts.
+
+    A new process inherits the signal mask of the thread that starts it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
