@@ -52,8 +52,6 @@ class TrainingConfig(Settings):
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
     checksums: bool = _(False, 'robot and server log a checksum of the rows after every pull; both '
                                'must agree, which rog chaos checks')
-    pushes: bool = _(False, 'log when each push began and ended, by the clock of the machine; '
-                            'always on with --emulate, which compares pushes with the link')
     importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
                                          'its row', ge=0.0)
     importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)

@@ -44,7 +44,6 @@ from rog_core.protocol.messages import (
 )
 from rog_core.protocol.states import (
     COMPUTING,
-    DONE,
     EVALUATING,
     PAUSED,
     REGISTERING,
@@ -70,7 +69,7 @@ from rog_ros.convert import (
     to_ros,
 )
 from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
-from rog_ros.receive import checksum_of, push_line, receive
+from rog_ros.receive import checksum_of, receive
 from rog_ros.seal import (
     SealError,
     Session,
@@ -304,10 +303,7 @@ class WorkerNode(ManagedNode):
             if self._session is None:
                 return
             keys = self._session.session, self._session.to_robot
-        push = self.machine.push
         actions = receive(self.machine, message, self.get_logger(), 'the server', keys)
-        if self.settings.training.pushes and push is not None and push.state == DONE:
-            self.get_logger().info(push_line(push, time.monotonic()))
         if actions is None:
             self._dropped += 1
         else:
