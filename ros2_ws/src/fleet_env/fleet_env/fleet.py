@@ -40,8 +40,6 @@ class TrainingConfig(Settings):
     weight_decay: float = _(0.0, 'weight decay', ge=0.0)
     batch_size: int = _(24, 'samples in a batch of one robot', ge=1)
     evaluate_every: int = _(10, 'iterations between evaluations; 0: only the final one', ge=0)
-    save_every: float = _(10.0, "time between saves of a robot's unsent rows in the out directory; "
-                                'a worker also saves them at its end. 0: only then', 's', ge=0.0)
     pace: float = _(0.0, 'least duration of one gradient computation, to emulate a slower robot; '
                          '0: no limit', 's', ge=0.0)
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '

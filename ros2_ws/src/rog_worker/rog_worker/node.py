@@ -35,7 +35,6 @@ from rog_core.protocol.messages import (
     Chunk,
     Compute,
     End,
-    Notice,
     Receipt,
     RegisterRequest,
     RegisterResponse,
@@ -85,7 +84,6 @@ from rog_ros.servers import Loyalty, Order, this_process, this_version
 from rog_tasks.sources import Source
 
 from .sources import Watch
-from .unsent import Keeper
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits with refusals after which another robot must have our name
@@ -140,9 +138,6 @@ class WorkerNode(ManagedNode):
         self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._order = Order(self.settings.heartbeat.limit)
         self._watch: Watch | None = None      # watches the robot's cameras and recordings
-        self._keeper = Keeper(self.settings.out, self.robot, self.settings.training.save_every,
-                              self.get_logger())
-        self.held.callback(self._keeper.close)
         self._is_over = False
         self._has_ended = False               # whether the last status was sent
         self._request: Any = None             # future of the latest registration
@@ -220,7 +215,6 @@ class WorkerNode(ManagedNode):
 
         :raises NoServerError: no server has accepted the robot within ``patience`` seconds.
         """
-        self._keeper.give(machine)
         self.machine = machine
         self._started.trigger()
         return self._wait(time.monotonic() + self.patience)
@@ -251,8 +245,6 @@ class WorkerNode(ManagedNode):
         if order is None:
             self._is_over = True
             self._close_sources()
-            if self.machine is not None:
-                self._keeper.finish(self.machine)
 
     def watch(self, sources: Sequence[Source]) -> None:
         """Feed data sources from their topics, and report their state, until the run is over."""
@@ -437,12 +429,9 @@ class WorkerNode(ManagedNode):
                     self._meter.restart(now)
                 self._grant(action)
                 self.report()
-            elif isinstance(action, Notice):
-                self.get_logger().info(f'{action.what}: {action.detail}')
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
-        self._keeper.look(self.machine, now)
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
@@ -483,8 +472,6 @@ class WorkerNode(ManagedNode):
     def _heartbeat(self) -> None:
         if not self._silent:
             self.report()
-        if self.machine is not None:
-            self._keeper.look(self.machine, time.monotonic())
 
     def pause(self, pause: Pause) -> None:
         """If ``pause`` is an emulated drop-out, neither send nor receive until its end."""

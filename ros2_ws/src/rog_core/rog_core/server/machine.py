@@ -156,8 +156,7 @@ class ServerMachine(Shared):
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
         return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
-                           {**self.former_pushes, **pushes}, *self.aggregation.state(),
-                           taken={robot: taken.copy() for robot, taken in self.taken.items()})
+                           {**self.former_pushes, **pushes}, *self.aggregation.state())
 
     def load_state(self, state: ServerState) -> None:
         """Resume from a checkpoint; call it before any worker has registered."""
@@ -167,7 +166,6 @@ class ServerMachine(Shared):
         self.aggregation.load(state)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
         self.updated_at[:] = state.updated_at
-        self.taken = {robot: taken.copy() for robot, taken in state.taken.items()}
         self.restarted = True
 
     # -- time ------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from .pull_plan import snapshot_of
 from .pulls import Pulls
 from .pushes import Pushes
 from .shared import Shared
-from .taken import Taken
 
 
 class Membership:
@@ -38,8 +37,7 @@ class Membership:
                     ) -> tuple[RegisterResponse, list[Action]]:
         """Answer a registration; a refusal changes nothing."""
         shared, robot = self.shared, request.robot
-        taken = shared.taken.get(robot) or Taken.nothing(shared.partition.segments)
-        refused = self._refusal(request, taken, now)
+        refused = self._refusal(request, now)
         if refused is not None:
             return refused, []
         if shared.restarted:
@@ -53,11 +51,6 @@ class Membership:
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
             push = None  # the worker has made fewer pushes, so a stranger has sent this one
-        shared.taken[robot] = taken
-        taken.begin(request.incarnation)
-        since = taken.since(request.former, request.former_attempt)
-        if since:
-            taken.heir = request.incarnation
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # the snapshot is on its way
@@ -68,11 +61,10 @@ class Membership:
         member.request = request.number
         member.answer = RegisterResponse(
             True, incarnation=shared.incarnation, iteration=shared.iteration, attempt=attempt,
-            sync=str(shared.method), push=push, taken=since)
+            sync=str(shared.method), push=push)
         return member.answer, actions
 
-    def _refusal(self, request: RegisterRequest, taken: Taken, now: float
-                 ) -> RegisterResponse | None:
+    def _refusal(self, request: RegisterRequest, now: float) -> RegisterResponse | None:
         shared = self.shared
         if shared.stopping:
             return RegisterResponse(False, 'the run is over; the server is stopping', over=True)
@@ -80,9 +72,6 @@ class Membership:
                           shared.config.heartbeat_limit)
         if refused is None and (reason := shared.method.refusal(request.robot)):
             refused = RegisterResponse(False, reason)
-        if refused is None and taken.is_past(request.incarnation):
-            refused = RegisterResponse(False, f'a later process of {request.robot} has taken over '
-                                       'what this one has not sent; start the worker again')
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..errors import RemoteProtocolError
-from ..protocol.messages import Action, Chunk, End, Kind, Notice, Receipt, Send
+from ..protocol.messages import Action, Chunk, End, Notice, Receipt, Send
 from ..protocol.states import PULLING, TRAINING
 from ..transfer.receiver import Rows
 from .clip import NormBound
@@ -85,8 +85,6 @@ class Pushes:
         """Apply new rows as far as they are plausible and within the norm bound."""
         shared, push = self.shared, member.push
         self._bring(member, rows.ids.size, now)
-        if rows.transfer.kind == Kind.PUSH:
-            self._note_taken(member, rows.ids)
         if self.plausibility.admits(push, rows):
             robots = len(shared.active())
             counts = self.norm_bound.bounded(push, rows,
@@ -144,16 +142,9 @@ class Pushes:
             self._close(member, taken)
         return member.push.known()
 
-    def _note_taken(self, member: Member, ids: np.ndarray | slice) -> None:
-        assert member.push.transfer is not None
-        self.shared.taken[member.robot].note(
-            member.incarnation, member.push.transfer.attempt, ids)
-
     def _close(self, member: Member, taken: np.ndarray) -> None:
         shared, push = self.shared, member.push
         assert push.transfer is not None
-        if push.refused:  # the worker drops the push; no later process must send it again
-            self._note_taken(member, slice(None))
         self.plausibility.learn(push)
         shared.clipped[member.robot] += self.norm_bound.learn(
             member.robot, push, [m.robot for m in shared.active()])
