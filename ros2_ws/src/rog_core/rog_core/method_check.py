@@ -20,7 +20,7 @@ import numpy as np
 from .codecs import get_codec
 from .errors import ConfigError, RogError
 from .loopback import Loopback
-from .methods import METHODS, Method, Team, create, parse, usages
+from .methods import METHODS, Method, Team, create, parse, place_of, usages
 from .protocol.config import SgdConfig
 from .protocol.messages import Compute, Sending
 from .protocol.steps import STEPS, Step
@@ -48,7 +48,7 @@ def check_named(text: str, team: Team) -> None:
     """
     name = parse(text).name
     if name not in METHODS:
-        _import(name.partition(':')[0], text.strip())
+        _import(place_of(name)[0], text.strip())
     create(text, team)
     if name not in METHODS:
         _rehearse(text, team)

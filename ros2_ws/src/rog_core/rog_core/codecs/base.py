@@ -5,9 +5,10 @@ host. The values are numpy arrays, or torch tensors on any device. Compiled loop
 numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.codecs.cuda`) do
 it for tensors. All of them give the same bytes. Encoded segments follow one another, and each can
 be decoded without the others. All formats are little endian. In every format except raw, a segment
-begins with its scale as a bfloat16, the upper half of a float32 (sparseloco: with two scales).
+begins with its scale, or several (`Codec.scales`), as bfloat16, the upper half of a float32.
 
-A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`.
+A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`, or registered by
+another package (`rog_core.plugins`).
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-
-from . import cuda
-from .base import (
+from rog_core.codecs import cuda
+from rog_core.codecs.base import (
     Codec,
     add_signed,
     bfloat16_encode,
@@ -32,7 +31,7 @@ from .base import (
     split,
     starts_of,
 )
-from .kernels import (
+from rog_core.codecs.kernels import (
     LENGTH,
     OWN,
     SCALE,
