@@ -9,7 +9,7 @@ from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Kind, TransferId
-from rog_core.server.clip import NormBound
+from rog_core.server.push_filter import PushFilter
 from rog_core.transfer.receiver import Receiver, Rows
 from schedules import SYNCS
 
@@ -39,7 +39,8 @@ class Pushes:
     """Pushes of raw rows of ones, each element times the square root of its energy."""
 
     def __init__(self, limit):
-        self.bound, self.partition = NormBound(limit), partition_of(SHAPES, 'row', 'raw')
+        self.partition = partition_of(SHAPES, 'row', 'raw')
+        self.filter = PushFilter(0.0, limit, np.zeros(self.partition.elements, np.float32))
 
     def push(self, robot, *energies, kind=Kind.PUSH, robots=ROBOTS):
         """A push of rows with these sums of squares: which of it counts, and whether it is said."""
@@ -49,10 +50,9 @@ class Pushes:
         for row, energy in enumerate(energies):
             data = np.full(30, np.sqrt(energy / 30), np.float32).view(np.uint8)
             rows = Rows(receiver.transfer, np.array([row]), raw, data, energy)
-            receiver.energy += energy
-            rows = self.bound.bounded(receiver, rows, len(robots))
+            rows = self.filter.passed(receiver, rows, len(robots))
             counted.append(float((rows.data.view(np.float32).astype(float) ** 2).sum()))
-        return pytest.approx(counted, rel=1e-4), self.bound.learn(robot, receiver, robots)
+        return pytest.approx(counted, rel=1e-4), self.filter.learn(robot, receiver, robots)
 
 
 def test_rows_count_until_the_budget_of_their_push_is_spent():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from rog_core.protocol.config import ServerConfig
-from rog_core.server.patience import patience
+from rog_core.server.deadlines import patience
 from schedules import SYNCS, check_end
 
 

@@ -511,9 +511,11 @@ class ParameterServerNode(ManagedNode):
     def _await_final(self, now: float) -> None:
         """Wait for the robots' evaluations of the final model.
 
-        Wait for at most two heartbeat limits from ``now``, and not longer than `Limits.stop_by`.
+        Wait for at most two heartbeat limits from ``now``, and not longer than
+        `Deadlines.stop_by`.
         """
-        self._finish_by = min(now + 2 * self.settings.heartbeat.limit, self.machine.limits.stop_by)
+        self._finish_by = min(now + 2 * self.settings.heartbeat.limit,
+                              self.machine.deadlines.stop_by)
 
     def _all_final(self) -> bool:
         return not math.isinf(self._finish_by) and not self._not_final() \

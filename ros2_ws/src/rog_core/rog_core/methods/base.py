@@ -53,7 +53,7 @@ class Team:
 
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
-    the server. ``clip``: see `rog_core.server.clip`; 0: pushes are never scaled down.
+    the server. ``clip``: see `rog_core.server.push_filter`; 0: pushes are never scaled down.
     ``above``: whether the fleet is a child fleet, whose model its parent fleet changes between two
     pushes.
     """

@@ -95,7 +95,7 @@ class Membership:
                         np.zeros(rows, np.int64), np.zeros(rows, np.int64),
                         shared.method.row_bound, now, link, attempt, progress=now, paid=now)
         if former is not None:
-            shared.limits.stands_for(former, now)
+            shared.deadlines.stands_for(former, now)
             member.stood, member.stood_at = former.stood, former.stood_at
         shared.members[robot] = member
         shared.aggregation.forget(robot, len(shared.active()))
@@ -124,15 +124,15 @@ class Membership:
         if member is None or not shared.is_member(robot, incarnation):
             return []
         silent, member.heard, member.loss = now - member.heard, now, loss
-        limits = shared.limits
-        if state == COMPUTING and member.as_usual(now, limits.patience, shared.members.values()):
+        deadlines = shared.deadlines
+        if state == COMPUTING and member.as_usual(now, deadlines.patience, shared.members.values()):
             member.progress = now
             member.paid = now
         if state not in (COMPUTING, STARVED) and member.has_to_act \
-                and now >= limits.out_of_step_at(member):
+                and now >= deadlines.out_of_step_at(member):
             return self._register_again(member, now)
         back = member.place == RETIRED or silent > shared.config.heartbeat_limit / 2
-        if member.sender is None or not back or math.isinf(limits.patience):
+        if member.sender is None or not back or math.isinf(deadlines.patience):
             return []
         member.sender.wake(now)
         return self.pulls.poll(member, now)

@@ -25,7 +25,7 @@ from ..protocol.states import (
     WAITING,
 )
 from .aggregation import Aggregation
-from .limits import Limits
+from .deadlines import Deadlines
 from .member import Member
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)
@@ -61,7 +61,7 @@ class Shared:
         # Time until which the server, after a restart, waits for the robots that it knows.
         self.missed_at = math.inf
         self.missing: frozenset[str] = frozenset()  # robots that the server no longer waits for
-        self.limits = Limits(config.heartbeat_limit, config.patience)
+        self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
         self.paused = False        # if true, no iteration is granted; transfers continue
 
     @property
