@@ -16,7 +16,7 @@ from rog_core.method_check import check_named
 from rog_core.methods import is_loaded
 from rog_msgs.srv import SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
-from rog_ros.seal import Key, SealError, check, derived, process_of, sealed
+from rog_ros.message_auth import Key, SealError, check, derived, process_of, sealed
 
 if TYPE_CHECKING:
     from .node import ParameterServerNode

@@ -17,7 +17,7 @@ from rog_core.server.machine import ServerMachine
 from rog_core.server.report import why
 from rog_msgs.msg import FleetStatus, RobotStatus
 from rog_ros import qos
-from rog_ros.seal import Signature, process_of
+from rog_ros.message_auth import Signature, process_of
 from rog_ros.servers import this_process, this_version
 
 from .directory import Claim

@@ -12,7 +12,7 @@ from rog_core.errors import ConfigError
 from rog_core.methods import is_loaded
 from rog_msgs.srv import SaveCheckpoint
 from rog_ps.control import REMEMBERED, REPEATED, Calls, Control
-from rog_ros.seal import SealError, check, derived, new_key, process_of, sealed
+from rog_ros.message_auth import SealError, check, derived, new_key, process_of, sealed
 
 DAY = 86_400 * 10**9
 NOW = 20_000 * DAY

@@ -25,7 +25,7 @@ from rog_core.protocol.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 
-from .seal import Side, sealed
+from .message_auth import Side, sealed
 
 MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a registration
 MAX_NAME = 256            # maximum characters of a name in a registration

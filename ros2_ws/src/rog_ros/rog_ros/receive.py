@@ -14,7 +14,7 @@ from rog_core.server.machine import ServerMachine
 from rog_core.worker.machine import WorkerMachine
 
 from .convert import from_ros
-from .seal import Side
+from .message_auth import Side
 
 
 def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str,

@@ -67,9 +67,7 @@ from rog_ros.convert import (
     response_from_ros,
     to_ros,
 )
-from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
-from rog_ros.receive import checksum_of, receive
-from rog_ros.seal import (
+from rog_ros.message_auth import (
     SealError,
     Session,
     Signature,
@@ -80,6 +78,8 @@ from rog_ros.seal import (
     read_key,
     sealed,
 )
+from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
+from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, Order, this_process, this_version
 from rog_tasks.sources import Source
 
