@@ -16,7 +16,7 @@ from rog_core.server.aggregation import ServerState
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-SCHEMA = 'rog-checkpoint/3'
+SCHEMA = 'rog-checkpoint/4'
 BASE = 'rog/upstream'   # name of the array ``base`` of a child fleet, see `rog_core.upstream`
 UPDATE = 'rog/update/'  # prefix of the names of the method's arrays
 DIVERGED = 1000.0       # a model whose norm grew by this factor since the last save has diverged
@@ -86,7 +86,7 @@ class Writer:
 
 def write(store: Kept, partition: RowPartition, master: np.ndarray, state: ServerState,
           elapsed: float) -> Path:
-    """Write a checkpoint and return the path of its tensors.
+    """Write a checkpoint and return its path.
 
     Every parameter of the model is a tensor with the parameter's name, so any safetensors reader
     can load the model. The arrays of the method are tensors 'rog/update/NAME', each as long as the
@@ -121,7 +121,7 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
         if meta['model'] != partition.digest:
             raise CheckpointError(f'{path} is of another model or granularity; choose another '
                                   'out directory, or start without resume')
-        tensors = load(found.payload)
+        tensors = load(found.content)
         updated_at = tensors['rog/updated_at']
         update = {name.removeprefix(UPDATE): held for name, held in sorted(tensors.items())
                   if name.startswith(UPDATE)}

@@ -125,7 +125,7 @@ def test_any_safetensors_reader_finds_the_parameters_by_name(tmp_path):
 def rewrite(folder, change):
     """Write the checkpoint anew with something else in it, and a digest that is right."""
     found = kept(folder).newest()
-    meta, tensors = dict(found.meta), load(found.payload)
+    meta, tensors = dict(found.meta), load(found.content)
     change(meta, tensors)
     kept(folder).write(save(tensors), meta)
 
