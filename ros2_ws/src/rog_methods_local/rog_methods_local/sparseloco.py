@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from rog_core.codecs import cuda
 from rog_core.codecs.base import (
     Codec,
     add_signed,
@@ -73,7 +72,7 @@ class SparseLoCo(Codec):
         out = super().take(partition, values, ids, magnitude)
         if isinstance(values, np.ndarray):
             _decay(values, partition.offsets, ids)
-        elif not cuda.usable(values):  # else the kernel has already done this
+        elif not self.uses_kernels(values):  # else the kernel has already done this
             values[elements(partition, ids, values)] *= float(FEEDBACK)
         return out
 

@@ -53,7 +53,8 @@ class Codec(ABC):
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
     kept: float = 1.0              # share of the unsent values that the sender keeps
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules; the first: rule `OWN`
-    kernels: tuple[str, str]       # source file in `rog_core.codecs.cuda`, prefix of kernel names
+    # Source file in `rog_core.codecs.cuda`, prefix of kernel names; None: no CUDA kernels.
+    kernels: tuple[str, str] | None = None
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -80,13 +81,17 @@ class Codec(ABC):
             out = np.empty(int(sizes.sum()), np.uint8)
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
-        if cuda.usable(values):
+        if self.uses_kernels(values):
             return self._encode_by_kernel(partition, values, mirror, ids, magnitude,
                                           TAKE if mirror is None else DIFFERENCE)
         out = self._encode_dense(gather(partition, values, mirror, ids), lengths, magnitude)
         if mirror is None:
             self.add(partition, values, ids, out, -1.0)
         return out
+
+    def uses_kernels(self, values: Array) -> bool:
+        """Whether CUDA kernels encode and decode ``values``; otherwise compiled loops or torch."""
+        return self.kernels is not None and cuda.usable(values)
 
     @abstractmethod
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
@@ -116,6 +121,7 @@ class Codec(ABC):
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
         table[:, 2] = starts_of(self.sizes(table[:, 1]))
         table[:, 3] = self._numbers(table[:, 1], magnitude)
+        assert self.kernels is not None, 'see `uses_kernels`'
         family, prefix = self.kernels
         cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before,
                     cuda.upload(table, values), code, *after)
@@ -152,7 +158,7 @@ class Codec(ABC):
         """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
         if isinstance(values, np.ndarray):
             self._add_compiled(values, partition, ids, data, np.float32(factor))
-        elif cuda.usable(values):
+        elif self.uses_kernels(values):
             self._launch('add', partition, values, ids, None, (), cuda.upload(data, values),
                          np.float32(factor))
         else:
