@@ -23,7 +23,7 @@ from .rsp import Rsp
 from .ssp import Ssp
 from .svrg import Svrg
 
-__all__ = ['METHODS', 'Method', 'Team', 'create', 'is_loaded', 'parse', 'place_of', 'usages']
+__all__ = ['METHODS', 'Method', 'Team', 'create', 'is_known', 'parse', 'place_of', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, Gc, Hgc, Gcc, Dcgc, DghGc)}
@@ -70,10 +70,13 @@ def create(text: str, team: Team | None = None) -> Method:
                           f'{type(error).__name__}: {error}') from error
 
 
-def is_loaded(text: str) -> bool:
-    """Whether the method that ``text`` names can be built without an import."""
+def is_known(text: str) -> bool:
+    """Whether using the method that ``text`` names imports no module of the caller's choice.
+
+    It is of this package, or registered by an installed one, or its module is loaded already.
+    """
     name = parse(text).name
-    return name in METHODS or place_of(name)[0] in sys.modules
+    return name in METHODS or name in plugins.methods() or place_of(name)[0] in sys.modules
 
 
 def place_of(name: str) -> tuple[str, str]:
