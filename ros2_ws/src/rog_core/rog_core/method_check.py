@@ -71,6 +71,8 @@ def _rehearse(text: str, team: Team) -> None:
     try:
         method = create(text, team)
         server = _play(method, team)
+        if server is None:
+            return
         state = json.loads(json.dumps(server.checkpoint().policy))
         again = create(text, team)
         again.begin(server.model, server.iteration)
@@ -85,11 +87,14 @@ def _rehearse(text: str, team: Team) -> None:
                           f'{last.lineno}: {last.line})') from error
 
 
-def _play(method: Method, team: Team) -> ServerMachine:
+def _play(method: Method, team: Team) -> ServerMachine | None:
+    """Train with the method and return the server; None if the method needs a larger model."""
     names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
     fleet = Loopback.small([('w', (20, 60)), ('b', (9,))], 'bsp', Team(
         team.capacities or dict.fromkeys(names, 1.0), team.codec, team.momentum))
     server, noise = fleet.server, np.random.default_rng(0)
+    if method.unfit(server.model):
+        return None
     _check_grants(method)
     server.aggregation.method = method
     method.begin(server.model, 0)
