@@ -20,7 +20,7 @@ class Lag(Method):
 
     def bounds(self):
         """Who may go on: within S of the slowest, now and at any later time of the run."""
-        threshold = self.written.threshold(1)          # the S of Lag:S, at least 1
+        threshold = self.spec.threshold(1)          # the S of Lag:S, at least 1
         return threshold, threshold
 
     def sending(self):

@@ -182,15 +182,16 @@ CORE = {
     'upstream': {'server', 'worker', 'model', 'protocol', 'arrays', 'errors'},
     'server': {'methods', 'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
     'worker': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
-    'methods': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
+    'methods': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors', 'plugins'},
     'transfer': {'model', 'codecs', 'protocol', 'arrays', 'errors'},
     'model': {'codecs', 'arrays', 'errors'},
-    'codecs': {'arrays', 'errors'},
+    'codecs': {'arrays', 'errors', 'plugins'},
     'messages': {'protocol'},  # names that the documents promise to methods of other packages
     'steps': {'protocol'},
     'protocol': {'errors'},
     'arrays': set(),
     'errors': set(),
+    'plugins': set(),
 }
 ROOMS = {package: table for package, table in rooms().items() if table} | {'rog_core': CORE}
 # Packages whose files are in rooms -> whether imports for type checkers count, too.

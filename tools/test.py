@@ -16,7 +16,7 @@ SHORT = ['-m', 'not long', '--hypothesis-profile=few']
 # Each group runs in a Python process of its own, all at the same time. Fewer processes than
 # packages, because starting one and importing PyTorch takes as long as many tests. RRTO replaces
 # PyTorch's `cuda`, so it is alone. The groups take about equally long; `rest` has all other tests.
-GROUPS = {'core': ['rog_core'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
+GROUPS = {'core': ['rog_core', 'rog_methods_local'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
           'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.

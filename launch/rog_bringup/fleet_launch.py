@@ -67,12 +67,8 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     check_task(fleet.training.task, fleet.training.task_options)
     if 'server' in here:  # only the server needs the code of the method
         check_method(fleet, fleet.capacities)
-    given_out = value(context, 'out')
-    out = os.path.abspath(given_out or os.path.join(
+    out = os.path.abspath(value(context, 'out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
-    # Robots keep unsent rows in ``out``. If robots were started again without the server, they
-    # would not find a directory with the former time in its name, so they keep nothing then.
-    kept = out if given_out or 'server' in here else ''
     warm_up()  # compile here once, not in every process at the same time
     space, begins = fleet.network.namespace, value(context, 'autostart') == 'true'
 
@@ -84,7 +80,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
 
     server = node('rog_ps', 'parameter_server', SERVER, server_parameters(fleet, out) | {
         'resume': value(context, 'resume') == 'true'}) if 'server' in here else None
-    robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot, kept))
+    robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot))
               for robot in fleet.robots if robot.name in here]
     return [*_misspelt(context, names), *environment(fleet.network), *enforced(context),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]

@@ -74,7 +74,7 @@ class Fleet:
             if name == 'server':
                 values = server_parameters(self.fleet, str(self.out))
             else:
-                values = worker_parameters(self.fleet, self.fleet.robot(name), str(self.out))
+                values = worker_parameters(self.fleet, self.fleet.robot(name))
             file = self.folder / f'{label or name}.yaml'
             file.write_text(yaml.safe_dump({'/**': {'ros__parameters': {**values, **parameters}}}))
             with self.log_path(label or name).open('ab') as log:

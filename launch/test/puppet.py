@@ -23,8 +23,8 @@ from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, Transfer
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import request_to_ros, response_from_ros, to_ros
+from rog_ros.message_auth import Session, derived, process_of, sealed
 from rog_ros.receive import receive
-from rog_ros.seal import Session, derived, process_of, sealed
 from tiny_task import Tiny
 
 PERIOD = 0.2  # s between its heartbeats

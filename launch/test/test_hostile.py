@@ -45,7 +45,7 @@ from rog_msgs.msg import (
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
 from rog_ros.convert import to_ros
-from rog_ros.seal import SealError, check, derived, new_key, process_of, sealed, write_key
+from rog_ros.message_auth import SealError, check, derived, new_key, process_of, sealed, write_key
 from tiny_task import Tiny
 from type_description_interfaces.srv import GetTypeDescription
 

@@ -18,7 +18,7 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
-from rog_ros.seal import new_key, write_key
+from rog_ros.message_auth import new_key, write_key
 
 pytestmark = pytest.mark.long
 TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),

@@ -132,6 +132,6 @@ def test_a_fleet_that_is_killed_again_and_again_goes_on_where_it_was(tmp_path):
         sums = {name: checksums(killed.lines(name)) for name in NAMES}
     compared, different = mirrored(sums.pop('server'), sums.values())
     assert compared > 30 and not different
-    assert len(list(fleet.out.glob('checkpoint-*'))) == 2 * fleet.fleet.server.keep
+    assert len(list(fleet.out.glob('checkpoint-*'))) == fleet.fleet.server.keep
     assert read_summary(fleet.out).notes['reason'] == 'interrupted'
     assert any(isinstance(event, Iteration) for event in read_run(fleet.out))

@@ -54,7 +54,7 @@ def test_every_gradient_counts_once_whenever_robot_and_server_are_paused(tmp_pat
         assert driver.change(SERVER, 'shutdown')
         assert fleet.ended('server') == 0 and fleet.ended('robot1') == 0
         assert not [e for e in read_run(fleet.out) if isinstance(e, Fault)]
-        model = load(kept(fleet.out).newest().payload)
+        model = load(kept(fleet.out).newest().content)
         weights, = [v for name, v in model.items() if not name.startswith('rog/')]
         gradients = MOST * read_summary(fleet.out).robots['robot1'].accuracy.after
         assert gradients >= fleet.iteration('robot1') > 12

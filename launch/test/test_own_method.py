@@ -19,7 +19,7 @@ class Lag(Method):
     known = ('many',)
 
     def bounds(self):
-        threshold = self.written.threshold(1)
+        threshold = self.spec.threshold(1)
         return threshold, threshold
 
     def sending(self):

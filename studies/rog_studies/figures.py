@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env import plot_style
 from fleet_env.errors import RecordError
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -39,7 +40,7 @@ def draw_study(directory: str | PathLike[str], out: str | PathLike[str] | None =
         raise RecordError('holds no case of a study', str(base))
     target = Path(out or base)
     paths = []
-    with style.styled():
+    with plot_style.styled():
         learners = _some(cases, r'(\w*net5?|noisy)-\d+')
         for model in dict.fromkeys(name.rpartition('-')[0] for name in learners):
             paths += _draw_learners(base, model, _some(cases, f'{model}-\\d+'), target)
@@ -60,7 +61,7 @@ def _some(cases: dict[str, Comparison], pattern: str) -> dict[str, Comparison]:
 
 
 def _columns(count: int, height: float) -> tuple[Figure, NDArray[Any]]:
-    figure = style.new_figure(style.COLUMN if count == 1 else style.PAGE, height)
+    figure = plot_style.new_figure(plot_style.COLUMN if count == 1 else plot_style.PAGE, height)
     return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
 
 

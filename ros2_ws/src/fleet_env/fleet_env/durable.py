@@ -1,10 +1,9 @@
 """Saves that survive a crash and a full disk; a digest shows whether a save is damaged.
 
-A *save* is a pair of files: the payload, for example ``NAME-000012.safetensors``, and
-``NAME-000012.json``, whose digest covers both. Each is written to a temporary file, flushed to the
-disk and renamed. The JSON file is the last, so a payload without its JSON file does not count as a
-save. The module imports only the standard library, so that a process can detect damage before it
-imports anything else.
+A *save* is a safetensors file, for example ``NAME-000012.safetensors``. Its metadata hold the
+values that are not tensors, and a digest of everything else in the file. It is written to a
+temporary file, flushed to the disk and renamed. The module imports only the standard library, so
+that a process can detect damage before it imports anything else.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def hold(path: Path, who: str) -> int:
 
 
 class Save(NamedTuple):
-    """An undamaged save; ``path`` is the path of the payload."""
+    """An undamaged save; ``content``: the file, in the format of safetensors."""
 
     path: Path
-    payload: bytes
+    content: bytes
     meta: dict[str, Any]
 
 
@@ -60,16 +59,13 @@ class Kept:
     ``skipped`` lists the damaged saves that :meth:`newest` found, with the reason.
     """
 
-    def __init__(self, directory: Path, name: str, suffix: str, keep: int = 1) -> None:
-        self.directory, self.name, self.suffix, self.keep = directory, name, suffix, keep
+    def __init__(self, directory: Path, name: str, keep: int = 1) -> None:
+        self.directory, self.name, self.keep = directory, name, keep
         self.skipped: list[str] = []
 
     def numbers(self) -> list[int]:
         """Return the numbers of all saves, ascending."""
-        return self._numbers_of('.json')
-
-    def _numbers_of(self, suffix: str) -> list[int]:
-        pattern = re.compile(re.escape(self.name) + r'-([0-9]{6,})' + re.escape(suffix))
+        pattern = re.compile(re.escape(self.name) + r'-([0-9]{6,})\.safetensors')
         try:
             found = [pattern.fullmatch(entry) for entry in os.listdir(self.directory)]
         except FileNotFoundError:
@@ -78,9 +74,9 @@ class Kept:
             raise DurableError(f'{self.directory} cannot be read: {error.strerror}') from None
         return sorted(int(match[1]) for match in found if match)
 
-    def path(self, number: int, suffix: str = '') -> Path:
-        """Return the path of a save's payload; with ``suffix``, of its file with this suffix."""
-        return self.directory / f'{self.name}-{number:06d}{suffix or self.suffix}'
+    def path(self, number: int) -> Path:
+        """Return the path of a save."""
+        return self.directory / f'{self.name}-{number:06d}.safetensors'
 
     def tidy(self) -> None:
         """Remove the temporary files that a killed process left behind.
@@ -102,36 +98,31 @@ class Kept:
             self.tidy()
             place = next(p for p in (self.directory, *self.directory.absolute().parents)
                          if p.exists())
-            os.unlink(self._temporary(bytes(_PROBE), place))
+            os.unlink(self._temporary(bytes(_PROBE), place=place))
         except OSError as error:
             raise DurableError(f'{self.directory} cannot be written: {error.strerror}') from None
 
-    def write(self, payload: bytes, meta: dict[str, Any]) -> Path:
-        """Write a save, then delete the oldest ones; return the path of its payload.
+    def write(self, tensors: bytes, meta: dict[str, Any]) -> Path:
+        """Write a save, then delete the oldest ones; return its path.
 
+        :param tensors: a file in the format of safetensors, without metadata.
+        :param meta: JSON values.
         :raises DurableError: the save could not be written; all former saves are unchanged.
         """
         there = self.numbers()
         number = there[-1] + 1 if there else 1
         path = self.path(number)
-        # The digest covers the values as a reader will get them from JSON.
-        meta = {**json.loads(json.dumps(meta)), 'payload': _digest(payload)}
-        text = json.dumps({**meta, 'digest': _digest(_text(meta))}, indent=1)
+        header, body = _split(tensors)
+        metadata = header['__metadata__'] = {'meta': json.dumps(meta)}
+        metadata['digest'] = _digest(header, body)
+        text = json.dumps(header).encode()
+        text += b' ' * (-len(text) % 8)  # so that the tensors are aligned
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            os.replace(self._temporary(payload), path)
-            try:
-                os.replace(self._temporary(text.encode()), self.path(number, '.json'))
-            except BaseException:
-                path.unlink()
-                raise
+            os.replace(self._temporary(len(text).to_bytes(8, 'little') + text, body), path)
             self._flush_directory()
-            oldest = [*there, number][-self.keep:][0]
-            # JSON first: if the process is killed in between, only a payload is left over.
-            for suffix in ('.json', self.suffix):
-                for old in self._numbers_of(suffix):
-                    if old < oldest:
-                        self.path(old, suffix).unlink()
+            for old in [*there, number][:-self.keep]:
+                self.path(old).unlink()
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
         return path
@@ -153,24 +144,26 @@ class Kept:
 
     def _read(self, number: int) -> Save | str:
         """Return a save, or the reason why it cannot be used."""
+        path = self.path(number)
         try:
-            meta = json.loads(self.path(number, '.json').read_bytes())
-            if not isinstance(meta, dict) or meta.pop('digest', '') != _digest(_text(meta)):
-                return 'its JSON file was changed after it was written'
-            payload = self.path(number).read_bytes()
+            content = path.read_bytes()
+            header, body = _split(content)
+            digest = header['__metadata__'].pop('digest')
+            if digest == _digest(header, body):
+                return Save(path, content, json.loads(header['__metadata__']['meta']))
         except OSError as error:
-            return f'{error.filename}: {error.strerror}'
-        except ValueError:
-            return 'its JSON file does not hold JSON'
-        if meta.pop('payload') != _digest(payload):
-            return 'it was changed after it was written'
-        return Save(self.path(number), payload, meta)
+            return error.strerror or type(error).__name__
+        except (ValueError, TypeError, AttributeError):
+            pass
+        except KeyError:
+            return 'it has no digest, as saves of earlier versions'
+        return 'it was changed after it was written'
 
-    def _temporary(self, data: bytes, place: Path | None = None) -> str:
+    def _temporary(self, *parts: bytes | memoryview, place: Path | None = None) -> str:
         handle, path = tempfile.mkstemp(dir=place or self.directory, prefix=f'.{self.name}-')
         try:
             with os.fdopen(handle, 'wb') as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
@@ -186,9 +179,14 @@ class Kept:
             os.close(handle)
 
 
-def _text(meta: dict[str, Any]) -> bytes:
-    return json.dumps(meta, sort_keys=True).encode()
+def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Return the header of a safetensors file, and the bytes of its tensors."""
+    size = int.from_bytes(content[:8], 'little')
+    header = json.loads(content[8:8 + size])
+    return header, memoryview(content)[8 + size:]
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
+def _digest(header: dict[str, Any], body: memoryview) -> str:
+    state = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=32)
+    state.update(body)
+    return state.hexdigest()

@@ -40,8 +40,6 @@ class TrainingConfig(Settings):
     weight_decay: float = _(0.0, 'weight decay', ge=0.0)
     batch_size: int = _(24, 'samples in a batch of one robot', ge=1)
     evaluate_every: int = _(10, 'iterations between evaluations; 0: only the final one', ge=0)
-    save_every: float = _(10.0, "time between saves of a robot's unsent rows in the out directory; "
-                                'a worker also saves them at its end. 0: only then', 's', ge=0.0)
     pace: float = _(0.0, 'least duration of one gradient computation, to emulate a slower robot; '
                          '0: no limit', 's', ge=0.0)
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '
@@ -52,8 +50,6 @@ class TrainingConfig(Settings):
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
     checksums: bool = _(False, 'robot and server log a checksum of the rows after every pull; both '
                                'must agree, which rog chaos checks')
-    pushes: bool = _(False, 'log when each push began and ended, by the clock of the machine; '
-                            'always on with --emulate, which compares pushes with the link')
     importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
                                          'its row', ge=0.0)
     importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)

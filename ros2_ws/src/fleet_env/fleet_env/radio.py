@@ -86,7 +86,6 @@ class Radio:
         self._counters = {flow: Counters() for flow in flows}
         self._since = dict.fromkeys(flows, math.inf)   # when the flow became busy; infinity: idle
         self._last = dict.fromkeys(flows, -math.inf)   # arrival of its last frame in order
-        self._periods: list[tuple[str, bool, float, float]] = []
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
@@ -143,19 +142,6 @@ class Radio:
             entry['uplink' if uplink else 'downlink'] = values
         return report
 
-    @property
-    def start(self) -> float:
-        """Time at which the traces began; infinity before the call of `begin`."""
-        return self._start
-
-    def periods(self) -> list[tuple[str, bool, float, float]]:
-        """Return (robot, uplink, begin, end) of each period in which a flow was busy.
-
-        The list holds the periods that ended since the last call, in order of their ends.
-        """
-        ended, self._periods = self._periods, []
-        return ended
-
     def _run(self, now: float) -> None:
         while (left := self._channel.deadline) <= now:
             for robot, uplink, frame in self._channel.pop(left):
@@ -168,7 +154,6 @@ class Radio:
         counters.bytes += len(frame)
         if not self._channel.backlog_bytes(robot, uplink):
             counters.busy += now - self._since[flow]
-            self._periods.append((robot, uplink, self._since[flow], now))
             self._since[flow] = math.inf
         if not conditions.linked or (conditions.loss and draw() < conditions.loss):
             counters.lost += 1

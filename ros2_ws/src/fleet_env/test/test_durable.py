@@ -11,12 +11,20 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-PAYLOAD = bytes(range(256)) * 8
+
+def tensors(content):
+    """A file in the format of safetensors, with one tensor."""
+    header = json.dumps({'w': {'dtype': 'U8', 'shape': [len(content)],
+                               'data_offsets': [0, len(content)]}}).encode()
+    return len(header).to_bytes(8, 'little') + header + content
+
+
+PAYLOAD = tensors(bytes(range(256)) * 8)
 META = {'iteration': 7, 'policy': {'list': ['robot1']}, 'elapsed_s': 1.5}
 
 
 def saves(folder, keep=3):
-    return Kept(folder, 'checkpoint', '.safetensors', keep)
+    return Kept(folder, 'checkpoint', keep)
 
 
 json_values = st.recursive(
@@ -29,8 +37,13 @@ json_values = st.recursive(
 @given(st.binary(max_size=99), st.dictionaries(st.sampled_from('abc'), json_values))
 def test_a_save_reads_back_unchanged(tmp_path_factory, payload, meta):
     folder = tmp_path_factory.mktemp('run')
-    path = saves(folder).write(payload, meta)
-    assert saves(folder).newest() == (path, payload, meta)
+    path = saves(folder).write(tensors(payload), meta)
+    found = saves(folder).newest()
+    assert found == (path, path.read_bytes(), meta)
+    size = int.from_bytes(found.content[:8], 'little')
+    assert found.content[8 + size:] == payload and size % 8 == 0
+    header = json.loads(found.content[8:8 + size])
+    assert header.pop('__metadata__').keys() == {'meta', 'digest'} and list(header) == ['w']
 
 
 def test_only_the_newest_saves_are_kept(tmp_path):
@@ -38,18 +51,7 @@ def test_only_the_newest_saves_are_kept(tmp_path):
         saves(tmp_path).write(PAYLOAD, {'number': number})
     assert saves(tmp_path).newest().meta == {'number': 4}
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        f'checkpoint-00000{n}{end}' for n in (3, 4, 5) for end in ('.json', '.safetensors')]
-
-
-def test_an_orphaned_payload_is_deleted_with_the_old_saves(tmp_path):
-    for number in range(4):
-        saves(tmp_path).write(PAYLOAD, META)
-    (tmp_path / 'checkpoint-000001.safetensors').write_bytes(PAYLOAD)  # its JSON is gone already
-    (tmp_path / 'checkpoint-000005.safetensors').write_bytes(b'')  # its JSON was not written yet
-    assert saves(tmp_path).write(PAYLOAD, META).name == 'checkpoint-000005.safetensors'
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        f'checkpoint-00000{n}{end}' for n in (3, 4, 5) for end in ('.json', '.safetensors')]
-    assert saves(tmp_path).newest().payload == PAYLOAD
+        f'checkpoint-00000{n}.safetensors' for n in (3, 4, 5)]
 
 
 def test_newest_is_none_without_saves(tmp_path):
@@ -65,24 +67,21 @@ def flip(path, at):
 
 @examples(60)
 @given(st.integers(0, 10 ** 6), st.booleans())
-def test_a_flipped_bit_anywhere_is_found_and_the_one_before_is_used(tmp_path_factory, at, in_json):
+def test_a_flipped_bit_anywhere_is_found_and_the_one_before_is_used(tmp_path_factory, at, first):
     folder = tmp_path_factory.mktemp('run')
     saves(folder).write(PAYLOAD, META)
     path = saves(folder).write(PAYLOAD, {**META, 'iteration': 8})
-    flip(path.with_suffix('.json') if in_json else path, at)
+    flip(path, at % 300 if first else at)  # in the header, or in a tensor
     store = saves(folder)
-    found = store.newest()
-    # White space of JSON says nothing; all else is found.
-    assert found.meta['iteration'] == 7 and str(path) in store.skipped[0] or found.meta == {
-        **META, 'iteration': 8} and in_json
+    assert store.newest().meta['iteration'] == 7 and str(path) in store.skipped[0]
 
 
 @pytest.mark.parametrize('damage', [
-    lambda path: path.unlink(), lambda path: path.write_bytes(b''),
-    lambda path: path.write_bytes(PAYLOAD[:-1]), lambda path: flip(path, 77),
-    lambda path: path.with_suffix('.json').write_text('[]'),
-    lambda path: path.with_suffix('.json').write_text('{}'),
-    lambda path: path.with_suffix('.json').write_bytes(b'\xff')])
+    lambda path: path.write_bytes(b''), lambda path: path.write_bytes(PAYLOAD),
+    lambda path: path.write_bytes(path.read_bytes()[:-1]), lambda path: flip(path, 77),
+    lambda path: path.write_bytes(b'\xff' * 8), lambda path: path.write_bytes(tensors(b'')[:20]),
+    *(lambda path, text=text: path.write_bytes(len(text).to_bytes(8, 'little') + text)
+      for text in (b'[]', b'{}', b'1', b'{"__metadata__": 1}', b'{"__metadata__": {}}'))])
 def test_if_all_saves_are_damaged_the_error_names_each(tmp_path, damage):
     paths = [saves(tmp_path).write(PAYLOAD, META) for _ in range(2)]
     for path in paths:
@@ -95,7 +94,6 @@ def test_if_all_saves_are_damaged_the_error_names_each(tmp_path, damage):
 def test_an_unfinished_save_is_ignored(tmp_path):
     path = saves(tmp_path).write(PAYLOAD, META)
     later = saves(tmp_path).path(2)
-    later.write_bytes(b'half')                        # killed before the JSON file was there
     (tmp_path / '.checkpoint-xyz').write_bytes(b'?')  # killed while it was written
     assert saves(tmp_path).newest().path == path
     saves(tmp_path).probe()
@@ -111,7 +109,8 @@ from fleet_env.errors import DurableError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 store = Kept(Path(sys.argv[1]), 'checkpoint', '.safetensors', 1)
-for act in (store.probe, lambda: store.write(bytes(5000), {})):
+content = (2).to_bytes(8, 'little') + b'{}' + bytes(5000)
+for act in (store.probe, lambda: store.write(content, {})):
     try:
         act()
         print('written')
@@ -128,7 +127,8 @@ def test_a_full_disk_is_an_error_and_the_former_save_stays(tmp_path, limit, said
                          capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(out) == 2 and all(text in line for text, line in zip(said, out, strict=True))
     assert not list(tmp_path.glob('.checkpoint-*'))
-    assert saves(tmp_path).newest().payload == (bytes(5000) if limit > 1000 else PAYLOAD)
+    found = saves(tmp_path).newest()
+    assert found.meta == ({} if limit > 1000 else META)
 
 
 def test_a_directory_that_cannot_be_created_is_an_error(tmp_path):
@@ -142,8 +142,3 @@ def test_a_temporary_file_that_cannot_be_removed_is_an_error(tmp_path):
     for look in saves(tmp_path).tidy, saves(tmp_path).probe:
         with pytest.raises(DurableError, match='cannot be written'):
             look()
-
-
-def test_meta_is_readable_json(tmp_path):
-    path = saves(tmp_path).write(PAYLOAD, META)
-    assert json.loads(path.with_suffix('.json').read_text())['iteration'] == 7

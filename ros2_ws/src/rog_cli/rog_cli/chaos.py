@@ -354,7 +354,7 @@ class _Run:
         task = load_task(training.task, training.task_options, self.fleet.seed,
                          training.batch_size)
         model = task.model()
-        tensors = load(found.payload)
+        tensors = load(found.content)
         with torch.no_grad():
             for name, parameter in trainable(model):
                 parameter.copy_(tensors[name])
@@ -369,7 +369,7 @@ def _read_checkpoint(directory: Path) -> tuple[int, bool]:
     found = kept(directory).newest()
     assert found is not None
     return int(found.meta['iteration']), all(np.isfinite(values).all()
-                                             for values in load(found.payload).values())
+                                             for values in load(found.content).values())
 
 
 @contextmanager

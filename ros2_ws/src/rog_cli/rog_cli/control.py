@@ -11,8 +11,8 @@ from typing import Any
 from fleet_ros.network_options import add_network_options, join_network
 from rog_core.errors import RogError, shown
 from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
+from rog_ros.message_auth import Key, SealError, check, derived, only_proved, read_key, sealed
 from rog_ros.parameters import SERVER
-from rog_ros.seal import Key, SealError, check, derived, only_proved, read_key, sealed
 
 from .option_types import seconds
 from .view import Monitor

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fleet_env.settings import changed
 from fleet_ros.environment import dds_environment
 
-from .emulated_network import INTERFACE, SERVER, SUMMARY, EmulatedNetwork, without_shaping
-from .link_use import use_of_run
+from .emulated_network import INTERFACE, SERVER, EmulatedNetwork, without_shaping
 from .processes import FleetProcesses
 
 # Seconds after the first robot has joined after which the traces begin, even if others are missing.
@@ -39,17 +36,6 @@ class EmulatedFleet(FleetProcesses):
         with self.place(name):
             return dds_environment(changed(self.fleet.network, interface=INTERFACE),
                                    robot=name != SERVER)
-
-    def link_use(self) -> list[str]:
-        """Return each robot's link use as lines of text, and add it to air.json."""
-        found = use_of_run(self.network.fleet, self.out)
-        path = self.out / SUMMARY
-        whole = {**json.loads(path.read_text()),
-                 'pushes': {robot: asdict(use) for robot, use in found.items()}}
-        path.write_text(json.dumps(whole, indent=1) + '\n')
-        return [f'{robot}: its {use.pushes} pushes used {100 * use.used:.0f} % of what the link '
-                f'offered meanwhile, and kept it busy {100 * use.busy:.0f} % of their time'
-                for robot, use in found.items()]
 
     def follow(self, status: Any) -> None:
         """Start the traces as soon as all robots train, or `JOIN_LIMIT` is over."""

@@ -32,7 +32,6 @@ from fleet_ros.environment import dds_environment
 from rog_core.errors import RogError
 
 from .fork_server import kill
-from .link_use import PERIODS_FILE
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace
@@ -84,12 +83,11 @@ def without_shaping(fleet: FleetConfig) -> FleetConfig:
     """Return the settings of the fleet for its nodes on the emulated network.
 
     The nodes do not emulate links. The isolated network needs no key, although its interface is not
-    the loopback. Robots log their pushes for `rog_cli.link_use`.
+    the loopback.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
-        security=changed(fleet.security, open=True),
-        training=changed(fleet.training, pushes=True))
+        security=changed(fleet.security, open=True))
 
 
 def summary(last: Mapping[str, Any], fragments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
@@ -202,13 +200,12 @@ class EmulatedNetwork:
     def _start_radio(self, fds: list[int]) -> None:
         done, ready = os.pipe()
         try:
-            with (self.out / AIR_FILE).open('ab') as air, \
-                    (self.out / PERIODS_FILE).open('ab') as periods:
+            with (self.out / AIR_FILE).open('ab') as air:
                 self._radio = subprocess.Popen(
                     [sys.executable, '-m', 'rog_cli.radio', str(self.out / 'fleet.yaml'),
                      str(self.every), str(ready), ','.join(map(str, self._inodes())),
-                     str(periods.fileno()), *map(str, fds)], stdin=subprocess.PIPE, stdout=air,
-                    pass_fds=(ready, periods.fileno(), *fds), start_new_session=True)
+                     *map(str, fds)], stdin=subprocess.PIPE, stdout=air,
+                    pass_fds=(ready, *fds), start_new_session=True)
         finally:
             os.close(ready)
         with open(done, 'rb') as answer:

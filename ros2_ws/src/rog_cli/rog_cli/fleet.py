@@ -229,8 +229,6 @@ def _result(processes: FleetProcesses, interruption: Interruption,
                   file=sys.stderr)
         return undone
     outcome(read_summary(out), processes.fleet)
-    if isinstance(processes, EmulatedFleet):
-        print('\n'.join(processes.link_use()))
     pictures = []
     if not interruption:
         from rog_sim.figures import draw_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from rog_ros.message_auth import new_key, read_key, write_key
 from rog_ros.parameters import robot_name
-from rog_ros.seal import new_key, read_key, write_key
 
 from .option_types import place
 

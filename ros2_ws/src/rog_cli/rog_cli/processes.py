@@ -113,8 +113,7 @@ class FleetProcesses:
             parameters['resume'] = self.resume or name in self.processes
         else:
             module, namespace = 'rog_worker.main', f'{space}/{name}'
-            parameters = worker_parameters(self.fleet, self.fleet.robot(name),
-                                           str(self.out))
+            parameters = worker_parameters(self.fleet, self.fleet.robot(name))
         return [module, '--ros-args', '-r', f'__ns:={namespace}',
                 '--params-file', str(self._parameters_file(name, parameters))]
 

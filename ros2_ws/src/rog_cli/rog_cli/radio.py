@@ -1,11 +1,11 @@
 """The process that carries frames between robots and access point over emulated links.
 
-    python -m rog_cli.radio FLEET_FILE EVERY READY SPACES PERIODS FD FD ...
+    python -m rog_cli.radio FLEET_FILE EVERY READY SPACES FD FD ...
 
-READY, PERIODS and FD are numbers of open files. READY receives one byte as soon as the process
-carries frames. SPACES are the inode numbers of the namespaces, separated by commas. PERIODS
-receives the times in which links were busy (`rog_cli.link_use`). There are two FD for each robot,
-in the order of the fleet file: its TAP device, and the TAP device that is its port of the bridge.
+READY and FD are numbers of open files. READY receives one byte as soon as the process carries
+frames. SPACES are the inode numbers of the namespaces, separated by commas. There are two FD for
+each robot, in the order of the fleet file: its TAP device, and the TAP device that is its port of
+the bridge.
 
 Each line of standard input is JSON: an object with ``robot`` and the fields of
 `fleet_env.radio.Conditions`, which changes the link of this robot, or ``"begin"``, which starts the
@@ -26,7 +26,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import link_trace, load_fleet
@@ -59,12 +59,10 @@ class Forwarder:
     """Moves frames between devices and radio.
 
     ``devices``: (robot, uplink) -> file descriptor of the device from which its frames are read.
-    ``periods``: file for the times in which links were busy.
     """
 
-    def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int], periods: TextIO
-                 ) -> None:
-        self.radio, self._periods = radio, periods
+    def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:
+        self.radio = radio
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
@@ -108,7 +106,6 @@ class Forwarder:
             order: Any = json.loads(line)
             if order == BEGIN:
                 self.radio.begin(time.monotonic())
-                self._periods.write(f'{BEGIN} {self.radio.start:.5f}\n')
                 continue
             robot = order.pop('robot')
             self.radio.conditions[robot] = Conditions(**order)
@@ -117,9 +114,6 @@ class Forwarder:
     def _report(self, start: float, now: float) -> None:
         print(json.dumps({'t': round(now - start, 4), 'late': round(self.late, 4),
                           'dropped': self.dropped, 'robots': self.radio.report(now)}), flush=True)
-        self._periods.writelines(f'{robot} {"up" if uplink else "down"} {begin:.5f} {end:.5f}\n'
-                                 for robot, uplink, begin, end in self.radio.periods())
-        self._periods.flush()
 
 
 def processes_in(spaces: Collection[int]) -> list[int]:
@@ -158,17 +152,16 @@ def main(arguments: Sequence[str]) -> int:
     """Run until standard input ends."""
     fleet = load_fleet(arguments[0])
     spaces = {int(text) for text in arguments[3].split(',')}
-    ready, fds = int(arguments[2]), [int(text) for text in arguments[5:]]
+    ready, fds = int(arguments[2]), [int(text) for text in arguments[4:]]
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
     with suppress(OSError):  # highest priority, because this process must not be late
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-    with open(int(arguments[4]), 'a', encoding='ascii') as periods:
-        forwarder = Forwarder(radio_of(fleet), devices, periods)
-        os.write(ready, b'.')
-        os.close(ready)
-        forwarder.run(float(arguments[1]))
+    forwarder = Forwarder(radio_of(fleet), devices)
+    os.write(ready, b'.')
+    os.close(ready)
+    forwarder.run(float(arguments[1]))
     end_processes_in(spaces, ORPHANS)
     return 0
 

@@ -25,8 +25,8 @@ from rich.text import Text
 from rog_core.errors import ConfigError
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
+from rog_ros.message_auth import Key, Signature
 from rog_ros.parameters import SERVER, robot_name
-from rog_ros.seal import Key, Signature
 from rog_ros.servers import Order
 
 from .fleet_state import COLUMNS, ROBOTS, SILENT, Fleet, FleetState, number

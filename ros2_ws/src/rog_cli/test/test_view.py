@@ -8,7 +8,7 @@ from rog_cli.fleet_state import FleetState
 from rog_cli.view import Monitor, live_table
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
-from rog_ros.seal import Signature, new_key
+from rog_ros.message_auth import Signature, new_key
 
 
 def drawn(*robots):

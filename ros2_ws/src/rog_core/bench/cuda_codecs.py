@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from hot_path import Pair, model
 from rog_core.arrays import Array, difference_magnitude, on_device, zeros_like
-from rog_core.codecs import EXAMPLES, cuda, get_codec
+from rog_core.codecs import codec_names, cuda, get_codec
 from rog_core.model.partition import RowPartition
 
 Put = Callable[[np.ndarray], Array]
@@ -83,7 +83,7 @@ def main() -> None:
     if not cuda.usable(put(np.zeros(1, np.float32))):
         print('cuda_codecs: cupy is not installed, nothing is measured', file=sys.stderr)
         return
-    for codec in EXAMPLES:
+    for codec in codec_names():
         line[codec] = measure(codec, model(codec), put, options.repeats)
     line |= iterations(model('onebit'), put, options.repeats)
     print(json.dumps(line))

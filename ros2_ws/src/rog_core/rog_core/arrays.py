@@ -18,7 +18,6 @@ from numba import njit
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
-_BLOCK = 1 << 14  # elements of each array that `trimmed_mean` sorts at once; they fit into a cache
 # How numba may change one sum: reorder its additions, ignore the sign of zero, and fuse a
 # multiplication with an addition. It must not assume that there are no NaN and no infinity.
 _SUM = {'reassoc', 'nsz', 'contract'}
@@ -90,18 +89,6 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
     return _segment_sums(pending.add_(step, alpha=rate).abs(), offsets)
 
 
-def trimmed_mean(values: list[Array], cut: int) -> Array:
-    """Return the mean per element without its ``cut`` largest and smallest values; float32."""
-    if not isinstance(values[0], np.ndarray):
-        import torch
-        return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)
-    out = np.empty_like(values[0])
-    for begin in range(0, out.size, _BLOCK):
-        block = slice(begin, begin + _BLOCK)
-        _trimmed_mean(np.stack([v[block] for v in values]), cut, out[block])
-    return out
-
-
 def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
     """Return the sum of |master - mirror| per segment, float32; ``offsets``: see `accumulate`."""
     if isinstance(master, np.ndarray):
@@ -115,23 +102,6 @@ def _segment_sums(values: Array, offsets: np.ndarray) -> np.ndarray:
     import torch
     lengths = from_host(np.diff(offsets), values)
     return to_host(torch.segment_reduce(values, 'sum', lengths=lengths, unsafe=True))
-
-
-@njit(nogil=True, cache=True)
-def _trimmed_mean(values, cut, out):
-    """See `trimmed_mean`; ``values`` (arrays, elements)."""
-    count, sorted_values = values.shape[0], np.empty(values.shape[0], np.float32)
-    for k in range(out.size):
-        for i in range(count):  # insertion sort, because there are few values
-            value, at = values[i, k], i
-            while at > 0 and sorted_values[at - 1] > value:
-                sorted_values[at] = sorted_values[at - 1]
-                at -= 1
-            sorted_values[at] = value
-        total = np.float64(0)
-        for i in range(cut, count - cut):
-            total += sorted_values[i]
-        out[k] = total / (count - 2 * cut)
 
 
 @njit(nogil=True, cache=True, fastmath=_SUM)

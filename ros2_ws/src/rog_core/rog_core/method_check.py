@@ -20,7 +20,7 @@ import numpy as np
 from .codecs import get_codec
 from .errors import ConfigError, RogError
 from .loopback import Loopback
-from .methods import METHODS, Method, Team, create, parse, usages
+from .methods import METHODS, Method, Team, create, parse, place_of, usages
 from .protocol.config import SgdConfig
 from .protocol.messages import Compute, Sending
 from .protocol.steps import STEPS, Step
@@ -48,7 +48,7 @@ def check_named(text: str, team: Team) -> None:
     """
     name = parse(text).name
     if name not in METHODS:
-        _import(name.partition(':')[0], text.strip())
+        _import(place_of(name)[0], text.strip())
     create(text, team)
     if name not in METHODS:
         _rehearse(text, team)
@@ -71,6 +71,8 @@ def _rehearse(text: str, team: Team) -> None:
     try:
         method = create(text, team)
         server = _play(method, team)
+        if server is None:
+            return
         state = json.loads(json.dumps(server.checkpoint().policy))
         again = create(text, team)
         again.begin(server.model, server.iteration)
@@ -85,11 +87,14 @@ def _rehearse(text: str, team: Team) -> None:
                           f'{last.lineno}: {last.line})') from error
 
 
-def _play(method: Method, team: Team) -> ServerMachine:
+def _play(method: Method, team: Team) -> ServerMachine | None:
+    """Train with the method and return the server; None if the method needs a larger model."""
     names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
     fleet = Loopback.small([('w', (20, 60)), ('b', (9,))], 'bsp', Team(
         team.capacities or dict.fromkeys(names, 1.0), team.codec, team.momentum))
     server, noise = fleet.server, np.random.default_rng(0)
+    if method.unfit(server.model):
+        return None
     _check_grants(method)
     server.aggregation.method = method
     method.begin(server.model, 0)

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 
 import hostile
 import numpy as np
@@ -48,30 +48,8 @@ CHUNK = 2000  # bytes at most: several chunks for every transfer
 BUFFER = 2.0  # seconds of data that a link queues up before it drops
 
 
-class Saved:
-    """What a robot has on its disk, and what the fleet knows of it by itself."""
-
-    def __init__(self, fleet, robot, unsent):
-        self.unsent, self.at, self.computed = unsent, fleet.chunks, robot.machine.computed
-        sent = fleet.open_chunks(robot)
-        held = robot.store.pending.astype(np.float64)
-        for each in sent:
-            held += fleet.decoded(each)
-        self.ready = unsent.pending - held  # a gradient that is not in the accumulator yet
-        marks = fleet.marks[robot.name]
-        # Of the push under way: what is in the save, and has arrived.
-        self.arrived = {s: marks[s] for each in sent for s in each.segments if (
-            robot.machine.incarnation, each.chunk.transfer, each.chunk.sequence)
-            in fleet.applied_chunks}
-
-    def left(self, marks):
-        """Segments of which nothing in the save is in the master rows."""
-        return [s for s, mark in enumerate(marks)
-                if mark <= self.at and self.arrived.get(s, -1) != mark]
-
-
 class Robot:
-    def __init__(self, name, fleet, incarnation, saved=None):
+    def __init__(self, name, fleet, incarnation):
         weights = np.full(fleet.partition.elements, 7.0, np.float32)  # wrong until the snapshot
         self.name = name
         self.store = SummingAccumulator(fleet.partition, weights)
@@ -83,9 +61,6 @@ class Robot:
         self.requests = 0
         self.granted = 0  # iteration whose start was checked last
         self.pushing = None  # transfer of its last push
-        self.saved = saved   # what it has found on its disk
-        if saved is not None:
-            self.machine.take_over(saved.unsent)
 
 
 class Fleet:
@@ -124,11 +99,6 @@ class Fleet:
         self.free_at: dict = {}          # (robot, towards the server) -> when the link is free
         self.history: list = []          # messages that were carried, to be replayed
         self.lost = np.zeros(self.partition.elements)   # gradients that died with a robot or server
-        self.saves: dict[str, list] = {}  # of every robot the last two, the newest first
-        self.chunks = 0                  # of pushes, applied by any life of the server
-        # Robot -> which of these was the last one of each segment that is in the master rows.
-        self.marks = defaultdict(lambda: np.zeros(self.partition.segments, np.int64))
-        self.ready = np.zeros(self.partition.elements)  # only what was saved knows of it
         initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
         self.lives_of_robots: list[Robot] = []
@@ -162,27 +132,19 @@ class Fleet:
             actions = take(name, chunk, now)
             ids, server.aggregation.last_ids = server.aggregation.last_ids, None
             if ids is not None:
-                self.mark(name, chunk, ids)
                 life = chunk.transfer.incarnation ^ server.incarnation
                 self.applied_chunks.add((life, chunk.transfer, chunk.sequence))
                 self.versions.applied(server.members[name], chunk, ids)
             return actions
         self.server.on_chunk = on_chunk
 
-    def mark(self, name, chunk, ids):
-        if chunk.transfer.kind == Kind.PUSH:
-            self.chunks += 1
-            self.marks[name][ids] = self.chunks
-
     def checkpoint(self):
         """What a server writes to disk, and what had been applied by then."""
-        marks = {name: marks.copy() for name, marks in self.marks.items()}
-        return self.server.checkpoint(), self.server.master.copy(), self.update.applied.copy(), \
-            marks
+        return self.server.checkpoint(), self.server.master.copy(), self.update.applied.copy()
 
     def restart_server(self, checkpoint):
         """Crash now, come back with what the checkpoint holds; the rest is lost, or comes again."""
-        state, master, applied, marks = checkpoint
+        state, master, applied = checkpoint
         self.counts['crash'] += 1
         self.counts['crash that lost updates'] += bool((self.update.applied != applied).any())
         self.lost += self.update.applied - applied
@@ -194,8 +156,6 @@ class Fleet:
                     self.lost -= self.decoded(sent)
         self.start_server(master.copy(), state)
         self.update.applied += applied
-        self.marks.clear()
-        self.marks.update({name: of_robot.copy() for name, of_robot in marks.items()})
 
     @staticmethod
     def in_checkpoint(state, robot, chunk):
@@ -205,51 +165,16 @@ class Fleet:
         bits = np.unpackbits(np.frombuffer(receipt.taken, np.uint8), bitorder='little')
         return chunk.sequence < bits.size and bool(bits[chunk.sequence])
 
-    def start_robot(self, name, saved=None):
+    def start_robot(self, name):
         if name in self.robots:
             self.kill_robot(name)
-        robot = self.robots[name] = Robot(name, self, next(self.lives), saved)
+        robot = self.robots[name] = Robot(name, self, next(self.lives))
         self.lives_of_robots.append(robot)
         self.act(name, robot.machine.start(self.now), robot)
 
     def kill_robot(self, name):
         self.counts['kill'] += self.robots[name].alive
         self.robots[name].alive = False
-
-    def save(self, name):
-        """The robot writes to its disk what it has not sent."""
-        robot = self.robots[name]
-        unsent = robot.machine.unsent() if robot.alive else None
-        if unsent is not None:
-            self.counts['saved'] += 1
-            self.counts[f'saved while {robot.machine.state}'] += 1
-            self.saves[name] = [Saved(self, robot, unsent), *self.saves.get(name, [])][:2]
-
-    def reboot(self, name, age=0):
-        """The robot is killed and starts again with its newest save, or with the one before."""
-        saves = self.saves.get(name, [])
-        self.start_robot(name, saves[age] if len(saves) > age else None)
-
-    def bring_back(self, robot, brought):
-        """A robot has put ``brought`` in its accumulator: nothing may be there that counts."""
-        saved, marks = robot.saved, self.marks[robot.name]
-        left = np.zeros(self.partition.segments, bool)
-        left[saved.left(marks)] = True
-        left = np.repeat(left, self.partition.lengths)
-        assert not brought[~left].any(), 'it brings back what has been applied'
-        self.counts['kept out'] += bool(saved.unsent.pending[~left].any())
-        if not self.counts['refused']:
-            assert (brought == np.where(left, saved.unsent.pending, 0)).all()
-        self.counts['brought back'] += bool(brought.any())
-        former = next(r for r in self.lives_of_robots
-                      if r.machine.incarnation == saved.unsent.incarnation)
-        if saved.computed is None or any(g is saved.computed[0] for g in former.store.given):
-            saved.ready[:] = 0  # it was in the accumulator after all
-        ready = np.where(left, saved.ready, 0)
-        self.counts['ready gradient brought back'] += bool(ready.any())
-        saved.ready[left] = 0  # once
-        self.ready += ready
-        self.lost -= brought - ready
 
     def pause(self, name):
         """The robot is deactivated; the server hears of it with its next heartbeat."""
@@ -358,7 +283,7 @@ class Fleet:
     @property
     def produced(self):
         """What all lives of all robots have put in their accumulators."""
-        return sum(robot.store.produced for robot in self.lives_of_robots) + self.ready
+        return sum(robot.store.produced for robot in self.lives_of_robots)
 
     def held(self, robot):
         """What the robot has produced and the server has not applied."""
@@ -513,7 +438,6 @@ class Fleet:
         self.applied_chunks.add((chunk.transfer.incarnation ^ self.server.incarnation,
                                  chunk.transfer, chunk.sequence))
         self.versions.applied(self.server.members[name], chunk, ids)
-        self.mark(name, chunk, ids)
 
     def register(self, message, robot):
         robot.requests += 1
@@ -531,11 +455,8 @@ class Fleet:
                 if server is not self.server and response.push is not None:
                     return  # as in `deliver_to_robot`
                 if robot.alive and number == robot.requests:
-                    machine, before = robot.machine, robot.store.pending.copy()
-                    takes_over = machine.former is not None
-                    self.act(robot.name, machine.on_register_response(response, self.now), robot)
-                    if takes_over and machine.former is None and response.taken:
-                        self.bring_back(robot, robot.store.pending - before)
+                    self.act(robot.name,
+                             robot.machine.on_register_response(response, self.now), robot)
             self.carry(robot.name, False, 100, answer)
         self.carry(robot.name, True, 1000, deliver)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from configs import server_config
 from rog_core.arrays import copy_of
 from rog_core.loopback import Loopback
+from rog_core.method_check import check_named
+from rog_core.methods import Team
 from rog_core.protocol.messages import Compute
 from rog_core.server.machine import ServerMachine
 
@@ -13,6 +15,7 @@ class InProcessLink:
     """Join and exchange run both machines until it is our turn; see `Loopback`."""
 
     def __init__(self, sync='bsp', codec='raw'):
+        check_named(sync, Team())
         self.config = server_config(sync, codec)
         self.machine = self.server = self.pair = None
 

@@ -70,10 +70,8 @@ class SummingAccumulator(Accumulator):
         super().__init__(*arguments)
         self.produced = np.zeros(self.partition.elements)
         self.dropped = np.zeros(self.partition.elements)
-        self.given: list = []  # the gradients themselves
 
     def accumulate(self, *arguments, **options):
-        self.given.append(arguments[0])
         before = self.pending.astype(np.float64)
         super().accumulate(*arguments, **options)
         self.produced += self.pending - before

@@ -23,7 +23,7 @@ EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
 CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
           'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash', 'pause', 'resume', 'hold',
-          'go on', 'save', 'reboot', 'reboot', 'reboot from the save before']
+          'go on']
 NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],
            'rate': [2e4, 1e5, 1e6], 'patience': [math.inf, 0.0, 0.6]}
 
@@ -76,12 +76,6 @@ def play(fleet, events, syncs=None, slow=5e3):
             fleet.hold()
         elif event == 'go on':
             fleet.go_on()
-        elif event == 'save':
-            fleet.save(name)
-        elif event == 'reboot':
-            fleet.reboot(name)
-        elif event == 'reboot from the save before':
-            fleet.reboot(name, 1)
         fleet.run(seconds)
         fleet.check()
 

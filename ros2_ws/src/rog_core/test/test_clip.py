@@ -4,22 +4,20 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from ledger import decode
-from reference import PLACES, put
-from rog_core.arrays import to_host, trimmed_mean
-from rog_core.codecs import EXAMPLES, get_codec
+from rog_core.codecs import codec_names, get_codec
 from rog_core.errors import ConfigError
-from rog_core.methods import METHODS, Team, create
+from rog_core.methods import Team, create
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Kind, TransferId
-from rog_core.server.clip import NormBound
+from rog_core.server.push_filter import PushFilter
 from rog_core.transfer.receiver import Receiver, Rows
-from schedules import SYNCS, check_end
+from schedules import SYNCS
 
 SHAPES = [('w', (40, 30)), ('b', (30,))]
 ROBOTS = ('robot1', 'robot2', 'robot3', 'robot4')
 
 
-@pytest.mark.parametrize('codec', EXAMPLES)
+@pytest.mark.parametrize('codec', codec_names())
 @pytest.mark.parametrize('factor', [0.0, 1e-30, 0.3, 1.0])
 def test_an_encoding_is_scaled_without_decoding_it_and_never_up(codec, factor):
     partition, codec = partition_of(SHAPES, 'row', codec), get_codec(codec)
@@ -41,7 +39,8 @@ class Pushes:
     """Pushes of raw rows of ones, each element times the square root of its energy."""
 
     def __init__(self, limit):
-        self.bound, self.partition = NormBound(limit), partition_of(SHAPES, 'row', 'raw')
+        self.partition = partition_of(SHAPES, 'row', 'raw')
+        self.filter = PushFilter(0.0, limit, np.zeros(self.partition.elements, np.float32))
 
     def push(self, robot, *energies, kind=Kind.PUSH, robots=ROBOTS):
         """A push of rows with these sums of squares: which of it counts, and whether it is said."""
@@ -51,10 +50,9 @@ class Pushes:
         for row, energy in enumerate(energies):
             data = np.full(30, np.sqrt(energy / 30), np.float32).view(np.uint8)
             rows = Rows(receiver.transfer, np.array([row]), raw, data, energy)
-            receiver.energy += energy
-            rows = self.bound.bounded(receiver, rows, len(robots))
+            rows = self.filter.passed(receiver, rows, len(robots))
             counted.append(float((rows.data.view(np.float32).astype(float) ** 2).sum()))
-        return pytest.approx(counted, rel=1e-4), self.bound.learn(robot, receiver, robots)
+        return pytest.approx(counted, rel=1e-4), self.filter.learn(robot, receiver, robots)
 
 
 def test_rows_count_until_the_budget_of_their_push_is_spent():
@@ -128,59 +126,3 @@ def test_a_server_clips_one_robot_of_four_and_holds_up_nobody(sync):
     fleet.run(5)
     assert all(r.machine.iteration > b for r, b in zip(fleet.robots.values(), before, strict=True))
     assert not fleet.errors
-
-
-# -- the trimmed mean
-
-
-@pytest.mark.parametrize('place', PLACES)
-@pytest.mark.parametrize('robots, cut', [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (7, 2)])
-def test_the_largest_and_smallest_values_of_every_element_do_not_count(place, robots, cut):
-    values = np.random.default_rng(robots).standard_normal((robots, 20_000)).astype(np.float32)
-    expected = np.sort(values, axis=0)[cut:robots - cut].mean(axis=0, dtype=np.float64)
-    mean = to_host(trimmed_mean([put(one, place) for one in values], cut))
-    assert np.allclose(mean, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_round_moves_the_model_by_the_trimmed_mean_once_all_have_pushed():
-    fleet = Fleet(3, 4, 'trimmed:1', 'raw')
-    server, pushed = fleet.server, {}
-    carry_out = server.aggregation.carry_out
-
-    def watched(dues, robots):
-        held = {name: values.copy() for name, values in server.method.held.items()}
-        before = server.master.copy()
-        carry_out(dues, robots)
-        if dues:
-            assert len(held) >= 3  # the fourth may still be joining
-            mean = np.sort(list(held.values()), axis=0)[1:len(held) - 1].mean(axis=0)
-            assert np.allclose(before - server.master, mean, atol=1e-6)
-            pushed[len(pushed)] = held
-        else:
-            assert (server.master == before).all()
-    server.aggregation.carry_out = watched
-    fleet.run(10)
-    assert len(pushed) > 3 and set(pushed[len(pushed) - 1]) == set(fleet.robots)
-    fleet.exploding, fleet.blast = {'robot1'}, 1000
-    before = np.linalg.norm(server.master)
-    fleet.run(10)
-    assert not fleet.exploding and np.linalg.norm(server.master) < 2 * before
-
-
-@pytest.mark.parametrize('seed', [3, 4])
-def test_rounds_go_on_without_a_robot_that_dies_and_after_a_restart(seed):
-    fleet = Fleet(seed, 4, 'trimmed:1')
-    fleet.run(4)
-    fleet.kill_robot('robot1')
-    fleet.run(4)
-    fleet.restart_server(fleet.checkpoint())
-    fleet.run(4)
-    fleet.start_robot('robot1')
-    check_end(fleet)
-
-
-def test_a_mean_needs_robots_that_are_left():
-    with pytest.raises(ConfigError, match='leaves out 4 robots .*has 4; it needs at least 5'):
-        create('trimmed:2', Team(dict.fromkeys(ROBOTS, 1.0)))
-    assert str(create('trimmed:1', Team(dict.fromkeys(ROBOTS, 1.0)))) == 'trimmed:1'
-    assert 'trimmed' in METHODS

@@ -29,8 +29,8 @@ class Calm(Method):
 
     known = ('half', 'rest')
 
-    def __init__(self, written, team):
-        super().__init__(written, team)
+    def __init__(self, spec, team):
+        super().__init__(spec, team)
         self.asked_for, self.pushes = 0, {}
 
     @classmethod
@@ -38,9 +38,9 @@ class Calm(Method):
         return ('rest',)
 
     def bounds(self):
-        bound, steps = self.written.arguments
-        self.steps = self.written.integer(steps, 1)
-        return self.written.integer(bound, 1), self.written.integer(bound, 1)
+        bound, steps = self.spec.arguments
+        self.steps = self.spec.integer(steps, 1)
+        return self.spec.integer(bound, 1), self.spec.integer(bound, 1)
 
     @property
     def time_limited(self):
@@ -87,12 +87,12 @@ def package(tmp_path, monkeypatch):
 # -- one that is right
 
 
-@pytest.mark.parametrize('written', mostly_long(
+@pytest.mark.parametrize('spec', mostly_long(
     ['Calm:3:4', 'Calm:4:2+half', 'Calm:1:1+rest=3', 'Calm:6:3+half+rest=4'],
     'Calm:6:3+half+rest=4'))
 @pytest.mark.parametrize('codec', ['onebit', 'raw'])
-def test_it_trains_a_fleet_with_all_invariants(package, written, codec):
-    sync = f'{package(CALM)}:{written}'
+def test_it_trains_a_fleet_with_all_invariants(package, spec, codec):
+    sync = f'{package(CALM)}:{spec}'
     fleet = Fleet(7, 3, sync, codec, loss=0.1, duplicate=0.1, rate=1e5)
     play(fleet, [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('fade', 1, 1.2),
                  ('slow', 0, 1.0), ('replay', 0, 0.3), ('corrupt', 0, 0.3), ('kill', 2, 1.0),
@@ -185,7 +185,7 @@ from rog_core.steps import Gradient, Local, Shards, Step
 
 BAD = {  # name -> (body of the class, what the error says)
     'raises in __init__': ('''
-    def __init__(self, written, team):
+    def __init__(self, spec, team):
         raise RuntimeError('no such luck')''', 'cannot be built: RuntimeError: no such luck'),
     'raises in held_up_by': ('''
     def held_up_by(self, robot, fleet, least=0.0):

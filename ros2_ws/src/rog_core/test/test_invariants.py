@@ -50,9 +50,6 @@ EVERYTHING = [('run', 0, 1.0), ('checkpoint', 0, 0.5), ('crash', 0, 1.5), ('sync
               ('gap', 1, 0.5), ('pause', 0, 0.7), ('hold', 0, 1.5), ('resume', 0, 1.5),
               ('go on', 0, 1.5), ('pause', 1, 0.05), ('resume', 1, 0.5), ('run', 0, 1.5),
               ('blackout', 0, 0.5), ('run', 0, 1.5),
-              ('save', 1, 0.2), ('reboot', 1, 1.5), ('slow', 0, 0.5), ('save', 0, 0.02),
-              ('save', 1, 0.02), ('save', 0, 0.02), ('save', 2, 0.02), ('reboot', 0, 0.5),
-              ('reboot', 1, 0.5), ('reboot from the save before', 2, 0.5), ('run', 0, 1.5),
               ('corrupt', 0, 0.5), ('replay', 0, 0.5)]
 MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill', 'fade',
                'set_sync', 'replayed', 'stale', 'corrupt refused', 'twin fit', 'mirror checked',
@@ -60,8 +57,7 @@ MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill
                'staleness checked', 'model checked', 'compute', 'final model checked',
                'computed ahead', 'ternary', 'resumed', 'blackout', 'deaf', 'retired while pulling',
                'retired while training', 'returned', 'robot came back', 'server paused',
-               'server went on', 'saved', 'brought back', 'kept out',
-               'ready gradient brought back']
+               'server went on']
 
 
 @pytest.mark.long
@@ -83,8 +79,7 @@ def test_the_schedules_do_what_they_claim():
     assert not missing, 'the schedules never come there'
 
 
-@pytest.mark.parametrize('defect', ['mirror', 'conservation', 'staleness', 'versions', 'model',
-                                    'unsent'])
+@pytest.mark.parametrize('defect', ['mirror', 'conservation', 'staleness', 'versions', 'model'])
 def test_a_defect_is_noticed(defect):
     """The checks themselves are alive: each invariant, broken by hand, is reported."""
     fleet = Fleet(5, 2, 'rsp:3')
@@ -99,16 +94,10 @@ def test_a_defect_is_noticed(defect):
         fleet.robots['robot1'].store.pending[5] += 1
     elif defect == 'versions':
         member.versions[:] += 1
-    elif defect == 'unsent':
-        fleet.save('robot0')
-        fleet.run(2.0)
-        fleet.server.taken['robot0'].last[:] = 0
-        fleet.reboot('robot0')
     with pytest.raises(AssertionError):
         if defect == 'staleness':
             fleet.check_start(fleet.robots['robot0'], member.slowest + 4)
         elif defect == 'model':
             fleet.robots[member.robot].store.model[7] += 1
-        if defect in ('model', 'unsent'):
             fleet.run(5.0)
         fleet.check()

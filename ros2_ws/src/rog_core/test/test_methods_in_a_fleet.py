@@ -9,7 +9,7 @@ import pytest
 from fleet import Fleet
 from fleet_testing import mostly_long
 from rog_core.protocol.config import ServerConfig
-from rog_core.server.patience import patience
+from rog_core.server.deadlines import patience
 from schedules import SYNCS, check_end
 
 

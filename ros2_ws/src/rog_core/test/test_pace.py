@@ -13,7 +13,7 @@ from rog_core.codecs import encode_ids
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from rog_core.protocol.states import COUNTED, PULLING, RETIRED, TRAINING, WAITING
-from rog_core.server.patience import mta_time
+from rog_core.server.deadlines import mta_time
 from schedules import run_until
 
 PATIENCE = 0.8

@@ -8,7 +8,7 @@ from fleet_testing import mostly_long
 from rog_core.codecs import encode_ids, get_codec
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Chunk, End, Kind, TransferId
-from rog_core.server.plausible import ENOUGH, LARGEST, UNKNOWN, Plausibility
+from rog_core.server.push_filter import ENOUGH, LARGEST, UNKNOWN, PushFilter
 from rog_core.transfer.receiver import Receiver, Rows
 from schedules import SYNCS, check_end
 
@@ -24,13 +24,13 @@ def push(energy, kind=Kind.PUSH):
 
 def admitted(guard, norm):
     receiver, rows = push(norm ** 2)
-    went = guard.admits(receiver, rows)
-    guard.learn(receiver)
-    return went
+    passed = guard.passed(receiver, rows, 1)
+    guard.learn('robot', receiver, ['robot'])
+    return passed is not None
 
 
 def test_the_usual_norm_is_the_median_of_the_last_pushes_of_the_fleet():
-    guard = Plausibility(100.0, np.full(PARTITION.elements, 0.01, np.float32))
+    guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 0.01, np.float32))
     for norm in (0.1, 0.3, 0.2, 0.25, 0.15, 0.2, 0.22, 0.18):
         assert admitted(guard, norm)
     assert guard.usual(Kind.PUSH) == pytest.approx(0.2)
@@ -40,7 +40,7 @@ def test_the_usual_norm_is_the_median_of_the_last_pushes_of_the_fleet():
 
 
 def test_one_robot_of_three_cannot_move_the_usual_norm():
-    guard = Plausibility(100.0, np.zeros(PARTITION.elements, np.float32))
+    guard = PushFilter(100.0, 0.0, np.zeros(PARTITION.elements, np.float32))
     for _ in range(200):
         assert admitted(guard, 1.0) and admitted(guard, 1.1)
         admitted(guard, 90 * guard.usual(Kind.PUSH))
@@ -50,34 +50,34 @@ def test_one_robot_of_three_cannot_move_the_usual_norm():
 def test_before_there_are_pushes_the_model_itself_is_the_measure():
     master = np.full(PARTITION.elements, 0.1, np.float32)
     norm = float(np.linalg.norm(master))
-    assert admitted(Plausibility(100.0, master), 99 * norm)
-    assert not admitted(Plausibility(100.0, master), 101 * norm)
+    assert admitted(PushFilter(100.0, 0.0, master), 99 * norm)
+    assert not admitted(PushFilter(100.0, 0.0, master), 101 * norm)
     zeros = np.zeros_like(master)
-    assert not admitted(Plausibility(100.0, zeros), 101 * UNKNOWN)
+    assert not admitted(PushFilter(100.0, 0.0, zeros), 101 * UNKNOWN)
 
 
 def test_without_a_limit_only_what_float32_cannot_add_up_is_refused():
-    guard = Plausibility(0.0, np.zeros(PARTITION.elements, np.float32))
+    guard = PushFilter(0.0, 0.0, np.zeros(PARTITION.elements, np.float32))
     for norm in (1e-3,) * ENOUGH + (1e6, 0.9 * LARGEST):
         assert admitted(guard, norm)
     assert not admitted(guard, 1.1 * LARGEST)
 
 
 def test_what_follows_refused_rows_of_a_push_is_refused_too():
-    guard = Plausibility(100.0, np.ones(PARTITION.elements, np.float32))
+    guard = PushFilter(100.0, 0.0, np.ones(PARTITION.elements, np.float32))
     receiver, rows = push(1e12)
-    assert not guard.admits(receiver, rows)
-    assert not guard.admits(receiver, rows._replace(energy=1e-6))
+    assert guard.passed(receiver, rows, 1) is None
+    assert guard.passed(receiver, rows._replace(energy=1e-6), 1) is None
     assert receiver.refused == 2
 
 
 def test_full_gradients_have_a_measure_of_their_own():
     """They are not yet multiplied by the learning rate."""
-    guard = Plausibility(100.0, np.full(PARTITION.elements, 1e-3, np.float32))
+    guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 1e-3, np.float32))
     for _ in range(ENOUGH):
         assert admitted(guard, 1e-4)
-    assert guard.admits(*push(1e6, Kind.ANCHOR))
-    assert not guard.admits(*push(1e6))
+    assert guard.passed(*push(1e6, Kind.ANCHOR), 1) is not None
+    assert guard.passed(*push(1e6), 1) is None
 
 
 @pytest.mark.parametrize('sync', mostly_long(
@@ -89,7 +89,7 @@ def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(
     fleet.run(4)
     before = fleet.server.master.copy()
     # Below what float32 would round in the sums to check.
-    fleet.server.pushes.plausibility.limit = 8.0
+    fleet.server.pushes.filter.implausible = 8.0
     fleet.exploding = {'robot1'}
     fleet.run(4)
     assert fleet.server.refused['robot1'] >= 1 and set(fleet.server.refused) == {'robot1'}

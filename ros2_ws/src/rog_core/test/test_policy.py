@@ -251,7 +251,7 @@ def test_auto_stays_in_its_range_and_tells_the_workers_plain_names(low, width, r
 
 
 @pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown', 'rsp:3', 'rsp:auto', 'gsgm',
-                                  'local:3', 'diloco:3', 'diloco:4:2', 'rsp:3+local=2'])
+                                  'rsp:3+local=2'])
 def test_a_looser_bound_that_still_holds_is_honoured(sync):
     fleet = {'ahead': Standing(30, 30), 'behind': Standing(0, 0)}
     assert create(sync).held_up_by('ahead', fleet) == ['behind']

@@ -8,8 +8,8 @@ from fleet import Fleet
 from fleet_testing import mostly_long
 from rog_core.protocol.messages import Chunk, Notice, Stop
 from rog_core.protocol.states import AWAY, COUNTED, OPEN, RETIRED, SENDING, STOPPED
+from rog_core.server.deadlines import ITERATIONS, longest_pause
 from rog_core.server.member import USUAL
-from rog_core.server.patience import ITERATIONS, longest_pause
 from schedules import SYNCS, check_end, run_until, settled
 from watched import watched
 
@@ -242,13 +242,13 @@ def test_who_has_not_finished_at_the_last_moment_is_given_up():
 
 def test_adaptive_patience_follows_the_pace_of_the_fleet():
     fleet = quick('rsp:4', patience=0.0, heartbeat_limit=1.0)
-    fast = fleet.server.limits.patience
+    fast = fleet.server.deadlines.patience
     assert fast == max(1.0, fast)
     for robot in fleet.robots.values():
         robot.compute_time = 3.0
     fleet.run(120)
     assert fleet.counts['retired'] == 0
-    assert fleet.server.limits.patience > ITERATIONS * 2
+    assert fleet.server.deadlines.patience > ITERATIONS * 2
     assert longest_pause((), 0.0, 3.0) == 3.0
     assert longest_pause(list(fleet.server.members.values()), 7.5, 3.0) == 7.5
 

@@ -144,8 +144,8 @@ def test_the_state_brings_back_what_is_held(sync):
 
 
 @pytest.mark.parametrize(('sync', 'holds'), [
-    ('rsp:4', ()), ('asp+svrg', ()), ('local:3', ()), ('rsp:4+local=8', ()),
-    ('diloco:3', ('velocity', 'total', 'count')),
+    ('rsp:4', ()), ('asp+svrg', ()), ('rsp:4+local=8', ()),
+    ('rsp:4+local=8+momentum=0.5', ('velocity', 'total', 'count')),
     ('gsgm:3', ('velocity', 'held/a', 'partly_averaged')), ('hgc', ('velocity', 'held/a'))])
 def test_what_a_restarted_server_needs_is_what_the_method_holds(sync, holds):
     rule = Rule(sync)

@@ -13,13 +13,11 @@ from rog_core.methods import parse
 from rog_core.model.partition import RowPartition
 from rog_core.protocol.messages import Kind, Receipt, TransferId
 from rog_core.server.aggregation import ServerState
-from rog_core.server.taken import Taken
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-SCHEMA = 'rog-checkpoint/3'
+SCHEMA = 'rog-checkpoint/4'
 BASE = 'rog/upstream'   # name of the array ``base`` of a child fleet, see `rog_core.upstream`
-TAKEN = 'rog/taken/'    # prefix of the name of a robot's array, see `rog_core.server.taken.Taken`
 UPDATE = 'rog/update/'  # prefix of the names of the method's arrays
 DIVERGED = 1000.0       # a model whose norm grew by this factor since the last save has diverged
 NAMED = 100             # maximum number of checkpoints with a name given by a user
@@ -88,26 +86,24 @@ class Writer:
 
 def write(store: Kept, partition: RowPartition, master: np.ndarray, state: ServerState,
           elapsed: float) -> Path:
-    """Write a checkpoint and return the path of its tensors.
+    """Write a checkpoint and return its path.
 
     Every parameter of the model is a tensor with the parameter's name, so any safetensors reader
     can load the model. The arrays of the method are tensors 'rog/update/NAME', each as long as the
-    whole model. A tensor 'rog/taken/ROBOT' has one number per segment.
+    whole model.
     """
     sizes = np.cumsum([p.size for p in partition.parameters])[:-1]
     tensors = {p.name: part.reshape(p.shape)
                for p, part in zip(partition.parameters, np.split(master, sizes), strict=True)}
     tensors['rog/updated_at'] = state.updated_at
     tensors |= {UPDATE + name: held for name, held in state.update.items()}
-    tensors |= {TAKEN + robot: taken.last for robot, taken in state.taken.items()}
     if state.base is not None:
         tensors[BASE] = state.base
     try:
         return store.write(save(tensors), {
             'schema': SCHEMA, 'model': partition.digest, 'iteration': state.iteration,
             'sync': state.sync, 'elapsed_s': elapsed, 'policy': state.policy,
-            'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()},
-            'taken': {n: [taken.heir, *taken.lives.items()] for n, taken in state.taken.items()}})
+            'pushes': {n: _receipt_to_json(*push) for n, push in state.pushes.items()}})
     except DurableError as error:
         raise CheckpointError(str(error)) from error
 
@@ -125,16 +121,13 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
         if meta['model'] != partition.digest:
             raise CheckpointError(f'{path} is of another model or granularity; choose another '
                                   'out directory, or start without resume')
-        tensors = load(found.payload)
+        tensors = load(found.content)
         updated_at = tensors['rog/updated_at']
         update = {name.removeprefix(UPDATE): held for name, held in sorted(tensors.items())
                   if name.startswith(UPDATE)}
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
         state = ServerState(int(meta['iteration']), parse(meta['sync']).text, updated_at,
-                            pushes, dict(meta['policy']), update, tensors.get(BASE),
-                            {n: _taken_of(tensors[TAKEN + n], entry, partition)
-                             # Checkpoints of version 0.2.0 have no 'taken'.
-                             for n, entry in meta.get('taken', {}).items()})
+                            pushes, dict(meta['policy']), update, tensors.get(BASE))
         master = _master(partition, tensors)
         _check('rog/updated_at', updated_at, (partition.rows,), np.int64)
         for name, held in [*((UPDATE + n, h) for n, h in update.items()),
@@ -143,12 +136,6 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
         return master, state, float(meta['elapsed_s'])
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{path} cannot be read: {error}') from error
-
-
-def _taken_of(last: np.ndarray, entry: list, partition: RowPartition) -> Taken:
-    _check(f'an array of {TAKEN}', last, (partition.segments,), np.int64)
-    heir, *lives = entry
-    return Taken(last, {int(incarnation): int(first) for incarnation, first in lives}, int(heir))
 
 
 def _check(name: str, values: np.ndarray, shape: tuple[int, ...], dtype: type) -> None:

@@ -13,10 +13,10 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RogError, shown
 from rog_core.method_check import check_named
-from rog_core.methods import is_loaded
+from rog_core.methods import is_known
 from rog_msgs.srv import SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
-from rog_ros.seal import Key, SealError, check, derived, process_of, sealed
+from rog_ros.message_auth import Key, SealError, check, derived, process_of, sealed
 
 if TYPE_CHECKING:
     from .node import ParameterServerNode
@@ -167,8 +167,8 @@ class Control:
         try:
             for parameter in parameters:
                 if parameter.name == 'sync':
-                    if self._key is None and not is_loaded(parameter.value):
-                        raise ConfigError('a method of another package must be loaded already, '
+                    if self._key is None and not is_known(parameter.value):
+                        raise ConfigError('a method named by its module must be loaded already, '
                                           f'got {shown(parameter.value, 80)}: without a key, start '
                                           'the fleet with it')
                     machine = self._node.machine

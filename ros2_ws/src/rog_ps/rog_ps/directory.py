@@ -18,7 +18,7 @@ SERVED = 'server.json'             # file with the run's identity and the number
 
 def kept(directory: Path, keep: int = 1) -> Kept:
     """Return the store of the checkpoints in a directory; ``keep``: number of newest to keep."""
-    return Kept(directory, 'checkpoint', '.safetensors', keep)
+    return Kept(directory, 'checkpoint', keep)
 
 
 def check_directory(out: Path, resume: bool) -> None:

@@ -11,12 +11,12 @@ from fleet_ros.ending import Interruption
 from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
 from rclpy.node import Node
+from rog_ros.message_auth import Signature, read_key
 from rog_ros.parameters import SERVER
-from rog_ros.seal import Signature, read_key
 from rog_ros.servers import Others
 
 from .directory import check_directory, run_in
-from .lookout import Lookout
+from .duplicate_server_check import DuplicateServerCheck
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -27,13 +27,13 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _build() -> Any:
     # Start to listen before the imports, because these take as long as DDS needs to find a server.
-    lookout = Lookout(_look_at_settings())
+    check = DuplicateServerCheck(_look_at_settings())
     import torch
     from rog_core.warm_up import warm_up
 
     from .node import ParameterServerNode
 
-    lookout.close()
+    check.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
     warm_up()  # compile before robots wait: they would take the server for dead

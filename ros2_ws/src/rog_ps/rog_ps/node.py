@@ -35,9 +35,7 @@ from rog_msgs.msg import FleetStatus, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import request_from_ros, response_to_ros
-from rog_ros.parameters import SERVER, ServerSettings, declare_robots, is_drivable, robot_name
-from rog_ros.receive import checksum_of, receive
-from rog_ros.seal import (
+from rog_ros.message_auth import (
     SealError,
     Session,
     Signature,
@@ -47,6 +45,8 @@ from rog_ros.seal import (
     read_key,
     sealed,
 )
+from rog_ros.parameters import SERVER, ServerSettings, declare_robots, is_drivable, robot_name
+from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Others, gives_way, refusal
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
@@ -57,7 +57,7 @@ from .peer import Peer
 from .reports import Reports
 
 if TYPE_CHECKING:
-    from .above import Above
+    from .parent_fleet import ParentFleet
 
 
 # Maximum number of robots in a fleet that has neither a key nor a list of robots. The topics of
@@ -120,7 +120,7 @@ class ParameterServerNode(ManagedNode):
         self._paused_at = time.monotonic()    # when the run was paused; infinity: not paused
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         self._base: np.ndarray | None = None  # from a checkpoint, see `rog_core.upstream`
-        self._above: Above | None = None      # connection to the parent fleet
+        self._above: ParentFleet | None = None  # connection to the parent fleet
         self.machine = self._build_machine()
         self.machine.paused = True
         # The method can come from a checkpoint.
@@ -139,9 +139,9 @@ class ParameterServerNode(ManagedNode):
         self.held.callback(self._alarm.close)
         if settings.upstream.robot:
             # Import this only here, because it imports all modules of a robot's node.
-            from .above import Above
-
-            self._above = Above(self, self._base, self._save_or_say if self.out else lambda: None)
+            from .parent_fleet import ParentFleet
+            self._above = ParentFleet(self, self._base,
+                                      self._save_or_say if self.out else lambda: None)
             self.held.callback(self._above.close)
         self.create_timer(settings.heartbeat.period, self._heartbeat, clock=STEADY)
         if self.out is not None and settings.server.checkpoint_every:
@@ -511,9 +511,11 @@ class ParameterServerNode(ManagedNode):
     def _await_final(self, now: float) -> None:
         """Wait for the robots' evaluations of the final model.
 
-        Wait for at most two heartbeat limits from ``now``, and not longer than `Limits.stop_by`.
+        Wait for at most two heartbeat limits from ``now``, and not longer than
+        `Deadlines.stop_by`.
         """
-        self._finish_by = min(now + 2 * self.settings.heartbeat.limit, self.machine.limits.stop_by)
+        self._finish_by = min(now + 2 * self.settings.heartbeat.limit,
+                              self.machine.deadlines.stop_by)
 
     def _all_final(self) -> bool:
         return not math.isinf(self._finish_by) and not self._not_final() \

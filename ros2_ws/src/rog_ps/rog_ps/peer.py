@@ -14,8 +14,8 @@ from rog_core.server.member import Member
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, to_ros
+from rog_ros.message_auth import Session
 from rog_ros.parameters import fleet_namespace
-from rog_ros.seal import Session
 
 if TYPE_CHECKING:
     from .node import ParameterServerNode

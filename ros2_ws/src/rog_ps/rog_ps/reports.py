@@ -12,12 +12,12 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
+from rog_core.server.deadlines import mta_time
 from rog_core.server.machine import ServerMachine
-from rog_core.server.patience import mta_time
 from rog_core.server.report import why
 from rog_msgs.msg import FleetStatus, RobotStatus
 from rog_ros import qos
-from rog_ros.seal import Signature, process_of
+from rog_ros.message_auth import Signature, process_of
 from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
@@ -53,7 +53,7 @@ class Reports:
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
             mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
-            patience=float(machine.limits.patience), elapsed=float(elapsed))
+            patience=float(machine.deadlines.patience), elapsed=float(elapsed))
         message.robots = [RobotStatus(
             robot=m.robot, iteration=m.iteration,
             state=PAUSED if m.state == STOPPED and m.robot in paused else
@@ -63,7 +63,7 @@ class Reports:
             bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
             waiting_time=float(now - m.since) if m.waiting_for else 0.0,
             idle=float(now - m.progress), refused=machine.refused[m.robot],
-            why=why(m, machine.iteration, m.robot in machine.limits.waited_for, now))
+            why=why(m, machine.iteration, m.robot in machine.deadlines.waited_for, now))
             for m in machine.members.values()]
         message.header.stamp = self._node.get_clock().now().to_msg()
         if self._signature is not None:

@@ -12,7 +12,6 @@ from rog_core.methods.base import Model, Standing
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Kind, Receipt, TransferId
 from rog_core.server.aggregation import Aggregation, ServerState
-from rog_core.server.taken import Taken
 from rog_ps import checkpoint
 from rog_ps.directory import FORMER, check_directory, kept
 from safetensors.numpy import load, load_file, save
@@ -63,34 +62,6 @@ def test_what_the_method_holds_comes_back(tmp_path_factory, policy, robots, seed
     assert np.array_equal(master, MASTER) and back.policy == policy
     assert set(back.update) == set(update)
     assert all(np.array_equal(back.update[name], held) for name, held in update.items())
-
-
-def test_what_was_taken_of_each_robot_comes_back(tmp_path):
-    last = np.arange(PARTITION.segments) << 33
-    taken = {'robot1': Taken(last, {2 ** 63 - 1: 1 << 32, 5: 2 << 32}, 5),
-             'blue/robot2': Taken.nothing(PARTITION.segments)}
-    checkpoint.write(kept(tmp_path), PARTITION, MASTER, state(taken=taken), 0.0)
-    back = read(tmp_path)[1].taken
-    assert back.keys() == taken.keys()
-    assert (back['robot1'].last == last).all() and not back['blue/robot2'].last.any()
-    # Their order says which of them came later.
-    assert list(back['robot1'].lives.items()) == [(2 ** 63 - 1, 1 << 32), (5, 2 << 32)]
-    assert back['robot1'].heir == 5 and back['robot1'].is_past(2 ** 63 - 1)
-
-
-@pytest.mark.parametrize('last', [np.zeros(3, np.int64), np.zeros(PARTITION.segments, np.float32)])
-def test_what_was_taken_of_another_model_is_refused(tmp_path, last):
-    checkpoint.write(kept(tmp_path), PARTITION, MASTER, state(taken={'robot1': Taken(last)}), 0.0)
-    with pytest.raises(checkpoint.CheckpointError, match='rog/taken'):
-        read(tmp_path)
-
-
-def test_a_checkpoint_of_0_2_0_says_of_no_robot_what_was_taken(tmp_path):
-    store = kept(tmp_path)
-    checkpoint.write(store, PARTITION, MASTER, state(), 0.0)
-    found = store.newest()
-    store.write(found.payload, {key: value for key, value in found.meta.items() if key != 'taken'})
-    assert read(tmp_path)[1].taken == {}
 
 
 def test_what_a_fleet_has_not_handed_up_comes_back(tmp_path):
@@ -154,7 +125,7 @@ def test_any_safetensors_reader_finds_the_parameters_by_name(tmp_path):
 def rewrite(folder, change):
     """Write the checkpoint anew with something else in it, and a digest that is right."""
     found = kept(folder).newest()
-    meta, tensors = dict(found.meta), load(found.payload)
+    meta, tensors = dict(found.meta), load(found.content)
     change(meta, tensors)
     kept(folder).write(save(tensors), meta)
 

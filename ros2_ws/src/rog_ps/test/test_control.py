@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 from fleet_ros.services import AT_ONCE, Allowance
 from rog_core.errors import ConfigError
-from rog_core.methods import is_loaded
+from rog_core.methods import is_known
 from rog_msgs.srv import SaveCheckpoint
 from rog_ps.control import REMEMBERED, REPEATED, Calls, Control
-from rog_ros.seal import SealError, check, derived, new_key, process_of, sealed
+from rog_ros.message_auth import SealError, check, derived, new_key, process_of, sealed
 
 DAY = 86_400 * 10**9
 NOW = 20_000 * DAY
@@ -73,10 +73,10 @@ def test_calls_that_nobody_has_proved_cost_a_tenth_of_the_time():
 
 
 def test_only_methods_that_are_there_can_be_asked_for_without_importing_anything():
-    assert is_loaded('rsp:4') and is_loaded('rog_core.methods.rsp:Rsp:4')
-    assert not is_loaded('antigravity:Fly') and 'antigravity' not in sys.modules
+    assert is_known('diloco:8') and is_known('rsp:4') and is_known('rog_core.methods.rsp:Rsp:4')
+    assert not is_known('antigravity:Fly') and 'antigravity' not in sys.modules
     with pytest.raises(ConfigError, match='at most 200 characters, got 100004'):
-        is_loaded('rsp:' + '4' * 100_000)
+        is_known('rsp:' + '4' * 100_000)
 
 
 # -- answers that the key proves

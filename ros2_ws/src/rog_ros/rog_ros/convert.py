@@ -25,7 +25,7 @@ from rog_core.protocol.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 
-from .seal import Side, sealed
+from .message_auth import Side, sealed
 
 MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a registration
 MAX_NAME = 256            # maximum characters of a name in a registration
@@ -126,8 +126,7 @@ def request_to_ros(request: RegisterRequest) -> Any:
         incarnation=request.incarnation, iteration=request.iteration, attempt=request.attempt,
         granularity=request.granularity, codec=request.codec, digest=request.digest,
         names=[n for n, _ in request.parameters],
-        shapes=['x'.join(map(str, shape)) for _, shape in request.parameters],
-        former=request.former, former_attempt=request.former_attempt)
+        shapes=['x'.join(map(str, shape)) for _, shape in request.parameters])
     if request.pull is not None:
         message.pull = to_ros(request.pull)
     return message
@@ -156,8 +155,7 @@ def request_from_ros(request: Any) -> RegisterRequest:
     return RegisterRequest(request.robot, request.incarnation, request.iteration, request.attempt,
                            request.granularity, request.codec, request.digest,
                            tuple(zip(request.names, shapes, strict=True)), request.protocol,
-                           request.number, _receipt(request.pull), request.former,
-                           request.former_attempt)
+                           request.number, _receipt(request.pull))
 
 
 def _receipt(message: Any) -> Receipt | None:
@@ -172,7 +170,6 @@ def response_to_ros(response: RegisterResponse, message: Any) -> Any:
     message.retry, message.incarnation = response.retry, response.incarnation
     message.iteration, message.attempt = response.iteration, response.attempt
     message.sync, message.over = response.sync, response.over
-    message.taken = _octets(response.taken)
     if response.push is not None:
         message.push = to_ros(response.push)
     return message
@@ -182,5 +179,4 @@ def response_from_ros(message: Any) -> RegisterResponse:
     """Return the answer to a registration that a service response holds."""
     return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
                             message.iteration, message.attempt, shown(message.sync, LONGEST),
-                            _receipt(message.push), message.over,
-                            bytes(memoryview(message.taken)))
+                            _receipt(message.push), message.over)

@@ -39,9 +39,6 @@ class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
     rank: int = setting(0, 'rank of this robot, selects its share of the data', ge=0, le=65535)
     world: int = setting(1, 'number of robots that share the data', ge=1, le=65536)
     server_namespace: str = setting('/rog', 'namespace of the parameter server')
-    out: str = setting('', 'directory of the run, the same after a restart; the robot keeps what '
-                           'it has not sent in its robots/NAME; empty: it keeps nothing',
-                       empty=True)
 
 
 class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
@@ -49,7 +46,7 @@ class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         *_ELSEWHERE, 'device', 'learning_rate', 'nesterov', 'weight_decay', 'batch_size',
-        'evaluate_every', 'save_every', 'pace', 'link', 'power', 'stragglers')
+        'evaluate_every', 'pace', 'link', 'power', 'stragglers')
 
     minutes: float = setting(0.0, 'duration of the training; 0, without a fleet file: until it is '
                                   'stopped', 'min', ge=0.0)
@@ -77,13 +74,13 @@ def is_drivable(node: Node, model: type[ManagedSettings]) -> bool:
     return not found['security.key'] and found.get('security.control', True)
 
 
-def worker_parameters(fleet: FleetConfig, robot: RobotConfig, out: str = '') -> dict[str, Any]:
+def worker_parameters(fleet: FleetConfig, robot: RobotConfig) -> dict[str, Any]:
     """Return the parameters of a robot's worker node."""
     rank, world = fleet.share(robot.name)
     return parameters(WorkerSettings(**_sections(fleet) | {
         'training': changed(fleet.training, pace=robot.pace), 'link': robot.link,
         'power': robot.power, 'stragglers': robot.stragglers, 'capacity': robot.capacity,
-        'rank': rank, 'world': world, 'out': out,
+        'rank': rank, 'world': world,
         'server_namespace': f'{fleet.network.namespace}/{SERVER}'}))
 
 

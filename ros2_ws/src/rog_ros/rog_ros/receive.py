@@ -11,11 +11,10 @@ from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.loopback import handler
 from rog_core.protocol.messages import Action, TransferId
 from rog_core.server.machine import ServerMachine
-from rog_core.transfer.sender import Sender
 from rog_core.worker.machine import WorkerMachine
 
 from .convert import from_ros
-from .seal import Side
+from .message_auth import Side
 
 
 def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str,
@@ -53,12 +52,3 @@ def checksum_of(transfer: TransferId, rows: Array) -> str:
     """
     name = f'{transfer.incarnation:x}/{transfer.kind}/{transfer.iteration}/{transfer.attempt}'
     return f'checksum of {name}: {zlib.crc32(to_host(rows).tobytes()):08x}'
-
-
-def push_line(push: Sender, now: float) -> str:
-    """Return the line that a robot logs when it has the receipt of a push (`training.pushes`).
-
-    The times in the line are monotonic seconds of the machine's clock.
-    """
-    return (f'push {push.transfer.iteration} from {push.started:.5f} to {now:.5f} s, end sent at '
-            f'{push.closed:.5f} s, {push.bytes_sent} bytes')

@@ -11,7 +11,7 @@ from typing import Any
 
 from rog_core.errors import shown
 
-from .seal import Signature
+from .message_auth import Signature
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')

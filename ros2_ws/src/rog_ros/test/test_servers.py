@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from rog_msgs.msg import FleetStatus
-from rog_ros.seal import Signature, new_key
+from rog_ros.message_auth import Signature, new_key
 from rog_ros.servers import FRESH, YOUNG, Loyalty, Order, Others, gives_way, refusal
 
 

@@ -6,6 +6,7 @@ import made_up_runs
 import matplotlib
 import numpy as np
 import pytest
+from fleet_env import plot_style
 from fleet_env.errors import RecordError
 from fleet_env.records import Iteration, RunWriter, Start
 from fleet_env.summary import RobotSummary, Summary, write_summary
@@ -116,7 +117,7 @@ def test_single_figures_are_as_wide_as_a_column(drawn):
     for path in drawn:
         if path.suffix == '.png':
             width = struct.unpack('>I', path.read_bytes()[16:20])[0] / 300
-            assert width == (style.PAGE if path.stem == 'comparison' else style.COLUMN)
+            assert width == (plot_style.PAGE if path.stem == 'comparison' else plot_style.COLUMN)
 
 
 @pytest.mark.long
@@ -125,7 +126,7 @@ def test_text_is_of_seven_points_at_least_and_inside_its_figure(comparison, tmp_
     monkeypatch.setattr(style, 'save', lambda figure, *_: figures.append(figure) or [])
     draw_comparison([comparison], tmp_path)
     draw_run(comparison / 'RSP-4' / 'seed1')
-    with style.styled():
+    with plot_style.styled():
         for figure in figures:
             figure.draw_without_rendering()
             ticks = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)
@@ -157,8 +158,8 @@ def test_methods_are_labelled_as_in_the_papers(sync, text):
 
 
 def test_labels_at_the_margin_stay_apart_and_in_order():
-    with style.styled():
-        figure = style.new_figure(3.4, 2.1)
+    with plot_style.styled():
+        figure = plot_style.new_figure(3.4, 2.1)
         axes = figure.subplots()
         axes.set_ylim(0, 1)
         style.end_labels(axes, [(.9, 'c', 'k'), (.5, 'a', 'k'), (.501, 'b', 'k'), (.99, 'd', 'k')])

@@ -12,8 +12,8 @@ from rcl_interfaces.srv import GetParameters
 from rog_cli.control import ControlError, Controls, answer
 from rog_cli.fleet_state import SILENT
 from rog_cli.view import Monitor, place
+from rog_ros.message_auth import Key
 from rog_ros.parameters import SERVER
-from rog_ros.seal import Key
 
 from .source import View, view_of
 

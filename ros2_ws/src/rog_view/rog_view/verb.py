@@ -36,7 +36,7 @@ def _port(text: str) -> int:
 def _run(options: argparse.Namespace) -> int:
     from fleet_ros.ending import leave_at_exit
     from fleet_ros.network_options import chosen_network, join_network
-    from rog_ros.seal import read_key
+    from rog_ros.message_auth import read_key
 
     from .live import Live
     from .recorded import Recorded

@@ -35,7 +35,6 @@ from rog_core.protocol.messages import (
     Chunk,
     Compute,
     End,
-    Notice,
     Receipt,
     RegisterRequest,
     RegisterResponse,
@@ -44,7 +43,6 @@ from rog_core.protocol.messages import (
 )
 from rog_core.protocol.states import (
     COMPUTING,
-    DONE,
     EVALUATING,
     PAUSED,
     REGISTERING,
@@ -69,9 +67,7 @@ from rog_ros.convert import (
     response_from_ros,
     to_ros,
 )
-from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
-from rog_ros.receive import checksum_of, push_line, receive
-from rog_ros.seal import (
+from rog_ros.message_auth import (
     SealError,
     Session,
     Signature,
@@ -82,11 +78,12 @@ from rog_ros.seal import (
     read_key,
     sealed,
 )
+from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
+from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, Order, this_process, this_version
 from rog_tasks.sources import Source
 
 from .sources import Watch
-from .unsent import Keeper
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits with refusals after which another robot must have our name
@@ -141,9 +138,6 @@ class WorkerNode(ManagedNode):
         self._loyalty = Loyalty(self.settings.heartbeat.limit)
         self._order = Order(self.settings.heartbeat.limit)
         self._watch: Watch | None = None      # watches the robot's cameras and recordings
-        self._keeper = Keeper(self.settings.out, self.robot, self.settings.training.save_every,
-                              self.get_logger())
-        self.held.callback(self._keeper.close)
         self._is_over = False
         self._has_ended = False               # whether the last status was sent
         self._request: Any = None             # future of the latest registration
@@ -221,7 +215,6 @@ class WorkerNode(ManagedNode):
 
         :raises NoServerError: no server has accepted the robot within ``patience`` seconds.
         """
-        self._keeper.give(machine)
         self.machine = machine
         self._started.trigger()
         return self._wait(time.monotonic() + self.patience)
@@ -252,8 +245,6 @@ class WorkerNode(ManagedNode):
         if order is None:
             self._is_over = True
             self._close_sources()
-            if self.machine is not None:
-                self._keeper.finish(self.machine)
 
     def watch(self, sources: Sequence[Source]) -> None:
         """Feed data sources from their topics, and report their state, until the run is over."""
@@ -304,10 +295,7 @@ class WorkerNode(ManagedNode):
             if self._session is None:
                 return
             keys = self._session.session, self._session.to_robot
-        push = self.machine.push
         actions = receive(self.machine, message, self.get_logger(), 'the server', keys)
-        if self.settings.training.pushes and push is not None and push.state == DONE:
-            self.get_logger().info(push_line(push, time.monotonic()))
         if actions is None:
             self._dropped += 1
         else:
@@ -441,12 +429,9 @@ class WorkerNode(ManagedNode):
                     self._meter.restart(now)
                 self._grant(action)
                 self.report()
-            elif isinstance(action, Notice):
-                self.get_logger().info(f'{action.what}: {action.detail}')
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
-        self._keeper.look(self.machine, now)
         self._meter.enter(self.machine.activity, now)
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
@@ -487,8 +472,6 @@ class WorkerNode(ManagedNode):
     def _heartbeat(self) -> None:
         if not self._silent:
             self.report()
-        if self.machine is not None:
-            self._keeper.look(self.machine, time.monotonic())
 
     def pause(self, pause: Pause) -> None:
         """If ``pause`` is an emulated drop-out, neither send nor receive until its end."""

@@ -5,7 +5,6 @@ same values on each.
 """
 
 import random
-from dataclasses import replace
 
 import numpy as np
 from rrto_bridge.client.replay import ReplayClient
@@ -47,8 +46,6 @@ class Executor:
                                           None)),
             'nonzero': Kernel(lambda a, k: ((np.flatnonzero(a[0]),), None)),
             'item': Kernel(lambda a, k: ((), int(a[0].sum())))}
-        for op in set(self.kernels) - {'noise', 'nonzero', 'item'}:
-            self.kernels[op] = replace(self.kernels[op], static=True)
 
     @staticmethod
     def _add_in_place(a, k):
@@ -81,9 +78,6 @@ class Executor:
 
     def meta(self, tensor):
         return meta_of(tensor)
-
-    def place(self, tensor):
-        return meta_of(tensor), tensor.__array_interface__['data'][0]
 
     def save(self, tensor):
         return tensor.copy()
@@ -227,10 +221,10 @@ class Direct(Device):
 class Offload(Device):
     """The replay machines; the server advances by chance, so it is ahead or behind."""
 
-    def __init__(self, seed=0, infer=None, search=None, capturer=None):
+    def __init__(self, seed=0, infer=None, search=None):
         super().__init__()
         self.machine = ReplayClient(self.allocate, self.metas.get, search, infer)
-        self.server = ReplayServer(self.executor, capturer)
+        self.server = ReplayServer(self.executor)
         self.chance = random.Random(seed)
         self.values, self.notices, self.messages = {}, [], 0
         self.round_trips = self.single = self.fast = 0

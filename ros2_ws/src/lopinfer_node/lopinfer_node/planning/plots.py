@@ -11,27 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
+from fleet_env.plot_style import PAGE, new_figure, styled
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
-
-PAGE = 7.0  # width of both columns of a paper, inches
-_STYLE: Any = {
-    'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'legend.fontsize': 7,
-    'xtick.labelsize': 7, 'ytick.labelsize': 7, 'lines.linewidth': 1.1, 'axes.linewidth': .6,
-    'xtick.major.width': .6, 'ytick.major.width': .6, 'xtick.major.size': 2.5,
-    'ytick.major.size': 2.5, 'axes.spines.top': False, 'axes.spines.right': False,
-    'axes.grid': True, 'grid.linewidth': .4, 'grid.color': '#e4e4e4', 'axes.axisbelow': True,
-    'legend.frameon': False, 'legend.handlelength': 1.2, 'legend.columnspacing': 1.0,
-    'legend.handletextpad': .4, 'legend.borderaxespad': .2, 'svg.hashsalt': 'lopinfer'}
 
 # The colours are Okabe and Ito's, which colour-blind people can distinguish. An operator belongs to
 # the first class of which a word occurs in the operator's name.
@@ -74,8 +62,8 @@ def draw_timeline(graph: Graph, views: Sequence[View], path: str | Path) -> None
     if not views or not all(np.isfinite(v.timeline.latency) for v in views):
         raise ValueError('a picture needs at least one plan, and only plans that end')
     end = max(v.timeline.latency for v in views) * 1e3
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(PAGE, .45 + 1.2 * len(views))
+    with styled():
+        figure = new_figure(PAGE, .45 + 1.2 * len(views))
         panels = np.atleast_1d(figure.subplots(len(views), sharex=True))
         panels[0].set_xlim(0, end * 1.01)   # all panels share this axis
         figure.draw_without_rendering()     # widths of texts and boxes are known from here on
@@ -97,8 +85,8 @@ def draw_bandwidth(bandwidths: Sequence[float], latencies: Mapping[str, Sequence
     :param bandwidths: (n,) bytes/s.
     :param latencies: per method (n,) seconds; infinite values are left out.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(PAGE / 2, 2.4)
+    with styled():
+        figure = new_figure(PAGE / 2, 2.4)
         axes = figure.subplots()
         shown: list[float] = []
         for method, seconds in latencies.items():
@@ -126,8 +114,8 @@ def draw_measured(rates: Mapping[float, Mapping[str, tuple[float, float]]], path
     """
     methods = list(dict.fromkeys(m for found in rates.values() for m in found))
     width = .8 / len(methods)
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(PAGE / 2, 2.4)
+    with styled():
+        figure = new_figure(PAGE / 2, 2.4)
         axes = figure.subplots()
         for k, method in enumerate(methods):
             at = np.arange(len(rates)) + (k - (len(methods) - 1) / 2) * width
@@ -147,8 +135,8 @@ def draw_measured(rates: Mapping[float, Mapping[str, tuple[float, float]]], path
 
 def draw_breakdown(timelines: Mapping[str, Timeline], path: str | Path, title: str = '') -> None:
     """Draw where the time of one request goes: one bar per method, divided into its phases."""
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(PAGE / 2 + 1, .9 + .3 * len(timelines))
+    with styled():
+        figure = new_figure(PAGE / 2 + 1, .9 + .3 * len(timelines))
         axes = figure.subplots()
         parts = np.array([phases(t) for t in timelines.values()]) * 1e3
         left = np.zeros(len(parts))
@@ -184,12 +172,6 @@ def phases(timeline: Timeline) -> list[float]:
     count = busy.sum(0)
     alone = [float(length[b & (count == 1)].sum()) for b in busy]
     return [*alone, float(length[count > 1].sum()), float(length[count == 0].sum())]
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout='constrained')
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def operator_class(op: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fleet_ros.staging import to_device, to_host
+from fleet_ros.pinned_copies import to_device, to_host
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic

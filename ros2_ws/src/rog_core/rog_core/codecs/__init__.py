@@ -1,30 +1,35 @@
 """Codecs: encodings of the values of a set of segments; see `rog_core.codecs.base`.
 
-This is the only place that lists all codecs.
+This is the only place that lists the codecs of this package. Other packages register theirs, see
+`rog_core.plugins`.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
+from .. import plugins
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec, Part, in_model_order
-from .e3m0 import E3M0
 from .ids import decode_ids, encode_ids, split_into_chunks
 from .onebit import OneBit
 from .raw import Raw
 from .sparse import SparseTernary
-from .sparseloco import SparseLoCo
 from .ternary import Ternary
 
-__all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wire',
+__all__ = ['CODECS', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_names', 'codec_on_wire',
            'decode_ids', 'encode_ids', 'get_codec', 'in_model_order', 'split_into_chunks']
 
 RAW = Raw()
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (
-    RAW, OneBit(), Ternary(), E3M0(), SparseLoCo())}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
 SMALLER = CODECS['ternary']  # replaces the fleet's codec on a link that is too slow for it
 _WITH_ARGUMENT = {'ternary': SparseTernary.of}  # the function takes the text after the colon
-EXAMPLES = (*CODECS, 'ternary:0.05')  # one name of each codec, for tests and warm-up
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
+
+
+def codec_names() -> tuple[str, ...]:
+    """Return one name of each codec, for tests and warm-up."""
+    return (*CODECS, 'ternary:0.05', *plugins.codecs())
 
 
 def get_codec(name: str) -> Codec:
@@ -34,15 +39,29 @@ def get_codec(name: str) -> Codec:
         return CODECS[name]
     if colon and family in _WITH_ARGUMENT:
         return _WITH_ARGUMENT[family](argument)
-    raise ConfigError(f"codec '{name}' is unknown; choose one of {', '.join(sorted(CODECS))} "
+    others = plugins.codecs()
+    if name in others:
+        return _plugged(name)
+    raise ConfigError(f"codec '{name}' is unknown; choose one of "
+                      f"{', '.join(sorted({*CODECS, *others}))} "
                       'or ternary:P with a sparsity P, as in ternary:0.05')
+
+
+@cache
+def _plugged(name: str) -> Codec:
+    """Import and build a codec of another package."""
+    codec: Codec = plugins.codecs()[name].load()()
+    if codec.name != name or codec.number in (*_BY_NUMBER, SparseTernary.number):
+        raise ConfigError(f"codec '{name}' of {type(codec).__module__} must have this name and a "
+                          f"number of its own, got '{codec.name}' and {codec.number}")
+    return codec
 
 
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec with this number; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the codec of the receiver; it has the sparsity of `SparseTernary`, which the number
-    does not tell.
+    ``own``: the codec of the receiver, which may be from another package, or have a sparsity,
+    which the number does not tell.
     """
     if number == own.number:
         return own

@@ -5,9 +5,10 @@ host. The values are numpy arrays, or torch tensors on any device. Compiled loop
 numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.codecs.cuda`) do
 it for tensors. All of them give the same bytes. Encoded segments follow one another, and each can
 be decoded without the others. All formats are little endian. In every format except raw, a segment
-begins with its scale as a bfloat16, the upper half of a float32 (sparseloco: with two scales).
+begins with its scale, or several (`Codec.scales`), as bfloat16, the upper half of a float32.
 
-A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`.
+A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`, or registered by
+another package (`rog_core.plugins`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Codec(ABC):
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
     kept: float = 1.0              # share of the unsent values that the sender keeps
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules; the first: rule `OWN`
-    kernels: tuple[str, str]       # source file in `rog_core.codecs.cuda`, prefix of kernel names
+    # Source file in `rog_core.codecs.cuda`, prefix of kernel names; None: no CUDA kernels.
+    kernels: tuple[str, str] | None = None
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -79,13 +81,17 @@ class Codec(ABC):
             out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() if there are few
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
-        if cuda.usable(values):
+        if self.uses_kernels(values):
             return self._encode_by_kernel(partition, values, mirror, ids, magnitude,
                                           TAKE if mirror is None else DIFFERENCE)
         out = self._encode_dense(gather(partition, values, mirror, ids), lengths, magnitude)
         if mirror is None:
             self.add(partition, values, ids, out, -1.0)
         return out
+
+    def uses_kernels(self, values: Array) -> bool:
+        """Whether CUDA kernels encode and decode ``values``; otherwise compiled loops or torch."""
+        return self.kernels is not None and cuda.usable(values)
 
     @abstractmethod
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
@@ -115,6 +121,7 @@ class Codec(ABC):
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
         table[:, 2] = starts_of(self.sizes(table[:, 1]))
         table[:, 3] = self._numbers(table[:, 1], magnitude)
+        assert self.kernels is not None, 'see `uses_kernels`'
         family, prefix = self.kernels
         cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before,
                     cuda.upload(table, values), code, *after)
@@ -151,7 +158,7 @@ class Codec(ABC):
         """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
         if isinstance(values, np.ndarray):
             self._add_compiled(values, partition, ids, data, np.float32(factor))
-        elif cuda.usable(values):
+        elif self.uses_kernels(values):
             self._launch('add', partition, values, ids, None, (), cuda.upload(data, values),
                          np.float32(factor))
         else:

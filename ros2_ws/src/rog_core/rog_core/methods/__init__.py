@@ -1,7 +1,8 @@
 """Synchronisation methods, one file each, and `create`, which builds a method from its name.
 
-No code outside this folder names a method. A method of another package is a subclass of `Method`,
-written ``package.module:Class:argument+option``.
+No code outside this folder names a method. A method of another package is a subclass of `Method`.
+Users write its name if the package registers it (`rog_core.plugins`), else
+``package.module:Class:argument+option``.
 """
 
 from __future__ import annotations
@@ -9,46 +10,45 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .. import plugins
 from ..errors import ConfigError
 from .asp import Asp
 from .base import Method, Team
 from .coded import Dcgc, DghGc, Gc, Gcc, Hgc
-from .diloco import DiLoCo
 from .dssp import Dssp
 from .flown import Flown
 from .gsgm import Gsgm
-from .local import LocalSgd
+from .method_spec import MethodSpec, read
 from .rsp import Rsp
 from .ssp import Ssp
 from .svrg import Svrg
-from .trimmed import Trimmed
-from .written import Written, read
 
-__all__ = ['METHODS', 'Method', 'Team', 'create', 'is_loaded', 'parse', 'usages']
+__all__ = ['METHODS', 'Method', 'Team', 'create', 'is_known', 'parse', 'place_of', 'usages']
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
-    Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, LocalSgd, DiLoCo, Trimmed, Gc, Hgc, Gcc, Dcgc,
-    DghGc)}
+    Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, Gc, Hgc, Gcc, Dcgc, DghGc)}
 LONGEST = 200  # longest text of a method, in characters
 PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that add a mix-in class to a method
 
 
 def usages() -> str:
-    """Return how users write the methods of this package, for messages."""
-    return ', '.join(method.usage for method in METHODS.values())
+    """Return how users write the methods of this package, and names of others, for messages."""
+    return ', '.join([*(method.usage for method in METHODS.values()), *plugins.methods()])
 
 
-def parse(text: str) -> Written:
+def parse(text: str) -> MethodSpec:
     """Parse the text of a method; raise `ConfigError` if it cannot name a method."""
     if len(text) > LONGEST:
         raise ConfigError(f'the text of a method must have at most {LONGEST} characters, got '
                           f'{len(text)}')
-    written = read(text, frozenset(METHODS))
-    if written is None:
+    spec = read(text, frozenset(METHODS))
+    if spec is None or spec.name not in METHODS:
+        spec = read(text, frozenset([*METHODS, *plugins.methods()]))
+    if spec is None:
         raise ConfigError(f"synchronisation method '{text.strip()}' is unknown; choose one of "
                           f'{usages()}, for example rsp:4, or a class of an installed package, '
                           'package.module:Class')
-    return written
+    return spec
 
 
 def create(text: str, team: Team | None = None) -> Method:
@@ -57,38 +57,50 @@ def create(text: str, team: Team | None = None) -> Method:
     This imports nothing. The module of a method from another package must be imported before, by
     `rog_core.method_check.check_named`.
     """
-    written, team = parse(text), team or Team()
-    if written.name in METHODS:
-        return _built(METHODS[written.name], written, team)
-    cls = _foreign(written)
+    spec, team = parse(text), team or Team()
+    if spec.name in METHODS:
+        return _built(METHODS[spec.name], spec, team)
+    cls = _foreign(spec)
     try:
-        return _built(cls, written, team)
+        return _built(cls, spec, team)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"synchronisation method '{written.text}' cannot be built: "
+        raise ConfigError(f"synchronisation method '{spec.text}' cannot be built: "
                           f'{type(error).__name__}: {error}') from error
 
 
-def is_loaded(text: str) -> bool:
-    """Whether the method that ``text`` names can be built without an import."""
+def is_known(text: str) -> bool:
+    """Whether using the method that ``text`` names imports no module of the caller's choice.
+
+    It is of this package, or registered by an installed one, or its module is loaded already.
+    """
     name = parse(text).name
-    return name in METHODS or name.partition(':')[0] in sys.modules
+    return name in METHODS or name in plugins.methods() or place_of(name)[0] in sys.modules
 
 
-def _built(cls: type[Method], written: Written, team: Team) -> Method:
+def place_of(name: str) -> tuple[str, str]:
+    """Return the module and the class of a method from another package."""
+    found = plugins.methods().get(name)
+    if found is not None:
+        return found.module, found.attr
+    module, _, cls = name.partition(':')
+    return module, cls
+
+
+def _built(cls: type[Method], spec: MethodSpec, team: Team) -> Method:
     parts = [part for name, part in PARTS.items()
-             if ('+', name) in ((sign, option) for sign, option, _ in written.signs)
+             if ('+', name) in ((sign, option) for sign, option, _ in spec.signs)
              and name in cls.known]
     if parts:
         cls = type(f'{"".join(p.__name__ for p in parts)}{cls.__name__}', (*parts, cls), {})
-    return cls(written, team)
+    return cls(spec, team)
 
 
-def _foreign(written: Written) -> type[Method]:
+def _foreign(spec: MethodSpec) -> type[Method]:
     """Return the class of a method from another package; its module must be imported already."""
-    module, _, name = written.name.partition(':')
-    what = f"synchronisation method '{written.text}'"
+    module, name = place_of(spec.name)
+    what = f"synchronisation method '{spec.text}'"
     if module not in sys.modules:
         raise ConfigError(f'{what}: module {module} must be imported before a machine is given the '
                           'method; call rog_core.method_check.check_named')

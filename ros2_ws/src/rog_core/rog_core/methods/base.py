@@ -26,7 +26,7 @@ from ..model.partition import RowPartition
 from ..protocol.messages import Sending
 from ..protocol.steps import Gradient, Step
 from ..transfer.plan import SECOND, minimum_transmission
-from .written import EARLY, Written, suffix
+from .method_spec import EARLY, MethodSpec, suffix
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Team:
 
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
-    the server. ``clip``: see `rog_core.server.clip`; 0: pushes are never scaled down.
+    the server. ``clip``: see `rog_core.server.push_filter`; 0: pushes are never scaled down.
     ``above``: whether the fleet is a child fleet, whose model its parent fleet changes between two
     pushes.
     """
@@ -126,7 +126,7 @@ Due = Contribute | EndRound | Decode | Discard
 class Method:
     """BSP: all robots push all rows, then start the next iteration; base of all other methods.
 
-    ``written``: the name with arguments and options, parsed; ``team``: see `Team`. Raises
+    ``spec``: the name with arguments and options, parsed; ``team``: see `Team`. Raises
     `ConfigError` if arguments or options are invalid, or the method does not fit the team.
 
     ``bound``: the staleness bound in iterations: a robot at iteration n waits while
@@ -141,17 +141,17 @@ class Method:
     # Robots that a restarted server waits for until the heartbeat limit has passed.
     expected: frozenset[str] = frozenset()
 
-    def __init__(self, written: Written, team: Team) -> None:
-        self.written, self.team = written, team
-        self.options, self.numbers = written.options(
-            self.known, self.by_default(written), self.numbered(), self.ranges())
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        self.spec, self.team = spec, team
+        self.options, self.numbers = spec.options(
+            self.known, self.by_default(spec), self.numbered(), self.ranges())
         self.bound, self.most = self.bounds()
         self.model: Model | None = None
 
     # -- its name, arguments and options ---------------------------------------------------------
 
     @classmethod
-    def by_default(cls, written: Written) -> frozenset[str]:
+    def by_default(cls, spec: MethodSpec) -> frozenset[str]:
         """Return the options that are on unless they are switched off."""
         return frozenset()
 
@@ -167,8 +167,8 @@ class Method:
 
     def bounds(self) -> tuple[float, float]:
         """Read the arguments; return ``bound`` and ``most``."""
-        if self.written.arguments:
-            raise ConfigError(f"'{self.written.text}': {self.written.name} takes no threshold")
+        if self.spec.arguments:
+            raise ConfigError(f"'{self.spec.text}': {self.spec.name} takes no threshold")
         return 1, 1
 
     def __str__(self) -> str:
@@ -179,13 +179,13 @@ class Method:
         """Return the name of this method with these arguments and its own options."""
         options = [text if (number := self.numbers.get(text[1:])) is None else
                    f'{text}={number:.9g}' for text
-                   in suffix(self.known, self.options, self.by_default(self.written))]
-        return ':'.join(map(str, (self.written.name, *arguments))) + ''.join(options)
+                   in suffix(self.known, self.options, self.by_default(self.spec))]
+        return ':'.join(map(str, (self.spec.name, *arguments))) + ''.join(options)
 
     @cached_property
     def asked(self) -> str:
         """Name from which a restarted server builds the method again."""
-        return self.named(*self.written.arguments)
+        return self.named(*self.spec.arguments)
 
     # -- who may take part, who may go on --------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .base import Fleet, Method, Team
-from .written import Written
+from .method_spec import MethodSpec
 
 
 def controller(latest: float, interval: float, slowest_latest: float, slowest_interval: float,
@@ -39,15 +39,15 @@ class Dssp(Method):
     usage = 'dssp:LOW:HIGH'
     known = ()
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
         # Robot -> (time of its latest push, interval before that push), s.
         self._pushes: dict[str, tuple[float, float]] = {}
         self._bounds: dict[str, float] = {}
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        low, high = self.written.range(self.written.arguments, 0)
+        low, high = self.spec.range(self.spec.arguments, 0)
         return low + 1, high + 1
 
     def bound_of(self, robot: str) -> float:

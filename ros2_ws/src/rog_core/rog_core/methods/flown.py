@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .base import Fleet, Method, Team
-from .written import Written
+from .method_spec import MethodSpec
 
 DEFAULT_RANGE = (2, 20)
 
@@ -27,14 +27,14 @@ class Flown(Method):
     usage = 'flown'
     known = ()
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
         self._bounds: dict[str, float] = {}
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        given = self.written.arguments
-        low, high = self.written.range(given, 0) if given else DEFAULT_RANGE
+        given = self.spec.arguments
+        low, high = self.spec.range(given, 0) if given else DEFAULT_RANGE
         return low + 1, high + 1
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:

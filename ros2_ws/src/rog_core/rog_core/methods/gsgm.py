@@ -10,7 +10,7 @@ from ..arrays import Array
 from ..errors import ConfigError
 from ..protocol.steps import Gradient, Step
 from .base import Contribute, Due, EndRound, Fleet, Model, Rolling, Team
-from .written import EARLY, Written
+from .method_spec import EARLY, MethodSpec
 
 
 class Gsgm(Rolling):
@@ -36,24 +36,24 @@ class Gsgm(Rolling):
     usage = 'gsgm'
     known = ('early', 'order', 'timeout', 'minimum', 'svrg')
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
-        if self.early and not written.arguments:
-            raise ConfigError(f"'{written.text}': early transmission needs the bound of a row's "
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
+        if self.early and not spec.arguments:
+            raise ConfigError(f"'{spec.text}': early transmission needs the bound of a row's "
                               'staleness, for example gsgm:4')
         self._contributed: set[str] = set()  # robots that have contributed in this round
         self._queue: list[str] = []
         self._list: list[str] = []           # the white list: robots that have yet to contribute
 
     @classmethod
-    def by_default(cls, written: Written) -> frozenset[str]:
+    def by_default(cls, spec: MethodSpec) -> frozenset[str]:
         """See `Method.by_default`."""
-        return EARLY if written.arguments else frozenset()
+        return EARLY if spec.arguments else frozenset()
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
         # Without T: the bound 2 stops only robots whose push is still in the queue.
-        bound = self.written.threshold(2) if self.written.arguments else 2
+        bound = self.spec.threshold(2) if self.spec.arguments else 2
         return bound, bound
 
     @property

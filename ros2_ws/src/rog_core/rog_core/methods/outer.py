@@ -16,7 +16,7 @@ from ..codecs import Codec
 from ..codecs.base import Segments, elements
 from ..errors import ConfigError
 from .base import Method, Model, Team
-from .written import Written
+from .method_spec import MethodSpec
 
 
 class Outer(Method):
@@ -31,12 +31,12 @@ class Outer(Method):
 
     usual_rate, usual_momentum = 1.0, 0.0
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
         self.rate = self.numbers.get('rate', self.usual_rate)
         self.momentum = self.numbers.get('momentum', self.usual_momentum)
         for name in self.options & {*self.ranges(), *self.numbered()} - {*self.numbers}:
-            raise ConfigError(f"'{written.text}': {name} needs a number, for example {name}=1")
+            raise ConfigError(f"'{spec.text}': {name} needs a number, for example {name}=1")
 
     @classmethod
     def ranges(cls) -> Mapping[str, tuple[float, float]]:

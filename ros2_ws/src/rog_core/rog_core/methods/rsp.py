@@ -7,8 +7,8 @@ import numpy as np
 from ..errors import ConfigError
 from ..protocol.steps import Phase, Step
 from .base import Fleet, Team
+from .method_spec import EARLY, MethodSpec
 from .outer import Outer
-from .written import EARLY, Written
 
 AUTO_RANGE = (4, 40)
 # Share of time spent waiting: above STALL_HIGH the threshold rises, below STALL_LOW it falls.
@@ -40,11 +40,11 @@ class Rsp(Outer):
              'rate', 'momentum')
     by_row = True
 
-    def __init__(self, written: Written, team: Team) -> None:
-        self.adapts = written.arguments[:1] == ('auto',)
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        self.adapts = spec.arguments[:1] == ('auto',)
+        super().__init__(spec, team)
         if 'local' not in self.options and self.options & {'rate', 'momentum'}:
-            raise ConfigError(f"'{written.text}': rate and momentum belong to the outer step, "
+            raise ConfigError(f"'{spec.text}': rate and momentum belong to the outer step, "
                               'which needs local steps; write local=H, too')
         self.least = self.bound
         self._waited = 0.0
@@ -54,17 +54,17 @@ class Rsp(Outer):
         self._former = float('nan')  # mean loss of recent rounds
 
     @classmethod
-    def by_default(cls, written: Written) -> frozenset[str]:
+    def by_default(cls, spec: MethodSpec) -> frozenset[str]:
         """See `Method.by_default`."""
         return EARLY
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
         if not self.adapts:
-            threshold = self.written.threshold(1)
+            threshold = self.spec.threshold(1)
             return threshold, threshold
-        limits = self.written.arguments[1:]
-        return self.written.range(limits, 1) if limits else AUTO_RANGE
+        limits = self.spec.arguments[1:]
+        return self.spec.range(limits, 1) if limits else AUTO_RANGE
 
     @classmethod
     def numbered(cls) -> tuple[str, ...]:

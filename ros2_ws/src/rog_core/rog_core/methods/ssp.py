@@ -18,5 +18,5 @@ class Ssp(Method):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        bound = self.written.threshold(0) + 1
+        bound = self.spec.threshold(0) + 1
         return bound, bound

@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..model.partition import RowPartition
 from ..protocol.steps import Full, Step
 from .base import Fleet, Method, Model, Team
-from .written import Written
+from .method_spec import MethodSpec
 
 PERIOD = 50  # iterations between two full gradients
 
@@ -25,15 +25,15 @@ class Svrg(Method):
     whole shards on the same model. Each robot receives the mean of these full gradients.
     """
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
         if self.early:
-            raise ConfigError(f"'{written.text}': svrg needs all rows of every gradient, so it "
+            raise ConfigError(f"'{spec.text}': svrg needs all rows of every gradient, so it "
                               'cannot be combined with early transmission')
         if team.codec != 'raw':
-            raise ConfigError(f"'{written.text}' needs exact gradients, so codec raw; the fleet "
+            raise ConfigError(f"'{spec.text}' needs exact gradients, so codec raw; the fleet "
                               f"has '{team.codec}'")
-        team.require_alone(written.text)
+        team.require_alone(spec.text)
         self.period = int(self.numbers.get('svrg', PERIOD))
         self._since = 0  # last iteration that the method before this method granted
 

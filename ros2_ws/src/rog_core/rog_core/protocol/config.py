@@ -76,13 +76,13 @@ class ServerConfig:
     ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
     ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``patience``:
     seconds without progress after which others no longer wait for a member; 0: see
-    `rog_core.server.patience.longest_pause`. ``drain_limit``: seconds that the final model may
+    `rog_core.server.deadlines.longest_pause`. ``drain_limit``: seconds that the final model may
     take. ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot ->
     computing capacity of the whole fleet in order of rank; empty if the fleet is not known from the
-    beginning. ``implausible``: largest norm of a push, in multiples of the usual one; 0: no limit,
-    see `rog_core.server.plausible`. ``clip``: largest norm for which a push counts, in multiples of
-    the median; 0: no limit, see `rog_core.server.clip`. ``above``: whether this is a child fleet,
-    see `rog_core.upstream`.
+    beginning. ``implausible``: largest norm of a push, in multiples of the usual one; 0: no limit.
+    ``clip``: largest norm for which a push counts, in multiples of the median; 0: no limit. For
+    both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet, see
+    `rog_core.upstream`.
     """
 
     transfer: TransferConfig

@@ -170,9 +170,7 @@ class RegisterRequest:
     ``number`` counts the requests of this worker process; the shell passes on the answer to the
     latest request only, as ROS services do. ``pull``: the chunks that the worker has taken of its
     last pull, None if there was none. The worker takes no rows until the answer arrives, so this
-    stays true. ``former``: the process whose save it takes over (`rog_core.worker.unsent`), 0:
-    none. This save holds the rows that the former process had not sent after its push number
-    ``former_attempt``.
+    stays true.
     """
 
     robot: str
@@ -186,8 +184,6 @@ class RegisterRequest:
     protocol: int = PROTOCOL
     number: int = 1
     pull: Receipt | None = None
-    former: int = 0
-    former_attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,9 +193,7 @@ class RegisterResponse:
     ``attempt``: number of the transfer that follows; transfers with lower numbers are over. The
     transfer is a snapshot or, if the server still knows the rows that the worker holds, a pull.
     ``retry``: the refusal does not last; the worker may ask again. ``over``: the server refuses
-    because the run ends. ``taken``: one bit per segment, lowest bit first: whether a push has
-    brought this segment since the save that the request names. It is empty if this is unknown or
-    the request names no save.
+    because the run ends.
     """
 
     accepted: bool
@@ -211,7 +205,6 @@ class RegisterResponse:
     sync: str = ''
     push: Receipt | None = None
     over: bool = False
-    taken: bytes = b''
 
 
 TransferMessage = Chunk | Ack | End | Receipt

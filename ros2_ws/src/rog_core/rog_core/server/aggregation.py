@@ -15,7 +15,6 @@ from ..methods.base import Due, Fleet, Model
 from ..protocol.messages import Kind, Receipt
 from ..transfer.receiver import Rows
 from .member import Member
-from .taken import Taken
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class ServerState:
     ``updated_at`` int64 (rows,): newest iteration in each master row. ``pushes``: robot ->
     (incarnation, receipt of its last push). ``policy``: JSON values, see `Method.state`.
     ``update``: name -> float32 (elements,), see `Method.arrays`. ``base``, float32 (elements,): see
-    `rog_core.upstream.Upstream`; None without a parent fleet. ``taken``: robot -> its `Taken`.
+    `rog_core.upstream.Upstream`; None without a parent fleet.
     """
 
     iteration: int
@@ -35,7 +34,6 @@ class ServerState:
     policy: dict[str, Any] = field(default_factory=dict)
     update: dict[str, np.ndarray] = field(default_factory=dict)
     base: np.ndarray | None = None
-    taken: dict[str, Taken] = field(default_factory=dict)
 
 
 class Aggregation:

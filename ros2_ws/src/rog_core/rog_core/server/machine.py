@@ -8,7 +8,7 @@ server *retires* a member that others wait for and that makes no progress (the t
 `rog_core.protocol.states.PLACE`): the member is not active until its next push has arrived, but its
 transfers continue.
 
-`Membership`, `Pulls`, `Pushes` and `Deadlines` each handle their events, on the state that they
+`Membership`, `Pulls`, `Pushes` and `Overdue` each handle their events, on the state that they
 share (`Shared`).
 """
 
@@ -31,8 +31,8 @@ from ..protocol.messages import (
 )
 from ..protocol.states import SERVER, WAITING
 from .aggregation import ServerState
-from .deadlines import Deadlines
 from .membership import Membership
+from .overdue import Overdue
 from .pulls import Pulls
 from .pushes import Pushes
 from .shared import Shared
@@ -50,7 +50,7 @@ class ServerMachine(Shared):
         self.pulls = Pulls(self)
         self.pushes = Pushes(self, self.pulls)
         self.membership = Membership(self, self.pulls, self.pushes)
-        self.deadlines = Deadlines(self, self.pulls)
+        self.overdue = Overdue(self, self.pulls)
 
     # -- robots ----------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class ServerMachine(Shared):
         self.paused = False
         for member in self.members.values():
             member.since = member.progress = member.paid = now
-        self.limits.waited_for = {}
+        self.deadlines.waited_for = {}
         return self.pulls.release(now)
 
     def stop(self, now: float) -> list[Action]:
@@ -146,7 +146,7 @@ class ServerMachine(Shared):
         if self.stopping:
             return []
         self.state = SERVER.after(self.state, 'stop')
-        self.limits.stop(now + self.config.stop_limit)
+        self.deadlines.stop(now + self.config.stop_limit)
         for member in self.members.values():
             member.progress = now  # each member gets the full patience again
         return [*self.pulls.drain(now), *self.pulls.finish()]
@@ -156,8 +156,7 @@ class ServerMachine(Shared):
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
         return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
-                           {**self.former_pushes, **pushes}, *self.aggregation.state(),
-                           taken={robot: taken.copy() for robot, taken in self.taken.items()})
+                           {**self.former_pushes, **pushes}, *self.aggregation.state())
 
     def load_state(self, state: ServerState) -> None:
         """Resume from a checkpoint; call it before any worker has registered."""
@@ -167,24 +166,23 @@ class ServerMachine(Shared):
         self.aggregation.load(state)
         self.iteration, self.former_pushes = state.iteration, dict(state.pushes)
         self.updated_at[:] = state.updated_at
-        self.taken = {robot: taken.copy() for robot, taken in state.taken.items()}
         self.restarted = True
 
     # -- time ------------------------------------------------------------------------------------
 
     def on_time(self, now: float) -> list[Action]:
         """Handle retransmissions, time-outs and members without heartbeats that are due."""
-        return self.deadlines.on_time(now)
+        return self.overdue.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
         """Do not count the ``seconds`` in which this process did not run as a member's delay."""
-        self.deadlines.on_held_up(seconds, now)
+        self.overdue.on_held_up(seconds, now)
 
     @property
     def deadline(self) -> float:
         """Time at which `on_time` must be called, or a little earlier; infinity: never."""
-        return self.deadlines.next
+        return self.overdue.next
 
     def deadline_of(self, robot: str) -> float:
         """Return the time at which `on_time` must be called for this robot; infinity: never."""
-        return self.deadlines.of(robot)
+        return self.overdue.of(robot)

@@ -25,7 +25,6 @@ from .pull_plan import snapshot_of
 from .pulls import Pulls
 from .pushes import Pushes
 from .shared import Shared
-from .taken import Taken
 
 
 class Membership:
@@ -38,8 +37,7 @@ class Membership:
                     ) -> tuple[RegisterResponse, list[Action]]:
         """Answer a registration; a refusal changes nothing."""
         shared, robot = self.shared, request.robot
-        taken = shared.taken.get(robot) or Taken.nothing(shared.partition.segments)
-        refused = self._refusal(request, taken, now)
+        refused = self._refusal(request, now)
         if refused is not None:
             return refused, []
         if shared.restarted:
@@ -53,11 +51,6 @@ class Membership:
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
             push = None  # the worker has made fewer pushes, so a stranger has sent this one
-        shared.taken[robot] = taken
-        taken.begin(request.incarnation)
-        since = taken.since(request.former, request.former_attempt)
-        if since:
-            taken.heir = request.incarnation
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # the snapshot is on its way
@@ -68,11 +61,10 @@ class Membership:
         member.request = request.number
         member.answer = RegisterResponse(
             True, incarnation=shared.incarnation, iteration=shared.iteration, attempt=attempt,
-            sync=str(shared.method), push=push, taken=since)
+            sync=str(shared.method), push=push)
         return member.answer, actions
 
-    def _refusal(self, request: RegisterRequest, taken: Taken, now: float
-                 ) -> RegisterResponse | None:
+    def _refusal(self, request: RegisterRequest, now: float) -> RegisterResponse | None:
         shared = self.shared
         if shared.stopping:
             return RegisterResponse(False, 'the run is over; the server is stopping', over=True)
@@ -80,9 +72,6 @@ class Membership:
                           shared.config.heartbeat_limit)
         if refused is None and (reason := shared.method.refusal(request.robot)):
             refused = RegisterResponse(False, reason)
-        if refused is None and taken.is_past(request.incarnation):
-            refused = RegisterResponse(False, f'a later process of {request.robot} has taken over '
-                                       'what this one has not sent; start the worker again')
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
@@ -106,7 +95,7 @@ class Membership:
                         np.zeros(rows, np.int64), np.zeros(rows, np.int64),
                         shared.method.row_bound, now, link, attempt, progress=now, paid=now)
         if former is not None:
-            shared.limits.stands_for(former, now)
+            shared.deadlines.stands_for(former, now)
             member.stood, member.stood_at = former.stood, former.stood_at
         shared.members[robot] = member
         shared.aggregation.forget(robot, len(shared.active()))
@@ -135,15 +124,15 @@ class Membership:
         if member is None or not shared.is_member(robot, incarnation):
             return []
         silent, member.heard, member.loss = now - member.heard, now, loss
-        limits = shared.limits
-        if state == COMPUTING and member.as_usual(now, limits.patience, shared.members.values()):
+        deadlines = shared.deadlines
+        if state == COMPUTING and member.as_usual(now, deadlines.patience, shared.members.values()):
             member.progress = now
             member.paid = now
         if state not in (COMPUTING, STARVED) and member.has_to_act \
-                and now >= limits.out_of_step_at(member):
+                and now >= deadlines.out_of_step_at(member):
             return self._register_again(member, now)
         back = member.place == RETIRED or silent > shared.config.heartbeat_limit / 2
-        if member.sender is None or not back or math.isinf(limits.patience):
+        if member.sender is None or not back or math.isinf(deadlines.patience):
             return []
         member.sender.wake(now)
         return self.pulls.poll(member, now)

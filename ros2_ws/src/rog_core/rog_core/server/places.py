@@ -40,7 +40,7 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
                   f'{now - member.granted_at:.1f} s')
     if owed := member.owed(now):
         detail += f', after the others had waited {owed:.1f} s for it before'
-    shared.limits.stands_for(member, now)
+    shared.deadlines.stands_for(member, now)
     member.take_place('retire')
     return [Notice(member.robot, 'retired', f'{detail}; the others go on')]
 
@@ -48,9 +48,9 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
 def take_back(shared: Shared, member: Member, now: float) -> list[Action]:
     """Make a retired member active again, at an iteration that delays no other member.
 
-    If others have waited for this member too long, it must wait first; see `Limits.back_at`.
+    If others have waited for this member too long, it must wait first; see `Deadlines.back_at`.
     """
-    if now < shared.limits.back_at(member):
+    if now < shared.deadlines.back_at(member):
         return []
     start = shared.start_iteration(shared.method.bound)
     member.iteration = max(member.iteration, start)

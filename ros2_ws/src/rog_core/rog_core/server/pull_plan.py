@@ -17,8 +17,8 @@ from ..protocol.config import TransferConfig
 from ..protocol.messages import Command, Kind
 from ..transfer import plan as plans
 from ..transfer.sender import RawRows, Rows
+from .deadlines import budget, patience
 from .member import Member
-from .patience import budget, patience
 
 
 @dataclass(frozen=True)

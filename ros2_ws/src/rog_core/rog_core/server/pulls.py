@@ -24,10 +24,10 @@ class Pulls:
     def release(self, now: float) -> list[Action]:
         """Start the pull of every waiting member that the method lets continue."""
         shared = self.shared
-        active, limits, method = shared.active(), shared.limits, shared.method
+        active, deadlines, method = shared.active(), shared.deadlines, shared.method
         fleet = shared.standings()
-        limits.follow(active)
-        limits.forget_due()
+        deadlines.follow(active)
+        deadlines.forget_due()
         gone = {name for name, m in shared.members.items() if not m.alive or m.place == RETIRED}
         shared.aggregation.settle(
             fleet, frozenset(gone | (shared.missing - shared.members.keys())))
@@ -36,9 +36,9 @@ class Pulls:
         # A member observes a tighter bound from its next push on; until then the old bound holds.
         least = max((m.bound for m in active if method.by_row), default=0.0)
         actions: list[Action] = []
-        former = limits.waited_for
+        former = deadlines.waited_for
         waited_for: dict[str, float] = {}
-        limits.waited_for = waited_for
+        deadlines.waited_for = waited_for
         for member in () if shared.paused else active:
             if member.state == WAITING:
                 member.waiting_for = method.held_up_by(member.robot, fleet, least)
@@ -107,7 +107,7 @@ class Pulls:
         if member.sender is None:
             return []
         messages = member.sender.poll(now)
-        self.shared.limits.note_due(member)
+        self.shared.deadlines.note_due(member)
         return [Send(member.robot, message) for message in messages]
 
     def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
@@ -122,7 +122,7 @@ class Pulls:
             member.heard = now
         if sender.segments_arrived > before:
             member.bring(sender.segments_arrived - before, before, sender.plan.wanted,
-                         sender.partition.segments, self.shared.limits.patience, now)
+                         sender.partition.segments, self.shared.deadlines.patience, now)
         return self.poll(member, now)
 
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:

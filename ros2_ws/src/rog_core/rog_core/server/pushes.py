@@ -7,14 +7,13 @@ import math
 import numpy as np
 
 from ..errors import RemoteProtocolError
-from ..protocol.messages import Action, Chunk, End, Kind, Notice, Receipt, Send
+from ..protocol.messages import Action, Chunk, End, Notice, Receipt, Send
 from ..protocol.states import PULLING, TRAINING
 from ..transfer.receiver import Rows
-from .clip import NormBound
 from .member import Member
 from .places import take_back
-from .plausible import Plausibility
 from .pulls import Pulls
+from .push_filter import PushFilter
 from .shared import Shared
 
 # Maximum number of chunks of a push that the server keeps while the receipt of the pull is missing.
@@ -26,13 +25,11 @@ class Pushes:
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls
-        self.plausibility = Plausibility(shared.config.implausible, shared.master)
-        self.norm_bound = NormBound(shared.config.clip)
+        self.filter = PushFilter(shared.config.implausible, shared.config.clip, shared.master)
 
     def begin(self) -> None:
         """Forget the norms of pushes, because another method may have other norms."""
-        self.plausibility.begin()
-        self.norm_bound.begin()
+        self.filter.begin()
 
     def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
         """Handle rows of a worker's push."""
@@ -71,7 +68,7 @@ class Pushes:
             member.early.append(chunk)
             if member.sender is not None:
                 member.sender.expect(now)  # ask for the receipt again, in case it was lost
-                self.shared.limits.note_due(member)
+                self.shared.deadlines.note_due(member)
 
     def early_chunks(self, robot: str) -> list[Chunk]:
         """Return the chunks that came before the receipt of the pull, once it has arrived."""
@@ -82,19 +79,16 @@ class Pushes:
         return chunks
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
-        """Apply new rows as far as they are plausible and within the norm bound."""
+        """Apply new rows as far as the filter passes them."""
         shared, push = self.shared, member.push
         self._bring(member, rows.ids.size, now)
-        if rows.transfer.kind == Kind.PUSH:
-            self._note_taken(member, rows.ids)
-        if self.plausibility.admits(push, rows):
-            robots = len(shared.active())
-            counts = self.norm_bound.bounded(push, rows,
-                                             max(robots, len(shared.config.capacities)))
-            shared.aggregation.take(member, counts, robots)
+        robots = len(shared.active())
+        passed = self.filter.passed(push, rows, max(robots, len(shared.config.capacities)))
+        if passed is not None:
+            shared.aggregation.take(member, passed, robots)
         elif push.refused == 1:
             shared.refused[member.robot] += 1
-            return [Notice(member.robot, 'push_refused', self.plausibility.reason)]
+            return [Notice(member.robot, 'push_refused', self.filter.reason)]
         return []
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
@@ -124,9 +118,9 @@ class Pushes:
         push, computed = member.push, not math.isnan(member.computes)
         assert push.transfer is not None
         member.bring(segments, push.taken - segments, member.wanted,
-                     push.rows_of(push.transfer).segments, self.shared.limits.patience, now)
+                     push.rows_of(push.transfer).segments, self.shared.deadlines.patience, now)
         if computed:  # heartbeats no longer extend the limit of this member
-            self.shared.limits.note_due(member)
+            self.shared.deadlines.note_due(member)
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
         self._close(member, taken)
@@ -144,18 +138,10 @@ class Pushes:
             self._close(member, taken)
         return member.push.known()
 
-    def _note_taken(self, member: Member, ids: np.ndarray | slice) -> None:
-        assert member.push.transfer is not None
-        self.shared.taken[member.robot].note(
-            member.incarnation, member.push.transfer.attempt, ids)
-
     def _close(self, member: Member, taken: np.ndarray) -> None:
         shared, push = self.shared, member.push
         assert push.transfer is not None
-        if push.refused:  # the worker drops the push; no later process must send it again
-            self._note_taken(member, slice(None))
-        self.plausibility.learn(push)
-        shared.clipped[member.robot] += self.norm_bound.learn(
+        shared.clipped[member.robot] += self.filter.learn(
             member.robot, push, [m.robot for m in shared.active()])
         iteration = push.transfer.iteration
         complete = shared.partition_of(push.transfer.kind).rows_complete(taken)

@@ -25,9 +25,8 @@ from ..protocol.states import (
     WAITING,
 )
 from .aggregation import Aggregation
-from .limits import Limits
+from .deadlines import Deadlines
 from .member import Member
-from .taken import Taken
 
 ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)
 
@@ -58,12 +57,11 @@ class Shared:
         self.iteration = 0         # highest iteration pushed by any robot
         # Robot -> (incarnation, receipt of its last push) before the restart of the server.
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}
-        self.taken: dict[str, Taken] = {}  # every robot that has ever registered -> its record
         self.restarted = False     # whether the server has resumed and no robot has registered yet
         # Time until which the server, after a restart, waits for the robots that it knows.
         self.missed_at = math.inf
         self.missing: frozenset[str] = frozenset()  # robots that the server no longer waits for
-        self.limits = Limits(config.heartbeat_limit, config.patience)
+        self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
         self.paused = False        # if true, no iteration is granted; transfers continue
 
     @property

@@ -244,10 +244,6 @@ class Sender:
         """Return (segments, encoded values) of the chunks that were taken."""
         return self._parts(taken=True)
 
-    def encoded(self) -> list[Part]:
-        """Return (segments, encoded values) of all chunks that were encoded, taken or not."""
-        return [(sent.segments, sent.chunk.values) for sent in self._chunks]
-
     def _parts(self, taken: bool) -> list[Part]:
         assert self.receipt is not None
         bits = np.unpackbits(np.frombuffer(self.receipt.taken, np.uint8), bitorder='little')

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array, accumulate, all_finite, copy_of, first_bad, from_host, zeros_like
+from ..arrays import Array, accumulate, all_finite, copy_of, first_bad, zeros_like
 from ..codecs import RAW, Codec, Part, in_model_order
 from ..errors import GradientError
 from ..model.partition import RowPartition
@@ -113,17 +113,6 @@ class Accumulator:
         self.clear()
         self.momentum[:] = 0
         self.drift = None
-
-    def copy(self) -> Accumulator:
-        """Return another accumulator with the same pending steps and momentum."""
-        other = Accumulator(self.partition, self.model)
-        other.pending, other.momentum = copy_of(self.pending), copy_of(self.momentum)
-        return other
-
-    def bring_back(self, pending: np.ndarray, momentum: np.ndarray) -> None:
-        """Add the pending steps of a former process, and continue with its momentum."""
-        self.pending += from_host(pending, self.pending)
-        self.momentum[:] = from_host(momentum, self.momentum)
 
     def check(self, gradient: Array) -> None:
         """Raise `GradientError` when the gradient is not finite."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 
 from ..arrays import Array
-from ..errors import LocalProtocolError
 from ..protocol.config import SgdConfig, TransferConfig
 from ..protocol.messages import Ack, Action, Chunk, End, Receipt, RegisterResponse
 from ..protocol.states import PUSHING, REGISTERING
@@ -26,7 +25,6 @@ from .pulls import Pulls
 from .pushes import Pushes
 from .registration import Registration
 from .shared import Shared
-from .unsent import Unsent
 
 
 class WorkerMachine(Shared):
@@ -41,32 +39,6 @@ class WorkerMachine(Shared):
         self.pushes = Pushes(self)
         self.pulls = Pulls(self, self.pushes)
         self.registration = Registration(self, self.pushes)
-
-    # -- what outlives the process ---------------------------------------------------------------
-
-    def take_over(self, former: Unsent) -> None:
-        """Take over the rows that a former process of this robot had not sent.
-
-        Call it before `start`. Raises `LocalProtocolError` if the save does not fit the model.
-        """
-        if not former.pending.size == former.momentum.size == self.partition.elements:
-            raise LocalProtocolError(f'pending and momentum of the save must have '
-                                     f'{self.partition.elements} elements, as the model, got '
-                                     f'{former.pending.size} and {former.momentum.size}')
-        self.former = former
-
-    def unsent(self) -> Unsent | None:
-        """Return the steps that would be lost with this process; None: none that another could use.
-
-        They include rows of an open push that the server has already taken; the server tells the
-        next process which.
-        """
-        return self.pushes.unsent()
-
-    @property
-    def unsent_version(self) -> tuple[object, ...]:
-        """A value that changes whenever the result of `unsent` changes."""
-        return self.former is None, self.attempt, self.push is None, self.gradient
 
     # -- registration ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array, to_host
+from ..arrays import Array
 from ..codecs import RAW, SMALLER
 from ..errors import LocalProtocolError
 from ..protocol.config import SgdConfig
@@ -23,7 +23,6 @@ from ..transfer import plan as plans
 from ..transfer.sender import RawRows, Sender
 from .computation import computation_of
 from .shared import Shared
-from .unsent import Unsent
 
 
 class Pushes:
@@ -179,18 +178,3 @@ class Pushes:
         if push.receipt is not None and push.receipt.refused:
             shared.statistics.refused += 1
             shared.accumulator.reset()  # otherwise the refused rows would be sent again forever
-
-    def unsent(self) -> Unsent | None:
-        """Return the steps that would be lost with this process; see `WorkerMachine.unsent`."""
-        shared = self.shared
-        if shared.former is not None or not shared.iteration or not shared.command.step.additive:
-            return None
-        store, attempt = shared.accumulator.copy(), shared.attempt
-        if shared.push is not None:
-            attempt -= 1
-            if shared.push.transfer.kind == Kind.PUSH:
-                store.put_back(shared.push.codec, shared.push.encoded())
-        if shared.computed is not None and shared.order is not None \
-                and shared.order.step.additive:
-            computation_of(shared.order.step).keep(store, *shared.computed)
-        return Unsent(shared.incarnation, attempt, to_host(store.pending), to_host(store.momentum))

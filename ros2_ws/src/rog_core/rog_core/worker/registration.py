@@ -8,7 +8,6 @@ from dataclasses import replace
 from ..protocol.messages import (
     Action,
     Kind,
-    Notice,
     RegisterRequest,
     RegisterResponse,
     Send,
@@ -19,7 +18,6 @@ from ..protocol.states import PAUSED, PUSHING, REGISTERING, STOPPED
 from ..transfer.receiver import Receiver
 from .pushes import Pushes
 from .shared import Shared
-from .unsent import check_taken
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
 # Maximum seconds between attempts. The interval doubles with each attempt, because a slow link
@@ -49,15 +47,13 @@ class Registration:
         shared.accumulator.anchor = None
         self.due = now + self._interval
         self._requests += 1
-        partition, pull, former = shared.partition, shared.pull, shared.former
+        partition, pull = shared.partition, shared.pull
         parameters = tuple((p.name, p.shape) for p in partition.parameters)
         known = pull is not None and pull.incarnation == shared.session
         return [Send(shared.robot, RegisterRequest(
             shared.robot, shared.incarnation, shared.iteration, shared.attempt,
             partition.granularity, shared.codec.name, partition.digest, parameters,
-            number=self._requests, pull=pull.known() if known and pull else None,
-            former=former.incarnation if former else 0,
-            former_attempt=former.attempt if former else 0))]
+            number=self._requests, pull=pull.known() if known and pull else None))]
 
     def register_soon(self, now: float) -> list[Action]:
         """Ask the server now, and again after the shortest interval."""
@@ -76,7 +72,6 @@ class Registration:
                 return []
             shared.move('refused', now)
             return [Stop('' if response.over else response.reason)]
-        check_taken(response.taken, shared.partition.segments)
         shared.sync = response.sync
         shared.server = response.incarnation
         self.pushes.end(response.push)
@@ -89,7 +84,7 @@ class Registration:
         self._unknown = 0
         self._interval = REGISTER_INTERVAL
         shared.move('accepted', now)
-        return self.bring_back(response.taken)
+        return []
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
@@ -101,16 +96,6 @@ class Registration:
         if pull is None or pull.attempt < following:
             return False
         return pull.attempt > following or pull.kind != Kind.SNAPSHOT
-
-    def bring_back(self, taken: bytes) -> list[Action]:
-        """Continue with the steps that a former process had not sent, if this worker has its save.
-
-        ``taken``: see `RegisterResponse`.
-        """
-        shared = self.shared
-        former, shared.former = shared.former, None
-        return [] if former is None else [
-            Notice(shared.robot, *former.bring_back(shared.accumulator, taken))]
 
     def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
         """Handle the server's heartbeat; see `WorkerMachine.on_server_status`."""

@@ -25,7 +25,6 @@ from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .accumulator import Accumulator
 from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
-from .unsent import Unsent
 
 
 class Shared:
@@ -53,7 +52,6 @@ class Shared:
         self.attempt = 0                 # number of the last push
         self.order: Compute | None = None   # the last order to compute a gradient
         self.computed: tuple[Array, SgdConfig] | None = None  # the gradient, while it is `READY`
-        self.former: Unsent | None = None   # save of a former process, until the server answers
         self.since = 0.0                 # time of the last change of state, s
 
     @property

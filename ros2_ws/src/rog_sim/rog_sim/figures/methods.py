@@ -9,6 +9,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
+from fleet_env import plot_style
 from fleet_env.errors import RecordError
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -66,7 +67,7 @@ def draw_comparison(directories: Sequence[str | PathLike[str]],
     parent = paths[0] if len(paths) == 1 else Path(os.path.commonpath(
         [path.absolute() for path in paths]))
     target = Path(out) if out is not None else parent
-    with style.styled():
+    with plot_style.styled():
         if all(compared) and len(paths) > 1:
             return _draw_sensitivity([_comparison(path) for path in paths], target)
         return _draw_methods(_comparison(paths[0]) if compared[0] else _runs(paths), target)
@@ -119,7 +120,7 @@ def _draw_methods(group: Group, out: Path) -> list[Path]:
 
 
 def _draw_all(methods: Methods, out: Path) -> list[Path]:
-    figure = style.new_figure(style.PAGE, 4.4)
+    figure = plot_style.new_figure(plot_style.PAGE, 4.4)
     (composition, efficiency), (accuracy, energy) = figure.subplots(2, 2)
     panels.draw_composition(composition, methods)
     panels.draw_efficiency(efficiency, methods)
@@ -134,7 +135,7 @@ def _draw_all(methods: Methods, out: Path) -> list[Path]:
 
 
 def _draw_paradigms(paradigms: Methods, out: Path) -> list[Path]:
-    figure = style.new_figure(style.COLUMN, 1.9)
+    figure = plot_style.new_figure(plot_style.COLUMN, 1.9)
     over_time, over_iterations = figure.subplots(1, 2, sharey=True)
     panels.draw_accuracy(over_time, paradigms)
     panels.draw_efficiency(over_iterations, paradigms)
@@ -145,8 +146,8 @@ def _draw_paradigms(paradigms: Methods, out: Path) -> list[Path]:
 
 def _draw_sensitivity(groups: list[Group], out: Path) -> list[Path]:
     """Draw a grid of small figures with a column for each comparison."""
-    width = min(style.PAGE, max(style.COLUMN, 1.75 * len(groups)))
-    figure = style.new_figure(width, 3.3)
+    width = min(plot_style.PAGE, max(plot_style.COLUMN, 1.75 * len(groups)))
+    figure = plot_style.new_figure(width, 3.3)
     grid = figure.subplots(2, len(groups), sharey='row', squeeze=False)
     every: Methods = {}
     for column, group in enumerate(groups):
@@ -163,7 +164,7 @@ def _draw_sensitivity(groups: list[Group], out: Path) -> list[Path]:
 
 def _draw_one(out: Path, name: str, height: float, legend: Callable[[Figure], None] | None,
               draw: Callable[[Axes], None]) -> list[Path]:
-    figure = style.new_figure(style.COLUMN, height)
+    figure = plot_style.new_figure(plot_style.COLUMN, height)
     draw(figure.subplots())
     if legend:
         legend(figure)

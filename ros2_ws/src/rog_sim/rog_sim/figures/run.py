@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env import plot_style
 from fleet_env.records import Evaluation, Event, Fault, Iteration, read_run
 from fleet_env.summary import Summary, read_summary
 from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = N
     """
     events, summary = read_run(directory), read_summary(directory)
     target = Path(out or directory)
-    with style.styled():
+    with plot_style.styled():
         paths = _draw_overview(events, summary, target)
         if any(isinstance(e, Iteration) and e.rows_total for e in events):
             paths += _draw_micro(events, summary, target)
@@ -45,7 +46,7 @@ def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = N
 def _draw_map(outputs: ModelOutputs, summary: Summary, out: Path) -> list[Path]:
     """Draw colours and heights of the map from above, and the paths of the robots on it."""
     seen = outputs[SERVER]
-    figure = style.new_figure(style.PAGE, 3.2)
+    figure = plot_style.new_figure(plot_style.PAGE, 3.2)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     left.imshow(seen['top'], origin='lower', extent=seen['extent'])
     left.set_title(_title(summary, 'map'), loc='left')
@@ -67,7 +68,7 @@ def _draw_map(outputs: ModelOutputs, summary: Summary, out: Path) -> list[Path]:
 
 def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Path]:
     robots = sorted(summary.robots)
-    figure = style.new_figure(7, 8.6)
+    figure = plot_style.new_figure(7, 8.6)
     axes = figure.subplots(4, 1, height_ratios=[1.3, 1, 1, .3 + .1 * len(robots)])
     axes[0].set_title(_title(summary, 'fleet'), loc='left')
     for axis in axes[1:3]:
@@ -136,7 +137,7 @@ def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
     own = own[max(0, middle - WINDOW):middle + WINDOW + 1]
     shown = [steps[i] for i in own]
 
-    figure = style.new_figure(style.COLUMN, 2.7)
+    figure = plot_style.new_figure(plot_style.COLUMN, 2.7)
     axes = figure.subplots(3, 1, sharex=True)
     axes[0].set_title(f'{robot}, {style.label(summary.sync)}', loc='left')
     axes[0].set_xlim(shown[0].t, shown[-1].t + 1e-3)

@@ -1,34 +1,19 @@
-"""The style of all figures: sizes, fonts, and for each method the same colour in all figures."""
+"""The same colour for each method in all figures; labels, and files of figures."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-COLUMN = 3.4  # inches; width of a column of a two-column paper
-PAGE = 7.0    # inches; width of both columns
 STATES = {'compute': '#4c9f70', 'communicate': '#5b8db8', 'stall': '#d1603d'}
-_STYLE: Any = {
-    'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'legend.fontsize': 7,
-    'xtick.labelsize': 7, 'ytick.labelsize': 7, 'lines.linewidth': 1.1, 'axes.linewidth': .6,
-    'xtick.major.width': .6, 'ytick.major.width': .6, 'xtick.major.size': 2.5,
-    'ytick.major.size': 2.5, 'axes.spines.top': False, 'axes.spines.right': False,
-    'axes.grid': True, 'grid.linewidth': .4, 'grid.color': '#e4e4e4', 'axes.axisbelow': True,
-    'legend.frameon': False, 'legend.handlelength': 1.5, 'legend.columnspacing': 1.0,
-    'legend.handletextpad': .4, 'legend.borderaxespad': .2,
-    'svg.hashsalt': 'rog', 'axes.formatter.useoffset': False}
 
 # Family of methods -> its lightest and its darkest colour. Colour-blind people can distinguish the
 # hues (after Okabe and Ito). Inside a family the lightness shows the threshold, also in grey.
@@ -88,20 +73,6 @@ def label(sync: str) -> str:
     if family not in _FAMILIES:
         return sync  # a study's label, not a method
     return '-'.join([family.upper(), *arguments]) + options.replace('-', '−')
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Apply the style of this module in the context; restore matplotlib's style afterwards."""
-    with matplotlib.rc_context(_STYLE):
-        yield
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of this size in inches, independent of pyplot's global state."""
-    figure = Figure(figsize=(width, height), layout='constrained')
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def save(figure: Figure, directory: Path, name: str) -> list[Path]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from fleet_env.plot_style import PAGE, new_figure, styled
 
 from .measure import WARM
 
@@ -27,19 +26,17 @@ def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
         inferences, which are not native.
     :param trip: ms of the link's round trip, drawn as a line.
     """
-    figure = Figure(figsize=(7.0, 2.8), layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for mode, (color, label) in MODES.items():
-        first = WARM if mode == 'native' else 0
-        axes.plot(range(first + 1, len(every[mode]) + 1), every[mode][first:], '.-', color=color,
-                  label=label, linewidth=1.2, markersize=4)
-    axes.axhline(trip, color='#cc79a7', linewidth=1, linestyle='--', label='round trip of the link')
-    axes.set_yscale('log')
-    axes.yaxis.set_major_formatter('{x:g}')
-    axes.set_xlabel('inference of the program')
-    axes.set_ylabel('ms')
-    axes.spines[['top', 'right']].set_visible(False)
-    axes.grid(color='#e4e4e4', linewidth=.4)
-    figure.legend(loc='outside right upper', frameon=False, fontsize=8)
-    figure.savefig(path, dpi=200)
+    with styled():
+        figure = new_figure(PAGE, 2.8)
+        axes = figure.subplots()
+        for mode, (color, label) in MODES.items():
+            first = WARM if mode == 'native' else 0
+            axes.plot(range(first + 1, len(every[mode]) + 1), every[mode][first:], '.-',
+                      color=color, label=label, markersize=4)
+        axes.axhline(trip, color='#cc79a7', linestyle='--', label='round trip of the link')
+        axes.set_yscale('log')
+        axes.yaxis.set_major_formatter('{x:g}')
+        axes.set_xlabel('inference of the program')
+        axes.set_ylabel('ms')
+        figure.legend(loc='outside right upper')
+        figure.savefig(path, dpi=200)

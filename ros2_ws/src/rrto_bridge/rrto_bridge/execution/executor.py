@@ -30,14 +30,13 @@ class ContextExecutor:
     def resolve(self, op: str) -> Kernel:
         """Return the `Kernel` of an operator; raises Refused."""
         if op == SEEDING:
-            return Kernel(self._call(op), (), False, True, False)
+            return Kernel(self._call(op))
         function = resolve(op)
         facts = operator(function)
         names = [a.name for a in function._schema.arguments]
         writes = tuple([names.index(w) for w in facts.writes] + list(facts.writes))
         views = facts.composite or any(r.alias_info for r in function._schema.returns)
-        static = not facts.wanted and torch.Tag.nondeterministic_seeded not in function.tags
-        return Kernel(self._call(op), writes, views, not facts.view, static)
+        return Kernel(self._call(op), writes, views, not facts.view)
 
     def _call(self, op: str) -> Any:
         run, note = self.context.prepare(op), self.context.note
@@ -74,10 +73,6 @@ class ContextExecutor:
     def meta(self, tensor: torch.Tensor) -> Meta:
         """Return the meta of a tensor."""
         return meta_of(tensor)
-
-    def place(self, tensor: torch.Tensor) -> tuple[Meta, int]:
-        """Return the meta and the address of a tensor."""
-        return meta_of(tensor), tensor.data_ptr()
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor's values."""

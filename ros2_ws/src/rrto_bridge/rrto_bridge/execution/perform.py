@@ -29,19 +29,17 @@ from ..protocol.tensors import dense, size_of
 from ..protocol.wire import decode, encode
 from .context import Context
 from .executor import ContextExecutor
-from .graphs import Capturer
 from .plan import MAX_STEPS
 from .replay_server import ReplayServer
 from .weights import Weights
 
 
 class Performer:
-    """Executes the messages of one client in order; `capturer`: see `ReplayServer`."""
+    """Executes the messages of one client in order."""
 
-    def __init__(self, context: Context, weights: Weights, capturer: Capturer | None = None
-                 ) -> None:
+    def __init__(self, context: Context, weights: Weights) -> None:
         self.context = context
-        self.replay = ReplayServer(ContextExecutor(context), capturer)
+        self.replay = ReplayServer(ContextExecutor(context))
         self.weights = weights
         self._failure: tuple[str, str] | None = None  # (name, text) of an error not yet replied
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from ..protocol.errors import RemoteError
 from ..protocol.record import DTOH, HTOD, Meta, Persistent
 from ..protocol.sequence import ROLES, Bound, Own, Sequence, Step, StepRole
-from .graphs import Part
 
 MAX_STEPS = 1 << 17
 
@@ -25,15 +24,13 @@ class Kernel:
 
     Results are flattened, as in a `Call`; `value` is the value of a wanted operator. `writes`:
     positions and names of the arguments that it changes. `views`: results may share memory with
-    arguments. `fresh`: results may have memory of their own. `static`: it returns no value to the
-    program, its shapes depend on no value, and it draws no random number.
+    arguments. `fresh`: results may have memory of their own.
     """
 
     call: Callable[[list[Any], dict[str, Any]], tuple[tuple[Any, ...], Any]]
     writes: tuple[int | str, ...] = ()
     views: bool = False
     fresh: bool = True
-    static: bool = False
 
 
 class Executor(Protocol):
@@ -49,8 +46,6 @@ class Executor(Protocol):
         """Return the client's value of a device-to-host copy."""
     def meta(self, tensor: Any) -> Meta:
         """Return the meta of a tensor."""
-    def place(self, tensor: Any) -> Any:
-        """Return the meta of a tensor, and its address in the device's memory."""
     def save(self, tensor: Any) -> Any:
         """Return a copy of all parts of a tensor that an operator can change."""
     def restore(self, tensor: Any, saved: Any) -> None:
@@ -96,26 +91,6 @@ class Instruction:
     release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
     frees: list[int]                        # registers whose memory is free after this step
-    reads: frozenset[int]                   # registers of its arguments
-    changes: frozenset[int]                 # registers whose memory it may change
-    static: bool                            # see `Kernel`
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Instructions [start, end) of a plan.
-
-    `constants` and `inputs`: registers that they read and that are filled before. `outputs`:
-    registers that they fill and that are needed after them.
-    """
-
-    start: int
-    end: int
-    constants: tuple[int, ...]     # persistent tensors: a graph reads them in place
-    inputs: tuple[int, ...]        # other tensors: a graph copies them
-    outputs: tuple[int, ...]
-    needs: int                     # number of bound tensors that must be known before
-    part: Part
 
 
 class Plan:
@@ -137,7 +112,6 @@ class Plan:
         self.instructions = [self.compile(step, kernels.get(step.op), executor)
                              for step in sequence.steps]
         self.note_releases(sequence)
-        self.blocks: dict[int, Block] = {}       # start -> block that may run as a whole
 
     def count_registers(self, sequence: Sequence) -> None:
         """Assign a register to every tensor; raises RemoteError for an invalid sequence."""
@@ -165,7 +139,6 @@ class Plan:
             self.places[Own(slot)] = slot
         for index in range(bound):
             self.places[Bound(index)] = self.slots + len(self.persistent) + index
-        self.registers = self.slots + len(self.persistent) + bound
 
     def compile(self, step: Step, kernel: Kernel | None, executor: Executor) -> Instruction:
         """Compile a step into an instruction; note what it writes and what shares memory."""
@@ -183,7 +156,7 @@ class Plan:
         for index, role in enumerate(step.results):
             if role is not None and self.places[role] not in seen:
                 results.append((index, self.places[role]))
-        changes = self.note_writes(step, kernel, inputs, [place for _, place in results])
+        self.note_writes(step, kernel, inputs, [place for _, place in results])
         arguments, holes = [], []
         for position, value in enumerate(step.arguments):
             hole = self.hole(value, executor)
@@ -200,8 +173,7 @@ class Plan:
             step.op if kernel is None else '', kernel.call if kernel else None, arguments, holes,
             keywords, keyword_holes, results,
             step.metas if step.wanted or kernel is None else (), step.wanted, needs, [],
-            [place for _, place in results if kernel is None or kernel.fresh], [],
-            frozenset(inputs), changes, kernel is not None and kernel.static)
+            [place for _, place in results if kernel is None or kernel.fresh], [])
 
     def hole(self, value: Any, executor: Executor) -> Any:
         """Return the register of a tensor; None for a value without tensors.
@@ -216,19 +188,14 @@ class Plan:
                 for v in value]
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
-                    made: list[int]) -> frozenset[int]:
-        """Note the tensors from before the run that a step changes, possibly through a view.
-
-        Returns all registers whose memory the step may change.
-        """
+                    made: list[int]) -> None:
+        """Note the tensors from before the run that a step changes, possibly through a view."""
         keywords = dict(step.keywords)
-        changes: set[int] = set()
         for place in kernel.writes if kernel else ():
             values = keywords.get(place) if isinstance(place, str) else step.arguments[place] if \
                 place < len(step.arguments) else None
             for role in Step('', (values,)).roles():
-                changes |= self.shares(self.places[role])
-        self.written |= {p for p in changes if p >= self.slots}
+                self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
         # A step with memory of its own shares none with the run's own tensors.
         if kernel is None or kernel.fresh:
@@ -237,7 +204,6 @@ class Plan:
             self._shares[place] = shared if kernel and not kernel.fresh else shared | {place}
             for root in self._shares[place]:
                 self.sharers.setdefault(root, set()).add(place)
-        return frozenset(changes)
 
     def shares(self, place: int) -> set[int]:
         """Return the registers whose memory a register may share."""

@@ -8,15 +8,12 @@ that a run holds counts as the client's memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from ..protocol.actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch, Value
 from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
 from ..protocol.record import DTOH, HTOD, Meta
-from . import blocks
-from .graphs import Capturer, Part
-from .plan import Block, Executor, Instruction, Plan
+from .plan import Executor, Instruction, Plan
 
 MAX_SEQUENCES = 64    # maximum number of sequences of a client; a client keeps at most half as many
 
@@ -33,7 +30,6 @@ class _Run:
         self.executor = executor
         self.kept = 0            # number of bytes of the inputs
         self.short: OutOfMemory | None = None   # the error if the inputs do not fit into memory
-        self.whole = True        # whether blocks may run as a whole
         self.keep(start.inputs)
         self.begin(plan)
         if self.short is not None:
@@ -113,13 +109,7 @@ class _Run:
             step.needs <= len(self.bound)
 
     def step(self, alive: frozenset[int] = frozenset()) -> Value | None:
-        """Execute the next step, or a whole block if one begins here and may run as a whole.
-
-        Returns the value of a wanted step. `alive`: slots to keep.
-        """
-        block = self.plan.blocks.get(self.position)
-        if block is not None and self.whole and self.leap(block):
-            return None
+        """Execute the next step; return its value if it is wanted. `alive`: slots to keep."""
         step = self.plan.instructions[self.position]
         value = None
         if step.kind == DTOH:
@@ -143,40 +133,6 @@ class _Run:
             if not alive or alive.isdisjoint(self.plan.sharers[place]):
                 self.executor.credit(self.sizes.pop(place, 0))
         return answer
-
-    def leap(self, block: Block) -> bool:
-        """Run a block as a whole if it is ready; return whether it ran."""
-        registers = self.registers
-        if block.part.dropped or block.needs > len(self.bound):
-            return False
-        inputs = [registers[place] for place in block.inputs]
-        key = ([self.executor.meta(t) for t in inputs],
-               [self.executor.place(registers[p]) for p in block.constants])
-        if not block.part.wanted(key):
-            return False
-        steps = self.plan.instructions[block.start:block.end]
-
-        def compute(given: list[Any]) -> list[Any]:
-            scratch = list(registers)
-            for place, tensor in zip(block.inputs, given, strict=True):
-                scratch[place] = tensor
-            for step in steps:
-                self.execute(step, scratch)
-                for place in step.release:
-                    scratch[place] = None
-            return [scratch[place] for place in block.outputs]
-
-        made = block.part.run(key, compute, inputs)
-        for place, tensor in zip(block.outputs, made, strict=True):
-            registers[place] = tensor
-            self.sizes[place] = self.executor.charge(tensor)
-        for step in steps:
-            for place in step.release:
-                registers[place] = None
-            for place in step.frees:
-                self.executor.credit(self.sizes.pop(place, 0))
-        self.position = block.end
-        return True
 
     def execute(self, step: Instruction, registers: list[Any]) -> Any:
         """Run an operator and store its new tensors in their registers."""
@@ -214,10 +170,8 @@ class _Run:
 class ReplayServer:
     """Runs the sequences of one client. Raises RemoteError for an invalid request."""
 
-    def __init__(self, executor: Executor, capturer: Capturer | None = None) -> None:
-        """`capturer`: captures blocks of plans as graphs, see `graphs`."""
+    def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._capturer = capturer
         self._plans: dict[int, Plan] = {}
         self._run: _Run | None = None
 
@@ -233,13 +187,9 @@ class ReplayServer:
             case Define(sequence):
                 if len(self._plans) >= MAX_SEQUENCES or sequence.number in self._plans:
                     raise RemoteError('too many sequences, or two with one number')
-                plan = self._plans[sequence.number] = Plan(sequence, self.executor)
-                if self._capturer is not None:
-                    plan.blocks = blocks.blocks(plan, partial(self._part, self._capturer))
+                self._plans[sequence.number] = Plan(sequence, self.executor)
             case Forget(number):
-                forgotten = self._plans.pop(number, None)
-                for block in forgotten.blocks.values() if forgotten else ():
-                    block.part.close()
+                self._plans.pop(number, None)
             case Start():
                 if self._run is not None:
                     raise RemoteError('only one run may be open at a time')
@@ -285,9 +235,6 @@ class ReplayServer:
             run.error = None
             yield Value(run.number, run.values, error=text)
 
-    def _part(self, capturer: Capturer, name: str) -> Part:
-        return Part(capturer, name, self.executor.reserve, self.executor.credit)
-
     def _plan(self, number: int) -> Plan:
         if number not in self._plans:
             raise RemoteError(f'there is no sequence {number}')
@@ -310,7 +257,6 @@ class ReplayServer:
         if any(not 0 <= h - run.base < run.plan.made[count] for h in alive):
             raise RemoteError('a kept tensor must be one that the repeated steps create')
         run.undo()
-        run.whole = False    # a block may be longer than the `count` calls
         run.begin(run.plan)
         self._run_to(run, count, frozenset(h - run.base for h in alive))
         self._close(run, alive)

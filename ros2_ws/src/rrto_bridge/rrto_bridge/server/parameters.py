@@ -16,6 +16,4 @@ class ServerSettings(ManagedSettings, LinkSettings, Limits):
     name: str = setting('', 'name of the server, letters, digits and single underscores; empty: '
                             "the machine's name", empty=True)
     device: str = setting('auto', 'device that computes', **DEVICE)
-    graphs: bool = setting(False, 'whether a GPU runs parts of a sequence as CUDA graphs, if the '
-                                  'first replays give the same bits; not yet tested on a GPU')
     threads: int = setting(0, "computing threads; 0: PyTorch's default", ge=0, le=1024)

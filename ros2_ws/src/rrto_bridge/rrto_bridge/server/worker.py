@@ -31,7 +31,6 @@ from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg
 
 from ..execution.context import Context, default_generator
-from ..execution.graphs import CudaGraphs
 from ..execution.perform import Performer
 from ..execution.weights import Weights
 from ..protocol import qos
@@ -94,10 +93,8 @@ class _Worker:
         generator = default_generator(self.device)   # the process serves only this program
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, status.note, generator)
-        graphs = settings.graphs and self.device.type == 'cuda'
         self.performer = Performer(
-            context, Weights(settings.weights << 20, task.folder / 'weights'),
-            CudaGraphs(self.device) if graphs else None)
+            context, Weights(settings.weights << 20, task.folder / 'weights'))
         self._changed = threading.Condition()    # protects machine and link
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)

@@ -12,7 +12,7 @@ from ...codecs import RAW
 from ...errors import ConfigError
 from ...protocol.steps import Shards, Step
 from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
-from ..written import Written
+from ..method_spec import MethodSpec
 from .schemes import Scheme
 
 # Number of stragglers per group, of groups (0: as many as fit), of rounds between two regroupings.
@@ -35,8 +35,8 @@ class Coded(Rolling):
 
     known = ('feedback',)
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
         if not team.capacities:
             raise ConfigError(f"'{self}' codes gradients for a fleet that is known from the "
                               'beginning; give the server the robots of the fleet with their '
@@ -45,7 +45,7 @@ class Coded(Rolling):
             raise ConfigError(f"'{self}' decodes sums of coded gradients, which is wrong as soon "
                               'as one of them is scaled down; choose another method, or '
                               'server.clip: 0')
-        team.require_alone(written.text)
+        team.require_alone(spec.text)
         stragglers, groups, every = self.numbers_of_code()
         self._names = list(team.capacities)
         self.expected = frozenset(team.capacities)
@@ -63,7 +63,7 @@ class Coded(Rolling):
         self._broken: set[str] = set()  # robots whose push was dropped while they were gone
 
     @classmethod
-    def by_default(cls, written: Written) -> frozenset[str]:
+    def by_default(cls, spec: MethodSpec) -> frozenset[str]:
         """See `Method.by_default`."""
         return frozenset({'feedback'})
 
@@ -74,12 +74,12 @@ class Coded(Rolling):
 
     def numbers_of_code(self) -> tuple[int, int, int]:
         """Return three numbers: stragglers per group, groups, and rounds between regroupings."""
-        written = self.written
-        if len(written.arguments) > len(DEFAULTS):
-            raise ConfigError(f"'{written.text}' must have at most stragglers, groups and rounds, "
+        spec = self.spec
+        if len(spec.arguments) > len(DEFAULTS):
+            raise ConfigError(f"'{spec.text}' must have at most stragglers, groups and rounds, "
                               'for example dgh-gc:1:3:50')
-        given = [written.integer(a, low)
-                 for a, low in zip(written.arguments, (0, 0, 1), strict=False)]
+        given = [spec.integer(a, low)
+                 for a, low in zip(spec.arguments, (0, 0, 1), strict=False)]
         stragglers, groups, every = (*given, *DEFAULTS[len(given):])
         return stragglers, groups, every
 

@@ -34,7 +34,7 @@ from rog_core.worker.accumulator import Accumulator
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_ros import qos
 from rog_ros.convert import from_ros, to_ros
-from rog_ros.seal import Session, Side, new_key
+from rog_ros.message_auth import Session, Side, new_key
 
 REPEATS = 20
 
@@ -44,12 +44,12 @@ class Wire:
 
     def __init__(self) -> None:
         rclpy.init()
-        self.node, self.arrived = Node('bench_seal'), []
+        self.node, self.arrived = Node('bench_message_auth'), []
         self.executor = SingleThreadedExecutor()
         self.executor.add_node(self.node)
         self.publishers = {}
         for kind in (RowChunk, RowAck, TransferEnd, TransferReceipt):
-            topic = f'bench_seal_{kind.__name__.lower()}'
+            topic = f'bench_message_auth_{kind.__name__.lower()}'
             self.node.create_subscription(kind, topic, self.arrived.append, qos.CONTROL)
             self.publishers[kind] = self.node.create_publisher(kind, topic, qos.CONTROL)
         while not all(p.get_subscription_count() for p in self.publishers.values()):

@@ -13,6 +13,7 @@ from reference import PLACES, put
 from rog_core.arrays import to_host
 from rog_core.codecs import RAW
 from rog_core.errors import ConfigError
+from rog_core.method_check import check_named
 from rog_core.methods import Team, create
 from rog_core.methods.base import Model, Standing
 from rog_core.model.partition import partition_of
@@ -24,6 +25,11 @@ NEW = ['diloco:3', 'diloco:6:3', 'diloco:6+pipeline', 'diloco:4:2+quorum=2+grace
        'rsp:4+local=8', 'rsp:4+local=8+rate=0.7+momentum=0.5', 'rsp:6+pipeline+sparse+local=2']
 ANY = pytest.mark.parametrize('sync', mostly_long(
     NEW, 'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=8+rate=0.7+momentum=0.5'))
+
+
+def named(sync, team=None):
+    check_named(sync, team or Team())
+    return create(sync, team)
 
 
 # -- which rows travel
@@ -54,7 +60,7 @@ class Server:
 
     def __init__(self, sync, place='numpy', robots=2):
         self.partition = partition_of([('w', (5, 300)), ('b', (7,))], 'row', 'raw')
-        self.method, self.robots = create(sync), robots
+        self.method, self.robots = named(sync), robots
         self.master = put(np.zeros(self.partition.elements, np.float32), place)
         self.place = place
         self.method.begin(Model(self.partition, self.master, RAW), 0)
@@ -150,7 +156,7 @@ def standings(**iterations):
 
 
 def test_nobody_waits_for_more_than_a_quorum_and_its_grace():
-    method = create('diloco:4:2+quorum=2+grace=3')
+    method = named('diloco:4:2+quorum=2+grace=3')
     method.on_push('a', standings(a=5, b=4, c=4), 10.0)
     assert method.held_up_by('a', standings(a=5, b=4, c=4)) == ['b', 'c']
     assert method.deadline == math.inf
@@ -168,7 +174,7 @@ def test_nobody_waits_for_more_than_a_quorum_and_its_grace():
 
 
 def test_who_pushes_within_the_grace_sets_all_free_at_once():
-    method = create('diloco:4+quorum=2+grace=3')
+    method = named('diloco:4+quorum=2+grace=3')
     for robot in 'ab':
         method.on_push(robot, standings(a=5, b=5, c=4), 10.0)
     fleet = standings(a=5, b=5, c=5)
@@ -176,7 +182,7 @@ def test_who_pushes_within_the_grace_sets_all_free_at_once():
 
 
 def test_without_a_quorum_all_wait_for_all():
-    method = create('diloco:4:2')
+    method = named('diloco:4:2')
     assert method.held_up_by('a', standings(a=5, b=5, c=4)) == ['c']
     assert method.grant('a', 5)[0] == 6 and method.grant('c', 4)[0] == 5
 
@@ -311,6 +317,7 @@ def test_the_server_may_crash_and_the_method_change_in_a_local_phase(sync):
 def test_more_fragments_than_rows_are_refused_and_nothing_has_changed(sync, granularity, what):
     partition = partition_of([('w', (5, 300)), ('b', (7,))], granularity, 'raw')
     zeros = np.zeros(partition.elements, np.float32)
+    check_named(sync, Team())
     with pytest.raises(ConfigError, match=f"'{sync}': {what}"):
         ServerMachine(partition, zeros, 1, server_config(sync, 'raw'))
     server = ServerMachine(partition, zeros, 1, server_config('rsp:4', 'raw'))
@@ -322,6 +329,6 @@ def test_more_fragments_than_rows_are_refused_and_nothing_has_changed(sync, gran
 
 def test_a_quorum_above_the_fleet_is_refused():
     team = Team({'a': 1.0, 'b': 1.0})
-    assert create('diloco:4+quorum=2', team).quorum == 2
+    assert named('diloco:4+quorum=2', team).quorum == 2
     with pytest.raises(ConfigError, match='the quorum is 3 robots; the fleet has 2'):
-        create('diloco:4+quorum=3', team)
+        named('diloco:4+quorum=3', team)

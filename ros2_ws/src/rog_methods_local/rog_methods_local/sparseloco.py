@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-
-from . import cuda
-from .base import (
+from rog_core.codecs.base import (
     Codec,
     add_signed,
     bfloat16_encode,
@@ -32,7 +30,7 @@ from .base import (
     split,
     starts_of,
 )
-from .kernels import (
+from rog_core.codecs.kernels import (
     LENGTH,
     OWN,
     SCALE,
@@ -74,7 +72,7 @@ class SparseLoCo(Codec):
         out = super().take(partition, values, ids, magnitude)
         if isinstance(values, np.ndarray):
             _decay(values, partition.offsets, ids)
-        elif not cuda.usable(values):  # else the kernel has already done this
+        elif not self.uses_kernels(values):  # else the kernel has already done this
             values[elements(partition, ids, values)] *= float(FEEDBACK)
         return out
 

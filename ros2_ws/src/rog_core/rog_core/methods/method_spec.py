@@ -1,7 +1,8 @@
 """Parses the text of a method: ``name:argument:argument+option-option=number``.
 
-The name is one of `rog_core.methods.METHODS`, or ``package.module:Class`` for a class of any
-installed package. `+` switches an option on, `-` switches off an option that is on by default.
+The name is one of `rog_core.methods.METHODS` or of a plug-in (`rog_core.plugins`), or
+``package.module:Class`` for a class of any installed package. `+` switches an option on, `-`
+switches off an option that is on by default.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _OPTION = re.compile(rf'([+-])([a-z]*){_NUMBER}')
 
 
 @dataclass(frozen=True)
-class Written:
+class MethodSpec:
     """The parsed text of a method; arguments and options are not yet checked by the method.
 
     ``name``: name of the method, or ``module:Class``. ``signs``: (sign, option, number) of each
@@ -111,8 +112,8 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 
 
 @lru_cache
-def read(text: str, names: frozenset[str]) -> Written | None:
-    """Parse the text of a method; None if it is malformed. ``names``: of this package's methods."""
+def read(text: str, names: frozenset[str]) -> MethodSpec | None:
+    """Parse the text of a method; None if it is malformed. ``names``: of known methods."""
     text = text.strip()
     # A name may contain a hyphen, as dgh-gc does, so the longest names are tried first.
     own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))
@@ -121,5 +122,5 @@ def read(text: str, names: frozenset[str]) -> Written | None:
         or re.fullmatch(rf'((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*:[A-Za-z_]\w*){rest}', text)
     if match is None:
         return None
-    return Written(text, match[1], tuple(match[2].split(':')[1:]),
+    return MethodSpec(text, match[1], tuple(match[2].split(':')[1:]),
                    tuple(_OPTION.findall(match[3])))

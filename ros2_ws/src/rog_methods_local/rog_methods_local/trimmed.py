@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arrays import trimmed_mean
-from ..errors import ConfigError
-from .base import Due, EndRound, Fleet, Holding, Model, Team
-from .written import Written
+import numpy as np
+from numba import njit
+from rog_core.arrays import Array
+from rog_core.errors import ConfigError
+from rog_core.methods.base import Due, EndRound, Fleet, Holding, Model, Team
+from rog_core.methods.method_spec import MethodSpec
+
+_BLOCK = 1 << 14  # elements of each array that `trimmed_mean` sorts at once; they fit into a cache
 
 
 class Trimmed(Holding):
@@ -23,8 +27,8 @@ class Trimmed(Holding):
     usage = 'trimmed:K'
     known = ()
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
         if team.capacities and len(team.capacities) <= 2 * self.cut:
             raise ConfigError(f"'{self}' leaves out {2 * self.cut} robots of each mean, and the "
                               f'fleet has {len(team.capacities)}; it needs at least '
@@ -35,7 +39,7 @@ class Trimmed(Holding):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        self.cut = self.written.threshold(1)
+        self.cut = self.spec.threshold(1)
         return 1, 1
 
     def begin(self, model: Model, iteration: int) -> None:
@@ -80,3 +84,32 @@ class Trimmed(Holding):
         """See `Method.load_state`."""
         self._pushed = set(map(str, state.get('pushed', ())))
         self.expected = frozenset(map(str, state.get('robots', ())))
+
+
+def trimmed_mean(values: list[Array], cut: int) -> Array:
+    """Return the mean per element without its ``cut`` largest and smallest values; float32."""
+    if not isinstance(values[0], np.ndarray):
+        import torch
+        return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)
+    out = np.empty_like(values[0])
+    for begin in range(0, out.size, _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        _trimmed_mean(np.stack([v[block] for v in values]), cut, out[block])
+    return out
+
+
+@njit(nogil=True, cache=True)
+def _trimmed_mean(values, cut, out):
+    """See `trimmed_mean`; ``values`` (arrays, elements)."""
+    count, sorted_values = values.shape[0], np.empty(values.shape[0], np.float32)
+    for k in range(out.size):
+        for i in range(count):  # insertion sort, because there are few values
+            value, at = values[i, k], i
+            while at > 0 and sorted_values[at - 1] > value:
+                sorted_values[at] = sorted_values[at - 1]
+                at -= 1
+            sorted_values[at] = value
+        total = np.float64(0)
+        for i in range(cut, count - cut):
+            total += sorted_values[i]
+        out[k] = total / (count - 2 * cut)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..errors import ConfigError
-from ..protocol.steps import Phase, Step
-from .base import Fleet, Model, Team
-from .outer import Outer
-from .written import Written
+from rog_core.errors import ConfigError
+from rog_core.methods.base import Fleet, Model, Team
+from rog_core.methods.method_spec import MethodSpec
+from rog_core.methods.outer import Outer
+from rog_core.steps import Phase, Step
 
 
 class DiLoCo(Outer):
@@ -38,14 +38,14 @@ class DiLoCo(Outer):
     known = ('pipeline', 'quorum', 'grace', 'rate', 'momentum')
     usual_rate, usual_momentum = 0.7, 0.9  # the published values
 
-    def __init__(self, written: Written, team: Team) -> None:
-        super().__init__(written, team)
+    def __init__(self, spec: MethodSpec, team: Team) -> None:
+        super().__init__(spec, team)
         if 'grace' in self.options and 'quorum' not in self.options:
-            raise ConfigError(f"'{written.text}': grace is the time after a quorum; write "
+            raise ConfigError(f"'{spec.text}': grace is the time after a quorum; write "
                               'quorum=K, too')
         self.quorum = self.needed('quorum') if 'quorum' in self.options else 0
         if team.capacities and self.quorum > len(team.capacities):
-            raise ConfigError(f"'{written.text}': the quorum is {self.quorum} robots; the fleet "
+            raise ConfigError(f"'{spec.text}': the quorum is {self.quorum} robots; the fleet "
                               f'has {len(team.capacities)}')
         self.grace = self.numbers.get('grace', 0.0)
         self._met = -1           # newest round that a quorum has pushed
@@ -54,9 +54,9 @@ class DiLoCo(Outer):
         self._newest = -1        # newest round that a robot has finished
 
     @classmethod
-    def by_default(cls, written: Written) -> frozenset[str]:
+    def by_default(cls, spec: MethodSpec) -> frozenset[str]:
         """See `Method.by_default`."""
-        return frozenset({'pipeline'}) if len(written.arguments) > 1 else frozenset()
+        return frozenset({'pipeline'}) if len(spec.arguments) > 1 else frozenset()
 
     @classmethod
     def numbered(cls) -> tuple[str, ...]:
@@ -70,12 +70,12 @@ class DiLoCo(Outer):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        text, arguments = self.written.text, self.written.arguments
+        text, arguments = self.spec.text, self.spec.arguments
         if not 1 <= len(arguments) <= 2:
             raise ConfigError(f"'{text}' needs the number of local steps, and may have a number of "
                               'fragments, for example diloco:30 or diloco:30:3')
-        every = self.written.integer(arguments[0], 1)
-        self.fragments = self.written.integer(arguments[1], 1) if len(arguments) > 1 else 1
+        every = self.spec.integer(arguments[0], 1)
+        self.fragments = self.spec.integer(arguments[1], 1) if len(arguments) > 1 else 1
         if every % self.fragments:
             raise ConfigError(f"'{text}': {every} local steps cannot be divided among "
                               f'{self.fragments} fragments; H must be a multiple of P')
@@ -87,7 +87,7 @@ class DiLoCo(Outer):
         rows = model.partition.rows
         if self.fragments <= rows:
             return ''
-        return (f"'{self.written.text}': {self.fragments} fragments are more than the {rows} rows "
+        return (f"'{self.spec.text}': {self.fragments} fragments are more than the {rows} rows "
                 f"of the model (granularity '{model.partition.granularity}')")
 
     def begin(self, model: Model, iteration: int) -> None:

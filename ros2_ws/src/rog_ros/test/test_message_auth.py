@@ -15,7 +15,7 @@ from rog_core.protocol.steps import Local, Shards
 from rog_msgs.msg import FleetStatus, RobotStatus, RowAck, RowChunk, TrainingStatus
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros.convert import from_ros, to_ros
-from rog_ros.seal import (
+from rog_ros.message_auth import (
     LARGE,
     Key,
     SealError,

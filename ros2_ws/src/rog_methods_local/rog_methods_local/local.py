@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..protocol.steps import Local, Step
-from .base import Method
+from rog_core.methods.base import Method
+from rog_core.steps import Local, Step
 
 
 class LocalSgd(Method):
@@ -19,7 +19,7 @@ class LocalSgd(Method):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        self.steps = self.written.threshold(1)
+        self.steps = self.spec.threshold(1)
         return 1, 1
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:

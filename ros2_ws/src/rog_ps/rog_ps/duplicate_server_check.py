@@ -17,13 +17,13 @@ SECONDS = 2.0  # s that are enough to find another server, even if one announcem
 _LEAST = 0.3   # s that are at least spent to read the messages that arrived during the imports
 
 
-class Lookout:
+class DuplicateServerCheck:
     """Listens in the namespace of the future server; ``others`` decides which statuses count."""
 
     def __init__(self, others: Others) -> None:
         self._others = others
         self._until = time.monotonic() + SECONDS
-        self._node = Node('lookout', namespace=f'/{SERVER}')
+        self._node = Node('duplicate_server_check', namespace=f'/{SERVER}')
         self._heard: list[Any] = []
         self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 

@@ -25,8 +25,8 @@ from rog_core.protocol.messages import Compute
 from rog_core.protocol.states import PUSHING, STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream, worker_above
 from rog_core.worker.machine import WorkerMachine
+from rog_ros.message_auth import process_of
 from rog_ros.parameters import ServerSettings, fleet_namespace, upstream_parameters
-from rog_ros.seal import process_of
 from rog_worker.node import WorkerNode
 
 
@@ -74,7 +74,7 @@ class FleetWorker(WorkerNode):
             self._ordered()
 
 
-class Above:
+class ParentFleet:
     """Connects a server's node with the parent fleet. Only the server's thread may call it.
 
     :param base: see `Upstream`.

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-
-from ..arrays import from_host
-from .base import (
+from rog_core.arrays import from_host
+from rog_core.codecs.base import (
     Codec,
     bfloat16_decode,
     bfloat16_encode,
@@ -27,7 +26,7 @@ from .base import (
     split,
     starts_of,
 )
-from .kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
+from rog_core.codecs.kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
 # Magnitude / scale of each exponent 0 to 7.
 LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from fleet_ros.staging import Staging, to_device, to_host
+from fleet_ros.pinned_copies import Staging, to_device, to_host
 
 
 class Later:

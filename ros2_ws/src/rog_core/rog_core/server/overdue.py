@@ -1,0 +1,69 @@
+"""Acts for the server when a deadline has passed; `Deadlines` computes them."""
+
+from __future__ import annotations
+
+import math
+
+from ..protocol.messages import Action
+from .places import drop, retire, take_back
+from .pulls import Pulls
+from .shared import Shared
+
+
+class Overdue:
+    """Finds the members for which a deadline has passed, and acts on them."""
+
+    def __init__(self, shared: Shared, pulls: Pulls) -> None:
+        self.shared, self.pulls = shared, pulls
+
+    def on_time(self, now: float) -> list[Action]:
+        """Handle retransmissions, time-outs and members without heartbeats that are due."""
+        shared, deadlines = self.shared, self.shared.deadlines
+        actions: list[Action] = []
+        lost = now >= shared.missed_at
+        if lost:
+            shared.missed_at, shared.missing = math.inf, shared.method.expected
+        if now >= shared.method.deadline:
+            shared.method.on_time(now)
+            lost = True  # other members may continue now
+        dues = deadlines.all_due(shared.members)
+        for robot in [robot for robot, due in dues.items() if now >= due]:
+            member = shared.members[robot]
+            if member.alive and now >= deadlines.away_at(member):
+                drop(member, 'silent')
+                lost = True
+            elif member.alive and now >= deadlines.retires_at(member):
+                actions += retire(shared, member, now)
+                lost = True
+            elif member.alive and now >= deadlines.back_at(member):
+                actions += take_back(shared, member, now)
+                lost = True
+            elif member.alive and member.sender is not None and now >= member.sender.deadline:
+                actions += self.pulls.poll(member, now)
+            deadlines.note_due(member)
+        if lost:
+            actions += [*self.pulls.release(now), *self.pulls.finish()]
+        return actions
+
+    @property
+    def next(self) -> float:
+        """Time at which `on_time` must be called, or a little earlier; infinity: never."""
+        shared = self.shared
+        return min(shared.missed_at, shared.method.deadline,
+                   *shared.deadlines.all_due(shared.members).values())
+
+    def of(self, robot: str) -> float:
+        """Return the time at which `on_time` must be called for this robot; infinity: never."""
+        shared, member = self.shared, self.shared.living(robot)
+        return math.inf if member is None else min(shared.deadlines.due(member),
+                                                   shared.method.deadline)
+
+    def on_held_up(self, seconds: float, now: float) -> None:
+        """Do not count the ``seconds`` in which this process did not run as a member's delay."""
+        for member in self.shared.members.values():
+            member.heard = min(member.heard + seconds, now)
+            member.progress = min(member.progress + seconds, now)
+            member.paid += seconds
+        waited_for = self.shared.deadlines.waited_for
+        for robot in waited_for:
+            waited_for[robot] += seconds

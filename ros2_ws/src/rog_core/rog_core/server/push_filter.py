@@ -1,0 +1,121 @@
+"""Limits the norm of each push, and so the effect of one robot on the model; not in the paper.
+
+The norm of a push is the root of the sum of the squares of its decoded values. Rows are applied as
+they arrive, before the norm of their push is known, so a push has a budget of squares. There are
+two limits, each a multiple of a norm that is usual in the fleet.
+
+``implausible`` refuses what no healthy robot sends: a gradient that explodes, or the rows of a
+stranger. From the chunk on that exceeds the budget, no rows of the push are applied. The receipt
+says that they were taken; otherwise the sender would send them forever. The usual norm is the
+median of the fleet's last pushes, which one robot among several cannot move.
+
+``clip`` scales down what is too large, and is off by default. Norm bounding is a common defence of
+federated learning (Sun et al., Can you really backdoor federated learning?, 2019), where an update
+is scaled as a whole when all of it has arrived. Here rows are applied in full until the budget is
+spent; the chunk that exceeds it is scaled down, and later chunks are scaled to 0. The most
+important rows arrive first. The usual norm is the median over the robots, each with the median of
+its own last pushes, so a robot that pushes more often counts no more than others. With fewer than
+`MAJORITY` robots there is no bound. The very first push only sets the norm and is scaled to 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+from statistics import median, median_low
+
+import numpy as np
+
+from ..arrays import Array, to_host
+from ..protocol.messages import Kind
+from ..transfer.receiver import Receiver, Rows
+
+WINDOW = 64     # number of the fleet's last pushes whose norms are remembered
+ENOUGH = 8      # least number of norms for their median
+UNKNOWN = 1e6   # usual norm as long as there are no pushes and the model is zero
+LARGEST = 1e18  # largest norm allowed, whatever the limits; keeps sums in float32 finite
+LAST = 8        # number of the last pushes of a robot whose norms are remembered
+MAJORITY = 3    # smallest number of robots whose pushes are scaled down
+_KINDS = Kind.PUSH, Kind.ANCHOR
+
+
+class PushFilter:
+    """Refuses or scales down pushes whose norm is too large.
+
+    ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual ones; 0: no
+    limit. Up to `ENOUGH` pushes, the largest of their norms and the norm of the model is the usual
+    one for ``implausible``. ``master``: float32 (elements,).
+    """
+
+    def __init__(self, implausible: float, clip: float, master: Array) -> None:
+        self.implausible, self.clip, self._master = implausible, clip, master
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the norms, because another method may have other norms."""
+        self._start = float(np.linalg.norm(to_host(self._master))) if self.implausible else 0.0
+        self._norms: dict[Kind, deque[float]] = {kind: deque(maxlen=WINDOW) for kind in _KINDS}
+        self._of_robots: dict[Kind, dict[str, deque[float]]] = {kind: {} for kind in _KINDS}
+        # Kind -> largest sum of squares of a push that is not refused, and that is not scaled down.
+        self._refused_above = {kind: self._plausible(kind) for kind in _KINDS}
+        self._scaled_above = dict.fromkeys(_KINDS, 0.0 if self.clip else math.inf)
+
+    @property
+    def reason(self) -> str:
+        """The reason for which a push is refused."""
+        if not self.implausible:
+            return f'its norm is above {LARGEST:g}'
+        return f'its norm is above {self.implausible:g} times the usual one (server.implausible)'
+
+    def usual(self, kind: Kind) -> float:
+        """Return the norm that is usual for a push of this kind."""
+        norms = self._norms[kind]
+        if len(norms) >= ENOUGH:
+            return median(norms)
+        return max([self._start if kind == Kind.PUSH else 0.0, *norms]) or UNKNOWN
+
+    def _plausible(self, kind: Kind) -> float:
+        """Return the largest sum of squares of a push that is not refused."""
+        limit = self.implausible * self.usual(kind) if self.implausible else math.inf
+        return min(limit, LARGEST) ** 2
+
+    def passed(self, push: Receiver, rows: Rows, robots: int) -> Rows | None:
+        """Return new rows of a push as far as they count, scaled down to the rest of its budget.
+
+        None: they are refused, as all rows of a push after the first that were refused. The fleet
+        has ``robots`` robots.
+        """
+        kind, energy = rows.transfer.kind, push.energy + rows.energy
+        if push.refused or energy > self._refused_above[kind]:
+            push.refused += 1
+            return None
+        push.energy = energy
+        most = self._scaled_above[kind] if robots >= MAJORITY else math.inf
+        left = max(most - (energy - rows.energy), 0.0)
+        if left >= rows.energy:
+            return rows
+        data = rows.codec.scaled(push.rows_of(rows.transfer), rows.ids, rows.data,
+                                 math.sqrt(left / rows.energy))
+        return rows._replace(data=data, energy=left)
+
+    def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> bool:
+        """Remember the norm of a push that is over; return whether it was scaled down.
+
+        ``robots``: the robots that take part now.
+        """
+        if push.transfer is None or push.energy <= 0:
+            return False
+        kind, norm = push.transfer.kind, math.sqrt(push.energy)
+        if not push.refused:
+            self._norms[kind].append(norm)
+            self._refused_above[kind] = self._plausible(kind)
+        if not self.clip:
+            return False
+        of_robots = self._of_robots[kind]
+        of_robots.setdefault(robot, deque(maxlen=LAST)).append(norm)
+        for gone in of_robots.keys() - {robot, *robots}:
+            del of_robots[gone]
+        usual = median_low([median(last) for last in of_robots.values()])
+        former, self._scaled_above[kind] = self._scaled_above[kind], (self.clip * usual) ** 2
+        return len(robots) >= MAJORITY and 0 < former < push.energy
