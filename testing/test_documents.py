@@ -186,6 +186,8 @@ NOT_RUN = {
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
     'python bench/': 'a measurement; make bench runs it',
     'python ros2_ws/src/fleet_policy/bench/': 'a measurement of minutes',
+    'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
+    'build/lerobot/bin/pip': 'for a measurement',
     'rog study rivals': "takes long; studies/test runs a shorter one",
     'rog study bounds': "takes long; studies/test runs a shorter one",
     '--methods bsp': 'the second line of one of them',

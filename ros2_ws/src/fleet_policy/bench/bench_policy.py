@@ -70,7 +70,7 @@ class Run:
 
     def __init__(self, trace: LinkTrace, robot: float, server: float) -> None:
         self.robot, self.server = robot, server
-        self.up, self.down = (ShapedLink(trace, DELAY) for _ in range(2))
+        self.up, self.down = (ShapedLink(trace) for _ in range(2))   # the delay comes once, below
         for link in (self.up, self.down):
             link.hold()
             link.begin(0.0)   # of virtual time
@@ -101,11 +101,12 @@ class Run:
             if left:
                 send(t)
             else:
-                self.at(t + self.server, computed)
+                self.at(t + DELAY + self.server, computed)
 
         def computed(t: float) -> None:
             self.bytes += DOWN
-            self.down.send(DOWN, lambda: self._ready.append(answer), t)
+            self.down.send(DOWN, lambda: self._ready.append(
+                lambda left: self.at(left + DELAY, answer)), t)
         send(now)
 
     def go(self, tick, seconds: float) -> None:

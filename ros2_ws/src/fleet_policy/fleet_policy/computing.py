@@ -16,6 +16,7 @@ from .contract import Contract
 from .core.chunks import Actions
 from .core.machine import Infer
 from .core.places import ROBOT
+from .errors import DataFault
 from .observer import batch_of
 from .policy import Policy, chunk_of, inputs_of
 
@@ -29,7 +30,7 @@ class Answer:
     """Actions (n, d), or the reason why there are none.
 
     ``where``: where they were computed. ``fault``: the policy is wrong. ``failure``: the place
-    could not compute.
+    could not compute. ``flaw``: a message could not be decoded.
     """
 
     request: int
@@ -37,6 +38,7 @@ class Answer:
     where: str = ''
     fault: str = ''
     failure: str = ''
+    flaw: DataFault | None = None
 
 
 class Computing:
@@ -91,6 +93,9 @@ class Computing:
         number = infer.request
         try:
             batch = batch_of(self._contract, values)
+        except DataFault as flaw:
+            return Answer(number, flaw=flaw)
+        try:
             inputs = inputs_of(self._policy, batch, infer.prefix, self._contract.size)
         except Exception as error:   # the user's code may raise any exception
             return Answer(number, fault=_text('observe', error))

@@ -12,4 +12,11 @@ class PolicyError(ValueError):
 
 
 class DataFault(ValueError):
-    """A message does not fit its entry in the contract; the message names topic and field."""
+    """A message does not fit its entry in the contract; the text names topic and field.
+
+    ``entry``: name of the entry.
+    """
+
+    def __init__(self, text: str, entry: str = '') -> None:
+        super().__init__(text)
+        self.entry = entry

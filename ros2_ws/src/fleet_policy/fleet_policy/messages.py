@@ -20,7 +20,13 @@ _NUMBERS = ('float', 'double', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint
             'uint64', 'octet', 'boolean')
 _USUAL = {'std_msgs/msg/Float64MultiArray': 'data', 'std_msgs/msg/Float32MultiArray': 'data',
           'control_msgs/msg/MultiDOFCommand': 'values'}
-_POINT = {'position': 'positions', 'velocity': 'velocities', 'effort': 'effort'}
+# Type -> quantity -> field. JointJog has none for positions: its displacements are relative, so a
+# robot that holds, which repeats the last numbers, would go on.
+_BY_QUANTITY = {
+    TRAJECTORY: {'position': 'positions', 'velocity': 'velocities', 'effort': 'effort'},
+    'sensor_msgs/msg/JointState': {'position': 'position', 'velocity': 'velocity',
+                                   'effort': 'effort'},
+    'control_msgs/msg/JointJog': {'velocity': 'velocities'}}
 _NAMES = ('name', 'joint_names', 'dof_names')
 
 
@@ -45,9 +51,7 @@ def usual_field(kind: str, quantity: str) -> str:
 
     ``quantity``: position, velocity or effort.
     """
-    if kind == TRAJECTORY:
-        return _POINT[quantity]
-    return quantity if kind == 'sensor_msgs/msg/JointState' else _USUAL.get(kind, '')
+    return _USUAL.get(kind) or _BY_QUANTITY.get(kind, {}).get(quantity, '')
 
 
 def names_field(kind: Any) -> str:

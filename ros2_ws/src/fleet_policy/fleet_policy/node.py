@@ -27,12 +27,13 @@ from .core.machine import SAFE, STARVED, Command, PolicyMachine
 from .core.places import ROBOT, SERVER
 from .errors import DataFault, PolicyError
 from .messages import message_class
-from .observer import Observer
+from .observer import Observer, image
 from .parameters import PolicySettings
 from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # s between two statuses
+STALE_PERIOD = 10.0    # s between two lines of the log about stale actions
 LAST_WORDS = 1.0       # maximum seconds to wait until the command for the safe state has arrived
 WARM = 2               # number of inferences before the inference that is measured
 
@@ -67,7 +68,8 @@ class PolicyNode(ManagedNode):
         self.writer = Writer(self.contract)
         self.observer = Observer(self.contract, math.inf)
         self._said = self.machine.state, ''
-        self._bad: dict[str, str] = {}
+        self._bad: dict[str, str] = {}           # entry -> what is wrong with its last message
+        self._undecodable: set[str] = set()      # entries whose image could not be decoded
         self._shared: Any = None
         self._arrived = self.create_guard_condition(self._on_answers)
         self._open_places()
@@ -82,6 +84,7 @@ class PolicyNode(ManagedNode):
         now = time.monotonic()
         self.machine.reset()
         self._bad.clear()
+        self._undecodable.clear()
         self.observer = Observer(self.contract, now, self.settings.first)
         self._alarm.set(now)
         self.get_logger().info(f'{self.settings.policy} acts at {self.contract.rate:g} Hz')
@@ -150,7 +153,8 @@ class PolicyNode(ManagedNode):
         lasts = len(actions) / self.contract.rate
         self.get_logger().info(f'the robot computes {len(actions)} actions, for {lasts:.2f} s, in '
                                f'{seconds:.2f} s')
-        if seconds * self.settings.margin > lasts:
+        # A chunk must last while it is computed and while the next one is.
+        if seconds * (1 + self.settings.margin) > lasts:
             self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
                                       'server; use longer chunks or a smaller model')
 
@@ -178,6 +182,9 @@ class PolicyNode(ManagedNode):
             return
         try:
             self.observer.take(name, message, time.monotonic())
+            if name in self._undecodable:   # so that only an image that can be decoded ends it
+                image(name, self.contract.observations[name], message)
+                self._undecodable.discard(name)
             self._bad.pop(name, None)
         except DataFault as fault:
             self._bad[name] = str(fault)
@@ -193,6 +200,10 @@ class PolicyNode(ManagedNode):
                 continue
             if answer.fault:
                 self.machine.fault(answer.fault)
+            elif answer.flaw is not None:
+                self._bad[answer.flaw.entry] = str(answer.flaw)
+                self._undecodable.add(answer.flaw.entry)
+                self.machine.on_failure(answer.request, str(answer.flaw), now)
             elif answer.actions is None:
                 self.machine.on_failure(answer.request, answer.failure, now)
             else:
@@ -233,7 +244,11 @@ class PolicyNode(ManagedNode):
     # -- what it reports -------------------------------------------------------------------------
 
     def _say(self) -> None:
-        """Log each change of the state once."""
+        """Log each change of the state once, and stale actions now and then."""
+        if self.machine.is_stale:
+            self.get_logger().warning(
+                f'executes an action that is {self.machine.command.age:.1f} s old',
+                throttle_duration_sec=STALE_PERIOD)
         state, reason = now = self.machine.state, self.machine.reason
         if now == self._said:
             return
@@ -250,6 +265,7 @@ class PolicyNode(ManagedNode):
         name = self.get_fully_qualified_name()
         status = diagnosis(self.machine, self.active, f'{name}: policy',
                            self.get_namespace().strip('/'))
+        self.machine.begin_report()
         self._status.publish(status)
         message = DiagnosticArray(status=[status])
         message.header.stamp = self.get_clock().now().to_msg()

@@ -43,9 +43,10 @@ class Observer:
             if entry.is_image:
                 from_message(message, entry.topic)
         except MessageError as error:
-            raise DataFault(f'observations.{name}: a message on {entry.topic} {error}') from None
+            raise DataFault(f'observations.{name}: a message on {entry.topic} {error}',
+                            name) from None
         except DataError as error:
-            raise DataFault(f'observations.{name}: {error}') from None
+            raise DataFault(f'observations.{name}: {error}', name) from None
         self._newest[name] = value, now
 
     @property
@@ -112,7 +113,7 @@ def image(name: str, entry: Observation, message: Any) -> torch.Tensor:
         else:
             found = image_tensor(message, size)
     except (DataError, LopinferError) as error:
-        raise DataFault(f'observations.{name}: {error}') from None
+        raise DataFault(f'observations.{name}: {error}', name) from None
     return found.flip(1) if entry.encoding == 'bgr8' else found
 
 

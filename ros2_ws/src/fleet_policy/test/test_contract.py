@@ -197,6 +197,33 @@ def test_a_trajectory_has_one_point_a_tick_ahead_in_radians():
     assert message.points[0].time_from_start.nanosec == 50_000_000
 
 
+def of_control_msgs(**entry):
+    pytest.importorskip('control_msgs', reason='control_msgs is not installed')
+    return make_contract({**CONTRACT, 'actions': {'arm': {
+        'topic': 'arm', 'names': ['a', 'b'], **entry}}})
+
+
+def test_a_command_of_control_msgs_names_its_joints():
+    contract = of_control_msgs(type='control_msgs/msg/MultiDOFCommand', unit='deg')
+    (_, message), = Writer(contract).messages(command(ACT, [180.0, 90.0]))
+    assert list(message.dof_names) == ['a', 'b']
+    np.testing.assert_allclose(message.values, [math.pi, math.pi / 2])
+    assert list(message.values_dot) == []
+
+
+def test_a_jog_of_control_msgs_has_velocities_which_become_zero():
+    contract = of_control_msgs(type='control_msgs/msg/JointJog', kind='velocity')
+    writer = Writer(contract)
+    (_, message), = writer.messages(command(ACT, [1.0, -1.0]))
+    assert list(message.joint_names) == ['a', 'b'] and list(message.velocities) == [1.0, -1.0]
+    (_, message), = writer.messages(command(HOLD))
+    assert list(message.velocities) == [0.0, 0.0] and list(message.displacements) == []
+    with pytest.raises(ContractError, match='actions.arm.field is missing'):
+        of_control_msgs(type='control_msgs/msg/JointJog')
+    with pytest.raises(ContractError, match='must be a list of numbers, but interface_values'):
+        of_control_msgs(type='control_msgs/msg/DynamicJointState', field='interface_values')
+
+
 def test_the_contract_of_the_page_is_one(tmp_path):
     pytest.importorskip('trajectory_msgs', reason='trajectory_msgs is not installed')
     page = (Path(__file__).resolve().parents[4] / 'docs/policy.md').read_text()

@@ -1,6 +1,7 @@
 """Decisions of the machine, in any schedule of losses, repetitions, delays and crashes."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def unreliable(script, crashes):
 
 
 @examples(200)
-@given(answers, dead, options, st.floats(0.02, 0.9))
+@given(answers, dead, options, st.floats(0.02, 1.3))
 def test_no_tick_starves_if_the_robot_alone_can_keep_up(script, crashes, settings, robot_takes):
     made = world(unreliable(script, crashes), robot_takes=robot_takes, settings=settings).run(25)
     assert made.starved == 0 and made.machine.counts['missed'] == 0
@@ -91,6 +92,30 @@ def test_the_faster_place_is_asked_and_the_other_is_measured_now_and_then():
     assert asked.count(ROBOT) > 5 * asked.count(SERVER) > 0
 
 
+def test_a_server_that_can_be_in_time_is_asked_before_a_slow_robot_must_begin():
+    made = world(lambda now: [0.5 + 0.1 * math.sin(now)], robot_takes=1.2).run(60)
+    late = [now for now, infer in made.asked if infer.place == ROBOT and now > 5]
+    assert late == [] and set(made.places()[300:]) == {SERVER}
+    assert made.starved == 0
+
+
+def test_a_server_that_cannot_be_in_time_is_asked_at_the_share_that_is_set():
+    def asked(share):
+        settings = CoreSettings(request_share=share)
+        made = world(lambda now: [1.0], robot_takes=1.2, settings=settings).run(60)
+        assert made.starved == 0
+        return sum(infer.place == SERVER for _, infer in made.asked)
+    assert asked(0.25) < asked(0.5) < asked(1.0)
+
+
+@pytest.mark.parametrize('takes, starves', [(1.3, False), (1.6, False), (1.75, True)])
+def test_a_robot_alone_keeps_up_if_two_of_its_inferences_fit_in_a_chunk(takes, starves):
+    made = world(robot_takes=takes).run(60)
+    assert (made.starved > 0) is starves
+    warned = any('actions of the robot take' in text for text in made.machine.warnings)
+    assert warned is starves
+
+
 def test_a_place_that_is_not_available_is_not_asked():
     made = world(lambda now: [0.1])
     made.machine.set_available(SERVER, False, 'not connected yet')
@@ -140,6 +165,22 @@ def test_a_stale_action_is_executed_counted_and_said():
     assert late and made.machine.counts['stale'] == len(late)
     assert made.machine.command.age > 1.0
     assert any('s old' in text for text in made.machine.warnings)
+
+
+def test_what_was_stale_or_missing_between_two_reports_is_said_in_the_next_one():
+    made = world(lambda now: [0.1] if now < 5 else [], robot_takes=3.0,
+                 settings=CoreSettings(stale=1.0))
+    said, since = [], {'stale': 0, 'starved': 0}
+    for _ in range(100):
+        before = made.machine.counts.copy()
+        made.run(0.5)
+        text = '; '.join(made.machine.warnings) + made.machine.state
+        for what, words in (('stale', 's old'), ('starved', 'no action|starved')):
+            happened = made.machine.counts[what] > before[what]
+            since[what] += happened
+            said.append(happened == bool(re.search(words, text)))
+        made.machine.begin_report()
+    assert all(said) and all(since.values())
 
 
 def test_an_action_beyond_the_greatest_age_is_not_executed():

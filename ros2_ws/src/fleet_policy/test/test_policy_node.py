@@ -5,6 +5,8 @@ import os
 import numpy as np
 import pytest
 import rclpy
+import torch
+import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fleet_policy import qos
 from fleet_policy.contract import make_contract
@@ -13,7 +15,7 @@ from fleet_policy.mock_robot import MockRobot
 from fleet_policy.node import PolicyNode
 from fleet_testing import eventually, free_domain
 from lopinfer_node.ros.server_shell import Server, ServerOptions
-from policies import CONTRACT
+from policies import CONTRACT, Small
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -25,11 +27,11 @@ OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.E
 class Bench:
     """A policy's node and a robot; what the node says about its health."""
 
-    def __init__(self, **parameters):
+    def __init__(self, content=CONTRACT, **parameters):
         self.context = Context()
         rclpy.init(context=self.context)
         self.executor = SingleThreadedExecutor(context=self.context)
-        self.contract = make_contract(CONTRACT)
+        self.contract = make_contract(content)
         self.robot = self.add(MockRobot(self.contract, namespace='/robot1', context=self.context))
         self.health = DiagnosticStatus()
         ear = self.add(Node('ear', context=self.context))
@@ -148,6 +150,25 @@ def test_images_of_another_form_end_in_the_safe_state(bench):
     made.until_safe("encoding 'yuv422' is not one of")
 
 
+def test_an_image_that_cannot_be_decoded_ends_in_the_safe_state_until_the_next_good_one(
+        bench, tmp_path):
+    top = {**CONTRACT['observations']['top'], 'type': 'sensor_msgs/msg/CompressedImage'}
+    content = {**CONTRACT, 'observations': {**CONTRACT['observations'], 'top': top}}
+    path = tmp_path / 'contract.yaml'
+    path.write_text(yaml.safe_dump(content))
+    made = bench(content=content, contract=str(path))
+    made.until_acts()
+    good = [bytes(frame.data) for frame in made.robot._frames['top']]
+    for frame in made.robot._frames['top']:
+        frame.data = b'no picture'
+    made.until_safe('observations.top: camera_top: cannot be decoded')
+    made.until(lambda: made.last('wheels') == [0.0, 0.0])
+    for frame, data in zip(made.robot._frames['top'], good, strict=True):
+        frame.data = data
+    made.until_acts()
+    made.until(lambda: made.health.level == OK, lambda: made.health.message)
+
+
 @pytest.mark.parametrize('parameters, message', [
     ({'policy': ''}, 'policy must be package.module:Class, got nothing'),
     ({'policy': 'policies:WrongSize'}, r'must have the shape \(n, 4\), by the contract, got'),
@@ -159,8 +180,21 @@ def test_a_wrong_parameter_fails_the_configuration_in_words(bench, parameters, m
         bench(**parameters)
 
 
+def noted(place):
+    """The inputs and outputs of a place's inferences, from now on."""
+    seen, network = [], place._network
+
+    def noting(*inputs):
+        output = network(*inputs)
+        seen.append((inputs, output))
+        return output
+    place._network = noting
+    return seen
+
+
 def test_a_server_of_lopinfer_shares_and_its_end_costs_no_tick(bench, tmp_path):
     made = bench(inference='lopinfer', method='server-only')
+    seen = noted(made.node._computing['server'])
     made.until_acts()
     context = Context()
     rclpy.init(context=context, domain_id=int(os.environ['ROS_DOMAIN_ID']))
@@ -175,6 +209,9 @@ def test_a_server_of_lopinfer_shares_and_its_end_costs_no_tick(bench, tmp_path):
     try:
         eventually(lambda: made.node.machine.command.place == 'shared',
                    lambda: str(made.node.report), step=both)
+        inputs, output = seen[-1]
+        with torch.no_grad():   # what both together compute is what the policy computes alone
+            torch.testing.assert_close(output, Small().model()(*inputs))
     finally:
         other.shutdown()
         server.close()

@@ -12,7 +12,8 @@ class CoreSettings(Settings):
 
     request_share: float = setting(
         0.5, 'share of a chunk: if no more than this is left in the queue, new actions are '
-             'requested; 1: all the time', gt=0.0, le=1.0)
+             'requested, or earlier so that the server can answer before the robot begins to '
+             'compute itself; 1: all the time', gt=0.0, le=1.0)
     in_flight: int = setting(1, 'most requests to the server at a time', ge=1, le=16)
     aggregation: Literal['latest', 'weighted'] = setting(
         'latest', 'action for a time for which several chunks have one: that of the latest '

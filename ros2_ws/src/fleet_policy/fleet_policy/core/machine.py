@@ -8,9 +8,10 @@ In `running` there is an action for the tick. In `starved` and `safe` the robot 
 setting `safety` says; `safe` always has a reason. The first action ends `waiting`.
 
 The machine requests new actions when the queue falls below a share of a chunk, from the faster of
-the places that answer. Even if requests are under way elsewhere, the robot begins to compute
-itself while the queue lasts long enough for this. So after the loss of the link new actions come
-less often, but every tick has an action.
+the places that answer; earlier if only then its answer comes before the robot begins to compute.
+Even if requests are under way elsewhere, the robot begins to compute itself while the queue lasts
+long enough for this. So after the loss of the link new actions come less often, but every tick has
+an action.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class PolicyMachine:
         self.reason = ''                     # reason for the state `safe`
         self.places = {name: Place(name) for name in {ROBOT: 0, **dict.fromkeys(places)}}
         self.counts: Counter[str] = Counter()
+        self._reported: Counter[str] = Counter()   # counts at the last report
         self.command = Command(NOTHING)
         self.tick_number = -1
         self.longest = 0                     # actions in the longest chunk so far
@@ -209,19 +211,43 @@ class PolicyMachine:
     def _requests(self, tick: int, now: float) -> list[Infer]:
         if self.state == SAFE:
             return []
-        cover = self._queue.covered(tick + 1)
+        # Seconds until the first tick without an action.
+        left = (tick + 1 + self._queue.covered(tick + 1)) / self.rate - now
         asked: list[Infer] = []
-        if cover <= self.settings.request_share * self.longest:
-            place = self._preferred(now)
-            if place.busy < (1 if place.name == ROBOT else self.settings.in_flight) \
-                    and now >= place.sent + self._spacing(place) and self._is_new(place):
-                asked.append(self._ask(place, now))
+        place = self._preferred(now)
+        if left <= 1 / self.rate + self._asks_at(place) \
+                and place.busy < (1 if place.name == ROBOT else self.settings.in_flight) \
+                and now >= place.sent + self._spacing(place) and self._is_new(place):
+            asked.append(self._ask(place, now))
         robot = self.places[ROBOT]
-        left = (tick + 1 + cover) / self.rate - now       # s until the first tick without an action
-        last_moment = self.settings.margin * robot.longest + 2 / self.rate
-        if not robot.busy and left <= last_moment and robot.can(now) and self._is_new(robot):
+        if not robot.busy and left <= self._last_moment and robot.can(now) and self._is_new(robot):
             asked.append(self._ask(robot, now))
         return asked
+
+    @property
+    def _last_moment(self) -> float:
+        """Return how many s before the end of the queue the robot begins to compute itself."""
+        return self.settings.margin * self.places[ROBOT].longest + 2 / self.rate
+
+    def _asks_at(self, place: Place) -> float:
+        """Return how many s before the end of the queue a place is asked for actions.
+
+        A slow robot begins to compute itself long before the end of the queue. Another place is
+        asked so early that its answer comes before that moment, if its answers are fast enough for
+        this, request after request.
+        """
+        share = self.settings.request_share * self.longest / self.rate
+        if place.name == ROBOT:
+            return max(share, self._last_moment)
+        for latency in (place.longest, place.usual):   # infinite or NaN before the first answer
+            early = self._last_moment + latency + 1 / self.rate
+            if early <= self._most_left(latency):
+                return max(share, early)
+        return share
+
+    def _most_left(self, latency: float) -> float:
+        """Return for how many s the queue lasts at a request, if requests follow one another."""
+        return self.longest / self.rate - latency / self.settings.in_flight
 
     def _preferred(self, now: float) -> Place:
         """Return the place that answers sooner; now and then a slower place, to measure it."""
@@ -264,14 +290,29 @@ class PolicyMachine:
         return self._queue.covered(self.tick_number + 1) / self.rate
 
     @property
+    def is_stale(self) -> bool:
+        """Return whether the action that is executed is older than the setting `stale`."""
+        return self.command.kind == ACT and self.command.age > self.settings.stale
+
+    def begin_report(self) -> None:
+        """Let `warnings` tell what happens from now on, so that no stale action goes unsaid."""
+        self._reported = self.counts.copy()
+
+    @property
     def warnings(self) -> list[str]:
         """Return warnings that a user should see while the robot acts."""
         found = []
-        if self.command.kind == ACT and self.command.age > self.settings.stale:
+        since = self.counts - self._reported
+        if self.is_stale:
             found.append(f'the action that is executed is {self.command.age:.1f} s old')
-        covers = self.settings.request_share * self.longest / self.rate
+        elif since['stale']:
+            found.append(f'{since["stale"]} actions were executed that were more than '
+                         f'{self.settings.stale:g} s old')
+        if since['starved'] and self.state != STARVED:
+            found.append(f'{since["starved"]} ticks had no action')
         for place in self.places.values():
-            if covers and covers < place.usual:
+            covers = min(self._asks_at(place), self._most_left(place.usual))
+            if self.longest and covers < place.usual:
                 found.append(f'actions of the {place.name} take {place.usual:.2f} s, and the queue '
                              f'covers {covers:.2f} s: raise request_share, or use longer chunks')
             if place.reason:

@@ -1,0 +1,403 @@
+"""Ours beside LeRobot's async_inference and openpi-client's websocket: processes, in real time.
+
+ACT with random weights, two cameras 480 x 640, 7 joints, chunk of 100, 30 Hz, as in bench_policy.
+Rivals are unmodified and need environments of their own, whose Pythons two variables name:
+
+    python -m venv build/openpi && build/openpi/bin/pip install -r rivals/openpi.txt
+    python -m venv build/lerobot && build/lerobot/bin/pip install -r rivals/lerobot.txt
+    OPENPI_PYTHON=build/openpi/bin/python LEROBOT_PYTHON=build/lerobot/bin/python \
+        python bench_rivals.py --out runs.jsonl
+
+What is not named is left out; with none nothing is measured. A run begins with the first action
+over a link without limit. Then the link follows its trace for `SECONDS`, with the outages of
+`OUTAGES`. The link of rivals is a forwarder of TCP; ours is emulated in LOPInfer's senders, with
+the same trace. Servers compute on this machine with `SERVER_THREADS` threads; openpi-client has no
+server, ours for it waits for as long as that takes. The robot computes on one thread, so slowed
+that an inference takes `ROBOT` seconds. A tick is lost if the node counts it as starved or missed;
+with rivals, for each 1/30 s that an action comes later than a tick after the one before it. One
+JSON line for each link and contestant; `--out` also gets the ages over time, which draw_rivals.py
+draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rclpy
+import torch
+from act import CONTRACT, RATE, ActPolicy
+from bench_policy import DELAY, RECORD, measured
+from diagnostic_msgs.msg import DiagnosticStatus
+from fleet_env.bucket import TokenBucket
+from fleet_env.trace import LinkTrace, read_trace, write_trace
+from fleet_policy import qos
+from fleet_policy.contract import make_contract
+from fleet_policy.mock_robot import MockRobot
+from lopinfer_msgs.msg import InferenceStatus
+from lopinfer_node.cli.rig import private_domain
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+
+HERE = Path(__file__).parent
+OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))   # s: when the link dies, and for how long
+SECONDS = 80.0
+BIN = 0.5                # s of a point of the ages over time
+ROBOT = 1.0              # s of an inference on the robot
+SERVER_THREADS = 2
+READY = 300.0            # s in which a contestant must act
+OURS, ALONE = 'ours', 'robot alone'
+LEROBOT, OPENPI = 'LeRobot async_inference', 'openpi-client'
+PYTHONS = {LEROBOT: 'LEROBOT_PYTHON', OPENPI: 'OPENPI_PYTHON'}
+AHEAD = 0.02             # s that the forwarder reads ahead, so that a late timer loses no rate
+NODE = 'import sys; from {}; sys.exit(main())'
+
+Acted = list[tuple[float, float]]   # time in the run and age, s, of each action that was executed
+
+
+def links() -> dict[str, LinkTrace]:
+    """The links without outages."""
+    found = {'5 MB/s': LinkTrace([0.0], [40.0]), '20 MB/s': LinkTrace([0.0], [160.0])}
+    return found | ({'outdoor record': read_trace(RECORD)} if RECORD.exists() else {})
+
+
+def with_outages(trace: LinkTrace, lead: float = 0.0) -> LinkTrace:
+    """The trace of a run after ``lead`` s without limit."""
+    edges = [edge for at, last in OUTAGES for edge in (at, at + last)]
+    times = sorted({0.0, *(t for t in trace.times.tolist() if t < SECONDS), *edges})
+    rates = [0.0 if any(at <= t < at + last for at, last in OUTAGES) else trace.rate(t)
+             for t in times]
+    before = ([0.0], [1e4]) if lead else ([], [])
+    return LinkTrace(before[0] + [lead + t for t in times], before[1] + rates,
+                     lead + SECONDS + 60)
+
+
+# -- rivals ----------------------------------------------------------------------------------------
+
+class Forwarder:
+    """Forwards TCP connections to a port; from `begin` on by a trace, in both directions."""
+
+    def __init__(self, target: int) -> None:
+        self.bytes, self.port = 0, 0
+        self._target = target
+        self._trace: tuple[LinkTrace, float] | None = None
+        self._ready = threading.Event()
+        threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
+        if not self._ready.wait(10.0):
+            raise SystemExit('the forwarder does not start')
+
+    def begin(self, trace: LinkTrace, now: float) -> None:
+        self.bytes, self._trace = 0, (trace, now)
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connect, '127.0.0.1', 0, limit=1 << 16)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await server.serve_forever()
+
+    async def _connect(self, reader: Any, writer: Any) -> None:
+        there, back = await asyncio.open_connection('127.0.0.1', self._target, limit=1 << 16)
+        await asyncio.gather(*(self._pass(*ends) for ends in ((reader, back), (there, writer))),
+                             return_exceptions=True)
+
+    async def _pass(self, reader: Any, writer: Any) -> None:
+        on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        arriving = asyncio.create_task(self._arrive(on_the_way, writer))
+        bucket: TokenBucket | None = None
+        while data := await reader.read(16384):
+            now = leaves = time.monotonic()
+            if self._trace is not None:
+                bucket = bucket or TokenBucket(*self._trace)
+                leaves = bucket.offer(len(data), now)
+            self.bytes += len(data)
+            on_the_way.put_nowait((leaves + DELAY, data))
+            await asyncio.sleep(max(0.0, leaves - now - AHEAD))
+        on_the_way.put_nowait((0.0, b''))
+        await arriving
+
+    async def _arrive(self, on_the_way: asyncio.Queue[tuple[float, bytes]], writer: Any) -> None:
+        while True:
+            at, data = await on_the_way.get()
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            if not data:
+                writer.close()
+                return
+            writer.write(data)
+            await writer.drain()
+
+
+class Output:
+    """The lines of a process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.lines: list[str] = []
+        self._came = threading.Condition()
+        self._over = False
+        self._stream = process.stdout
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._stream is not None
+        for line in self._stream:
+            with self._came:
+                self.lines.append(line.strip())
+                self._came.notify_all()
+        with self._came:
+            self._over = True
+            self._came.notify_all()
+
+    def first(self, what: str) -> None:
+        """Wait for the first line."""
+        with self._came:
+            self._came.wait_for(lambda: self.lines or self._over, READY)
+        if not self.lines:
+            raise SystemExit(f'{what} ' + ('has ended' if self._over else
+                                           f'says nothing for {READY:g} s'))
+
+
+@contextmanager
+def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is ended at the end, with SIGTERM, then with SIGKILL."""
+    started = subprocess.Popen(command, text=True, **options)
+    try:
+        yield started
+    finally:
+        started.terminate()
+        try:
+            started.wait(20)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+
+def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: list[str]
+          ) -> dict[str, Any]:
+    """What a rival executes; ``server``, ``client``: further arguments of its two sides."""
+    program = (os.path.abspath(python), str(HERE / 'rivals' / side))
+    port = str(20000 + os.getpid() % 20000)
+    with ExitStack() as held:
+        folder = held.enter_context(tempfile.TemporaryDirectory())   # LeRobot logs into it
+        serving = held.enter_context(process(*program, 'server', port, *server,
+                                             env=its_own(SERVER_THREADS), cwd=folder,
+                                             stdout=subprocess.PIPE))
+        Output(serving).first(f'the server of {side}')
+        forwarder = Forwarder(int(port))
+        acting = held.enter_context(process(*program, 'client', str(forwarder.port), *client,
+                                            env=its_own(1), cwd=folder,
+                                            stdout=subprocess.PIPE))
+        output = Output(acting)
+        output.first(f'the client of {side}')
+        begin = time.monotonic()
+        forwarder.begin(with_outages(trace), begin)
+        time.sleep(SECONDS)
+        sent = forwarder.bytes
+    acted, error = [], ''
+    for line in output.lines:
+        if line.startswith('ended: '):
+            error = line
+        elif len(parts := line.split()) == 2:
+            acted.append((float(parts[0]) - begin, float(parts[1])))
+    acted = [(t, age) for t, age in acted if 0 <= t < SECONDS]
+    return figures(lost_ticks(acted), acted, sent, **({'error': error} if error else {}))
+
+
+def its_own(threads: int) -> dict[str, str]:
+    """The environment of a rival, which must not find the packages of this one."""
+    kept = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    return {**kept, 'OMP_NUM_THREADS': str(threads)}
+
+
+def lost_ticks(acted: Acted) -> list[float]:
+    """The times of ticks without an action, s."""
+    times = [0.0, *(t for t, _ in acted), SECONDS]
+    return [a + (k + 1) / RATE for a, b in zip(times, times[1:], strict=False)
+            for k in range(round((b - a) * RATE) - 1)]
+
+
+def lerobot(trace: LinkTrace) -> dict[str, Any]:
+    """What LeRobot's client executes with its server and an ACT policy of the same size."""
+    python = os.environ[PYTHONS[LEROBOT]]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([python, str(HERE / 'rivals/lerobot_side.py'), 'save', folder], check=True,
+                       env=its_own(1))
+        return rival(python, 'lerobot_side.py', trace, [], [folder])
+
+
+def openpi(trace: LinkTrace) -> dict[str, Any]:
+    """What openpi's client executes; its server waits for as long as an inference takes here."""
+    return rival(os.environ[PYTHONS[OPENPI]], 'openpi_side.py', trace,
+                 [str(seconds_of(SERVER_THREADS))], [])
+
+
+def seconds_of(threads: int) -> float:
+    """What an inference takes on this machine, s."""
+    torch.set_num_threads(threads)
+    return round(measured(ActPolicy()), 3)
+
+
+# -- ours ------------------------------------------------------------------------------------------
+
+class Robot:
+    """A mock robot in this process, and what the node says."""
+
+    def __init__(self, held: ExitStack) -> None:
+        context = Context()
+        rclpy.init(context=context)
+        held.callback(context.try_shutdown)
+        node = MockRobot(make_contract(CONTRACT), namespace='/robot1', context=context)
+        self.said: list[tuple[float, dict[str, str]]] = []
+        self.sent = 0
+        node.create_subscription(DiagnosticStatus, 'policy_status', self._on_status, qos.STATUS)
+        node.create_subscription(InferenceStatus, 'lopinfer/status', self._on_sent, qos.STATUS)
+        self._executor = SingleThreadedExecutor(context=context)
+        self._executor.add_node(node)
+        held.callback(node.destroy_node)
+        held.callback(self._executor.shutdown)
+
+    def _on_status(self, status: DiagnosticStatus) -> None:
+        self.said.append((time.monotonic(), {pair.key: pair.value for pair in status.values}))
+
+    def _on_sent(self, status: InferenceStatus) -> None:
+        self.sent = status.bytes_up + status.bytes_down
+
+    def spin(self, until: Callable[[], bool], limit: float) -> bool:
+        end = time.monotonic() + limit
+        while not until() and time.monotonic() < end:
+            self._executor.spin_once(timeout_sec=0.05)
+        return until()
+
+
+def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
+    """What the node executes, with LOPInfer's server as a process, or without a link alone."""
+    alone = seconds_of(1)
+    given: dict[str, Any] = {'policy': 'act:ActPolicy', 'threads': 1,
+                             'slowdown': max(1.0, ROBOT / alone)}
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        held.enter_context(private_domain())
+        path = os.pathsep.join([str(HERE), os.environ.get('PYTHONPATH', '')])
+
+        def start(main: str, namespace: str, **parameters: Any) -> None:
+            arguments = [part for name, value in parameters.items()
+                         for part in ('-p', f'{name.replace("__", ".")}:={value}')]
+            held.enter_context(process(
+                sys.executable, '-c', NODE.format(main), '--ros-args', '--log-level', 'warn',
+                '-r', f'__ns:={namespace}', *arguments, env={**os.environ, 'PYTHONPATH': path}))
+
+        robot = Robot(held)
+        if trace is None:
+            start('fleet_policy.main import main', '/robot1', inference='alone', **given)
+            robot.spin(lambda: place_of(robot) == 'robot', READY)
+            begin = time.monotonic()
+        else:
+            write_trace(folder / 'link.txt', with_outages(trace, lead))
+            link = {'link__trace': folder / 'link.txt', 'link__latency': DELAY,
+                    'link_epoch': time.time()}
+            begin = time.monotonic() + lead
+            start('lopinfer_node.nodes import server_main as main', '/lopinfer',
+                  threads=SERVER_THREADS, directory=folder, **link)
+            start('fleet_policy.main import main', '/robot1', method='server-only', **given,
+                  **link)
+            if not robot.spin(lambda: place_of(robot) == 'shared', lead):
+                raise SystemExit(f'the server computes nothing after {lead:g} s: raise --lead')
+            print(f'ready {begin - time.monotonic():.0f} s before the run', file=sys.stderr)
+            robot.spin(lambda: time.monotonic() >= begin, lead)
+        before, sent = robot.said[-1][1], robot.sent
+        first = len(robot.said)
+        robot.spin(lambda: time.monotonic() >= begin + SECONDS, SECONDS)
+        said = [(t - begin, values) for t, values in robot.said[first:]]
+        sent = robot.sent - sent
+    after = said[-1][1]
+    acted = [(t, float(values['action age (s)'])) for t, values in said
+             if values['state'] == 'running']
+    lost: list[float] = []
+    counted = losses(before)
+    for t, values in said:
+        lost += [t] * (losses(values) - counted)
+        counted = losses(values)
+
+    def grown(key: str) -> int:
+        return int(after.get(key, 0)) - int(before.get(key, 0))
+    return figures(lost, acted, sent, robot_requests=grown('robot requests'),
+                   server_requests=grown('server requests'), server_lost=grown('server lost'),
+                   stale_ticks=grown('stale ticks'), missed_ticks=grown('missed ticks'),
+                   robot_inference_s=max(ROBOT, alone))
+
+
+def place_of(robot: Robot) -> str:
+    return robot.said[-1][1].get('computed by', '') if robot.said else ''
+
+
+def losses(values: dict[str, str]) -> int:
+    return int(values['starved ticks']) + int(values['missed ticks'])
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+def figures(lost: list[float], acted: Acted, nbytes: int, **more: Any) -> dict[str, Any]:
+    """The figures of a run; ``lost``: the times of ticks without an action, s."""
+    edges = [0.0, *(at for at, _ in OUTAGES), SECONDS + BIN]
+    names = ['before', *(f'after {last:g} s' for _, last in OUTAGES)]
+    counts = np.histogram(lost, edges)[0].tolist()
+    known = [age for _, age in acted]
+    bins: dict[int, list[float]] = {}
+    for t, age in acted:
+        bins.setdefault(int(t / BIN), []).append(age)
+    return {'lost_ticks': sum(counts), 'ticks': int(SECONDS * RATE),
+            'lost_by_outage': dict(zip(names, counts, strict=True)),
+            'age_median_s': round(float(np.median(known)), 3) if known else None,
+            'age_95_s': round(float(np.percentile(known, 95)), 3) if known else None,
+            'mbyte': round(nbytes / 1e6, 1), **more,
+            'ages': [round(float(np.median(bins[k])), 2) if k in bins else None
+                     for k in range(int(SECONDS / BIN))]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--link', nargs='*', default=[*links()], help='names of links')
+    parser.add_argument('--who', nargs='*', default=[OURS, LEROBOT, OPENPI, ALONE])
+    parser.add_argument('--lead', type=float, default=90.0,
+                        help='s before the run, in which our server gets the model')
+    parser.add_argument('--out', type=Path, help='file to which the lines are appended')
+    options = parser.parse_args()
+    if not any(name in os.environ for name in PYTHONS.values()):
+        print(f'not measured: none of {", ".join(PYTHONS.values())} names a Python',
+              file=sys.stderr)
+        return
+    runs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = []
+    for link in options.link:
+        trace = links()[link]
+        runs += [(link, OURS, lambda trace=trace: ours(trace, options.lead)),
+                 (link, LEROBOT, lambda trace=trace: lerobot(trace)),
+                 (link, OPENPI, lambda trace=trace: openpi(trace))]
+    runs.append(('', ALONE, lambda: ours(None)))
+    for link, who, measure in runs:
+        if who not in options.who:
+            continue
+        if who in PYTHONS and PYTHONS[who] not in os.environ:
+            print(f'left out: {who}, because {PYTHONS[who]} names no Python', file=sys.stderr)
+            continue
+        found = {'bench': f'policy: {who}' + (f' over {link}' if link else ''), 'who': who,
+                 'link': link, 'seconds': SECONDS, **measure()}
+        if options.out:
+            with options.out.open('a') as file:
+                file.write(json.dumps(found) + '\n')
+        found.pop('ages')
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,73 @@
+"""The two sides of openpi's websocket, in an environment with openpi-client.
+
+    python openpi_side.py server PORT SECONDS    answers with zeros, SECONDS after an observation
+    python openpi_side.py client PORT            acts until it is ended
+
+The client prints the monotonic time and the age, s, of each action that it executes. It is
+openpi-client, unmodified: WebsocketClientPolicy in an ActionChunkBroker, called at 30 Hz by a loop
+as in its Runtime. openpi-client has no server; this one speaks its protocol.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+RATE, CHUNK, JOINTS, HEIGHT, WIDTH = 30.0, 100, 7, 480, 640
+
+
+def serve(port: int, seconds: float) -> None:
+    import websockets.sync.server
+    from openpi_client import msgpack_numpy
+
+    def handle(connection: Any) -> None:
+        connection.send(msgpack_numpy.packb({}))
+        for data in connection:
+            msgpack_numpy.unpackb(data)
+            time.sleep(seconds)
+            connection.send(msgpack_numpy.packb(
+                {'actions': np.zeros((CHUNK, JOINTS), np.float32)}))
+
+    with websockets.sync.server.serve(handle, '127.0.0.1', port, compression=None, max_size=None,
+                                      ping_interval=None) as server:
+        print('serving', flush=True)
+        server.serve_forever()
+
+
+def act(port: int) -> None:
+    from openpi_client.action_chunk_broker import ActionChunkBroker
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy
+    observed = 0.0
+
+    class Noted(WebsocketClientPolicy):
+        """Notes when the observation was made that it sends."""
+
+        def infer(self, obs: dict[str, Any]) -> dict[str, Any]:
+            nonlocal observed
+            observed = time.monotonic()
+            return super().infer(obs)
+
+    broker = ActionChunkBroker(Noted('127.0.0.1', port), CHUNK)
+    images = np.random.default_rng(0).integers(0, 256, (2, HEIGHT, WIDTH, 3), np.uint8)
+    while True:
+        now = time.monotonic()
+        time.sleep((int(now * RATE) + 1) / RATE - now)
+        try:
+            broker.infer({'top': images[0], 'wrist': images[1],
+                          'state': np.zeros(JOINTS, np.float32)})
+        except Exception as error:   # the connection is lost: it ends, as openpi's Runtime does
+            print(f'ended: {type(error).__name__}: {error}', flush=True)
+            return
+        now = time.monotonic()
+        print(now, now - observed, flush=True)
+
+
+if __name__ == '__main__':
+    side, port_, *rest = sys.argv[1:]
+    if side == 'server':
+        serve(int(port_), float(rest[0]))
+    else:
+        act(int(port_))
