@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec, Part, in_model_order
+from .cuda import at_once
 from .e3m0 import E3M0
 from .ids import decode_ids, encode_ids, split_into_chunks
 from .onebit import OneBit
@@ -15,7 +16,7 @@ from .sparse import SparseTernary
 from .sparseloco import SparseLoCo
 from .ternary import Ternary
 
-__all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_on_wire',
+__all__ = ['CODECS', 'EXAMPLES', 'RAW', 'SMALLER', 'Codec', 'Part', 'at_once', 'codec_on_wire',
            'decode_ids', 'encode_ids', 'get_codec', 'in_model_order', 'split_into_chunks']
 
 RAW = Raw()

@@ -16,6 +16,9 @@ import numpy as np
 from ...arrays import Array
 
 THREADS = 256  # threads per block; one block works on one segment
+# Encoded bytes of a launch: a push of ConvMLP-M in any codec but raw (8.7 MB in e3m0) is one. Of
+# pinned memory, which a Jetson lacks first, no more is taken for a model in raw.
+AT_ONCE = 16 << 20
 # Without fused multiply-add, which rounds differently from the CPU, and with denormals, as the CPU.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
 
@@ -39,6 +42,11 @@ def _cupy() -> Any:
 def usable(values: Array) -> bool:
     """Whether kernels can work on ``values``: it is on a CUDA device, and cupy is installed."""
     return not isinstance(values, np.ndarray) and values.is_cuda and _cupy() is not None
+
+
+def at_once(values: Array) -> int:
+    """Return how many bytes one call may encode of ``values``; see `Rows.at_once` of senders."""
+    return AT_ONCE if usable(values) else 0
 
 
 @cache
