@@ -1,5 +1,6 @@
-"""CUDA kernels of codecs: one `.cu` per family, one launch per call over a table of segments.
+"""CUDA kernels: one `.cu` per family of codecs, one launch per call over a table of segments.
 
+`sums.cu` has the kernels of `rog_core.arrays`, which take a step and sum magnitudes in one pass.
 cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors (DLPack) and
 run on torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the
 codecs use torch operations, which are the reference. For finite values both give the same bytes.
@@ -76,6 +77,14 @@ def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) ->
     with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
         _module(family, device).get_function(name)((blocks,), (THREADS,), tuple(
             cupy.from_dlpack(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+
+
+def sums(name: str, offsets: np.ndarray, like: Array, *arguments: Any) -> np.ndarray:
+    """Run a kernel of `sums.cu`; return the sum of each segment, float32, on the host."""
+    segments = offsets.size - 1
+    found = empty(4 * segments, like).view(like.dtype)
+    launch('sums', f'sums_{name}', segments, like, upload(offsets, like), found, *arguments)
+    return download(found)
 
 
 def empty(size: int, like: Array) -> Array:
