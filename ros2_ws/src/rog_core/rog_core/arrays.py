@@ -2,8 +2,9 @@
 
 Every function takes either kind of array. A numpy array is processed by loops that numba compiles;
 each loop passes over memory once, because at these sizes memory bandwidth limits the speed, not
-arithmetic. A torch tensor, on any device, is processed by tensor operations. Sums per segment and
-encoded values are always numpy arrays on the host.
+arithmetic. A torch tensor, on any device, is processed by tensor operations, or by a CUDA kernel
+where they would pass over memory often (`rog_core.codecs.cuda`). Sums per segment and encoded
+values are always numpy arrays on the host.
 
 Functions import torch where they use it: the import takes seconds, and some verbs of the ``rog``
 command do not need it.
@@ -76,12 +77,16 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
     (heavy ball).
     ``offsets`` int64 (segments + 1,): where the segments begin, in elements.
     """
+    f32 = np.float32
+    ahead = (f32(1), f32(mu)) if nesterov else (f32(0), f32(1))
     if isinstance(pending, np.ndarray):
-        f32, magnitude = np.float32, np.empty(offsets.size - 1, np.float32)
-        ahead = (f32(1), f32(mu)) if nesterov else (f32(0), f32(1))
+        magnitude = np.empty(offsets.size - 1, f32)
         _accumulate(gradient, weights, momentum, pending, f32(rate), f32(mu), f32(decay), ahead,
                     offsets, magnitude)
         return magnitude
+    if _cuda().usable(pending):
+        return _cuda().sums('accumulate', offsets, pending, gradient, weights, momentum, pending,
+                            f32(rate), f32(mu), f32(decay), *ahead)
     momentum.mul_(mu).add_(gradient)
     step = gradient.add(momentum, alpha=mu) if nesterov else momentum
     if decay:
@@ -95,7 +100,14 @@ def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> n
         magnitude = np.empty(offsets.size - 1, np.float32)
         _difference_magnitude(master, mirror, offsets, magnitude)
         return magnitude
+    if _cuda().usable(master):
+        return _cuda().sums('difference', offsets, master, master, mirror)
     return _segment_sums((master - mirror).abs(), offsets)
+
+
+def _cuda() -> Any:
+    from .codecs import cuda  # here, because the codecs import this module
+    return cuda
 
 
 def _segment_sums(values: Array, offsets: np.ndarray) -> np.ndarray:

@@ -5,10 +5,13 @@ it. Memory that is not yet written holds 0xa5, and so does what lies before and 
 """
 
 import ctypes
+import hashlib
 import re
 import subprocess
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch
 from rog_core.codecs import cuda
 
 HERE = Path(__file__).parent
+BUILT = HERE.parents[3] / 'build/cuda_cpu'
 FAMILIES = sorted(path.stem for path in Path(cuda.__file__).parent.glob('*.cu'))
 ARCHITECTURES = (72, 75, 86, 87, 89, 90)
 POISON, MARGIN = 0xa5, 64
@@ -36,8 +40,12 @@ def _convert(argument, kind, pointer):
     return converted(argument)
 
 
-def build(text, folder, *defines):
-    """Compile kernels with g++; returns a function that launches one of them by name."""
+@cache
+def build(text, *defines):
+    """Compile kernels with g++; returns a function that launches one of them by name.
+
+    A library stays in the checkout's folder `build`, so that it is compiled once.
+    """
     wrappers, parameters = [], {}
     for name, declared in _KERNEL.findall(text):
         parameters[name] = _PARAMETER.findall(declared)
@@ -45,11 +53,17 @@ def build(text, folder, *defines):
         wrappers.append(
             f'extern "C" int launch_{name}(unsigned b, unsigned t, unsigned s, {declared}) '
             f'{{ return launch(b, t, s, [=] {{ {name}({names}); }}); }}')
-    (folder / 'kernels.cpp').write_text('\n'.join(['#include "cuda_cpu.h"', text, *wrappers]))
-    subprocess.run(['g++', '-O1', '-std=c++14', '-ffp-contract=off', '-U_FORTIFY_SOURCE', '-shared',
-                    '-fPIC', '-w', *defines, f'-I{HERE}', 'kernels.cpp', '-o', 'kernels.so'],
-                   cwd=folder, check=True)
-    library = ctypes.CDLL(str(folder / 'kernels.so'))
+    whole = '\n'.join([(HERE / 'cuda_cpu.h').read_text(), text, *wrappers])
+    command = ['g++', '-O1', '-std=c++14', '-ffp-contract=off', '-U_FORTIFY_SOURCE', '-shared',
+               '-fPIC', '-w', *defines, 'kernels.cpp', '-o', 'kernels.so']
+    built = BUILT / hashlib.sha256(f'{command}{whole}'.encode()).hexdigest()[:16]
+    if not built.exists():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=BUILT) as folder:
+            Path(folder, 'kernels.cpp').write_text(whole)
+            subprocess.run(command, cwd=folder, check=True)
+            Path(folder, 'kernels.so').rename(built)
+    library = ctypes.CDLL(str(built))
 
     def run(name, blocks, threads, arguments, seed=0):
         pairs = zip(arguments, parameters[name], strict=True)
@@ -88,11 +102,11 @@ class Stream:
 class StandIn:
     """cupy, and what `rog_core.codecs.cuda` uses of `torch.cuda`.
 
-    ``build_text``: see `build`. ``seed``: of the order of threads. ``launches``: of each the
-    kernel's name, blocks, and threads of a block.
+    ``seed``: of the order of threads. ``launches``: of each the kernel's name, blocks, and threads
+    of a block.
     """
 
-    def __init__(self, monkeypatch, build_text):
+    def __init__(self, monkeypatch):
         self.seed, self.launches, self.stream = 0, [], Stream(7)
         self._made, self._within, self._empty = [], [], torch.empty
         monkeypatch.setattr(torch, 'empty', self._poisoned)
@@ -104,7 +118,7 @@ class StandIn:
         programs = []
 
         def compile_using_nvrtc(text, options):
-            programs.append(build_text(text, *(o for o in options if o.startswith('-D'))))
+            programs.append(build(text, *(o for o in options if o.startswith('-D'))))
             return str(len(programs) - 1).encode(), None
 
         class Module:

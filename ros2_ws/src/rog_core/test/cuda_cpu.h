@@ -49,10 +49,10 @@ static void wait_for(Barrier &barrier, unsigned many)
 static void __syncthreads() { wait_for(whole, blockDim.x); }
 
 // Give the lanes of this warp a value, and read theirs. The mask must name all lanes of the warp.
-template <class Read> static auto exchange(uint64_t value, Read read)
+template <class T, class Read> static auto exchange(T value, Read read)
 {
     Barrier &warp = warps[threadIdx.x / 32];
-    slots[threadIdx.x] = value;
+    std::memcpy(&slots[threadIdx.x], &value, sizeof value);
     wait_for(warp, 32);
     auto found = read(&slots[threadIdx.x / 32 * 32], threadIdx.x % 32);
     wait_for(warp, 32);
@@ -61,22 +61,31 @@ template <class Read> static auto exchange(uint64_t value, Read read)
 
 static unsigned __ballot_sync(unsigned, int vote)
 {
-    return exchange(vote != 0, [](const uint64_t *lanes, unsigned) {
+    return exchange<uint64_t>(vote != 0, [](const uint64_t *lanes, unsigned) {
         unsigned all = 0;
         for (unsigned lane = 0; lane < 32; ++lane) all |= (unsigned)lanes[lane] << lane;
         return all;
     });
 }
 
+template <class T> static T lane_of(const uint64_t *lanes, unsigned lane)
+{
+    T value;
+    std::memcpy(&value, &lanes[lane], sizeof value);
+    return value;
+}
+
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
 {
-    return exchange(value, [=](const uint64_t *lanes, unsigned me) { return (T)lanes[me ^ mask]; });
+    return exchange(value, [=](const uint64_t *lanes, unsigned me) {
+        return lane_of<T>(lanes, me ^ mask);
+    });
 }
 
 template <class T> static T __shfl_down_sync(unsigned, T value, unsigned delta)
 {
     return exchange(value, [=](const uint64_t *lanes, unsigned me) {
-        return (T)lanes[me + delta < 32 ? me + delta : me];
+        return lane_of<T>(lanes, me + delta < 32 ? me + delta : me);
     });
 }
 

@@ -7,10 +7,11 @@ itself; the last tests are for a GPU.
 import ctypes
 import shutil
 import sys
-from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import cuda_codecs
+import hot_path
 import numpy as np
 import pytest
 import torch
@@ -19,9 +20,11 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import PLACES
+from rog_core.arrays import accumulate, difference_magnitude
 from rog_core.codecs import RAW, codec_names, cuda, get_codec
 from rog_core.errors import LocalProtocolError
 from rog_core.model.partition import RowPartition, partition_of
+from rog_core.transfer.plan import window_size
 
 needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],
@@ -65,11 +68,6 @@ def test_every_codec_has_its_kernels():
             assert f'void {prefix}_{kernel}(' in cuda.source(family)
 
 
-@pytest.fixture(scope='module')
-def compiled(tmp_path_factory):
-    return cache(lambda text, *defines: build(text, tmp_path_factory.mktemp('kernels'), *defines))
-
-
 HEADER = '''
 extern "C" __global__ void rotate(int *out, int *votes) {
     __shared__ int shared[96];
@@ -86,7 +84,7 @@ extern "C" __global__ void lanes(int *out, float factor) {
     int me = threadIdx.x, *mine = out + 4 * (blockDim.x * blockIdx.x + me);
     mine[0] = __shfl_xor_sync(0xffffffffu, -me, 5);
     mine[1] = __shfl_down_sync(0xffffffffu, (unsigned)me, 3);
-    mine[2] = (int)__shfl_xor_sync(0xffffffffu, factor * me, 1);
+    mine[2] = (int)(4 * __shfl_xor_sync(0xffffffffu, factor * me, 1));
     mine[3] = __popc(0xf00fu << me % 8) + 100 * __ffs(1 << me % 32) + 10000 * __ffs(0);
 }
 extern "C" __global__ void total(int *out) {
@@ -110,9 +108,9 @@ extern "C" __global__ void stuck(int *out) { if (threadIdx.x) __syncthreads(); }
 
 @needs_compiler
 @pytest.mark.parametrize('seed', [0, 1, 2])
-def test_threads_meet_at_barriers_and_warps_vote_alone(compiled, seed):
+def test_threads_meet_at_barriers_and_warps_vote_alone(seed):
     out, votes = torch.zeros(96, dtype=torch.int32), torch.zeros(96, dtype=torch.int32)
-    compiled(HEADER)('rotate', 1, 96, (out, votes), seed)
+    build(HEADER)('rotate', 1, 96, (out, votes), seed)
     assert out.tolist() == [30 + 3 * ((t + 1) % 96) for t in range(96)]
     every = votes.numpy().view(np.uint32)
     for t in range(96):
@@ -122,9 +120,9 @@ def test_threads_meet_at_barriers_and_warps_vote_alone(compiled, seed):
 
 @needs_compiler
 @pytest.mark.parametrize('seed', [0, 1, 2])
-def test_lanes_pass_values_of_any_type_within_their_warp(compiled, seed):
+def test_lanes_pass_values_of_any_type_within_their_warp(seed):
     out = torch.zeros(2, 64, 4, dtype=torch.int32)
-    compiled(HEADER)('lanes', 2, 64, (out, np.float32(2)), seed)
+    build(HEADER)('lanes', 2, 64, (out, np.float32(0.5)), seed)
     for t in range(64):
         down = t + 3 if t % 32 < 29 else t
         assert out[:, t].tolist() == 2 * [[-(t ^ 5), down, 2 * (t ^ 1), 8 + 100 * (1 + t % 32)]]
@@ -132,38 +130,38 @@ def test_lanes_pass_values_of_any_type_within_their_warp(compiled, seed):
 
 @needs_compiler
 @pytest.mark.parametrize('seed', [0, 1])
-def test_shared_memory_is_of_one_block_and_poisoned_before(compiled, seed):
+def test_shared_memory_is_of_one_block_and_poisoned_before(seed):
     out = torch.zeros(3, dtype=torch.int32)
-    compiled(HEADER)('total', 2, 64, (out,), seed)
+    build(HEADER)('total', 2, 64, (out,), seed)
     assert out.numpy().view(np.uint32).tolist() == [2016, 2017, 0xa5a5a5a5]
 
 
 @needs_compiler
-def test_a_missing_barrier_shows_in_another_order_and_one_that_is_not_reached_at_once(compiled):
+def test_a_missing_barrier_shows_in_another_order_and_one_that_is_not_reached_at_once():
     found = set()
     for seed in range(3):
         out = torch.zeros(96, dtype=torch.int32)
-        compiled(HEADER)('hasty', 1, 96, (out,), seed)
+        build(HEADER)('hasty', 1, 96, (out,), seed)
         found.add(tuple(out.tolist()))
     assert len(found) == 3
     with pytest.raises(AssertionError, match='for ever'):
-        compiled(HEADER)('stuck', 1, 32, (out,))
+        build(HEADER)('stuck', 1, 32, (out,))
 
 
 @needs_compiler
-def test_arguments_of_another_type_than_the_parameters_are_told(compiled):
+def test_arguments_of_another_type_than_the_parameters_are_told():
     with pytest.raises(AssertionError):
-        compiled(HEADER)('stuck', 1, 32, (torch.zeros(96),))
+        build(HEADER)('stuck', 1, 32, (torch.zeros(96),))
     with pytest.raises(AssertionError):
-        compiled(HEADER)('lanes', 1, 32, (torch.zeros(128, dtype=torch.int32), 2.0))
+        build(HEADER)('lanes', 1, 32, (torch.zeros(128, dtype=torch.int32), 2.0))
     with pytest.raises(ValueError, match='zip'):
-        compiled(HEADER)('stuck', 1, 32, ())
+        build(HEADER)('stuck', 1, 32, ())
 
 
 @pytest.fixture
-def gpu(compiled, monkeypatch):
+def gpu(monkeypatch):
     """A GPU that is none."""
-    stand_in = StandIn(monkeypatch, compiled)
+    stand_in = StandIn(monkeypatch)
     monkeypatch.setitem(sys.modules, 'cupy', stand_in.cupy)
     for cached in (cuda._cupy, cuda._module):
         cached.cache_clear()
@@ -260,6 +258,45 @@ def test_a_kernel_gives_the_bits_of_the_compiled_loop_for_long_rows(gpu, codec, 
     check(codec, gpu, partition, ids, seed)
 
 
+def sums_of(magnitudes, offsets):
+    """The sum of each segment in the order in which the threads of a block add, float32."""
+    found = []
+    for lo, hi in pairwise(offsets):
+        turns = np.zeros((-(-(hi - lo) // cuda.THREADS), cuda.THREADS), np.float32)
+        turns.reshape(-1)[:hi - lo] = magnitudes[lo:hi]
+        warps = sum(turns, np.zeros(cuda.THREADS, np.float32)).reshape(-1, 32)
+        for step in (16, 8, 4, 2, 1):
+            warps = warps + warps[:, np.arange(32) ^ step]
+        found.append(sum(warps[:, 0], np.float32(0)))
+    return np.array(found, np.float32)
+
+
+@needs_compiler
+@pytest.mark.parametrize('nesterov', [True, False])
+@examples(40)
+@given(data=st.data(), seed=st.integers(0, 2 ** 32), decay=st.sampled_from([0.0, 0.1]))
+def test_a_kernel_gives_the_steps_differences_and_sums_of_numpy(gpu, nesterov, data, seed, decay):
+    partition, _ = data.draw(segments_of('onebit', min_value=1, max_value=700))
+    offsets, f32 = partition.offsets, np.float32
+    (gradient, weights), (old, pending) = (drawn(partition, s, SPECIAL) for s in (seed, seed + 1))
+    there = [to_gpu(values.copy()) for values in (gradient, weights, old, pending)]
+    ahead = (f32(1), f32(0.9)) if nesterov else (f32(0), f32(1))
+    with np.errstate(invalid='ignore', over='ignore'):
+        momentum = f32(0.9) * old + gradient
+        step = ahead[0] * gradient + ahead[1] * momentum
+        pending = pending + f32(0.01) * (step + f32(decay) * weights if decay else step)
+        expected = [gradient, weights, momentum, pending, sums_of(abs(pending), offsets),
+                    sums_of(abs(pending - momentum), offsets)]
+    gpu.launches.clear()
+    gpu.seed = seed % 1000
+    sums = [accumulate(*there, 0.01, 0.9, decay, offsets, nesterov),
+            difference_magnitude(there[3], there[2], offsets)]
+    gpu.finish()
+    assert [bits(v) for v in (*there, *sums)] == [bits(v) for v in expected]
+    assert gpu.launches == [(f'sums_{name}', partition.segments, cuda.THREADS)
+                            for name in ('accumulate', 'difference')]
+
+
 @needs_compiler
 @pytest.mark.parametrize('codec', NAMED)
 @pytest.mark.parametrize('values', [
@@ -318,7 +355,8 @@ def test_the_bench_measures_kernels_beside_torch_operations(gpu, codec):
     partition = rows(codec, [300, 20], False)
     found = cuda_codecs.measure(codec, partition, to_gpu, 1)
     assert found.keys() == {'memcpy_ms', 'take_ms', 'torch_take_ms', 'add_ms', 'torch_add_ms'}
-    assert len(gpu.launches) == 5  # the bytes to add; then each of both once to compile, and once
+    # The magnitudes and the bytes to add; then each of both once to compile, and once.
+    assert len(gpu.launches) == 6
 
 
 @needs_compiler
@@ -327,7 +365,27 @@ def test_the_bench_pushes_and_pulls_a_whole_model(gpu):
     found = cuda_codecs.iterations(partition, to_gpu, 1)
     assert found.keys() == {'iteration_ms', 'torch_iteration_ms'}
     assert {name for name, _, _ in gpu.launches} == {  # the snapshot is raw
-        'onebit_encode', 'onebit_add', 'raw_encode', 'raw_store'}
+        'onebit_encode', 'onebit_add', 'raw_encode', 'raw_store', 'sums_accumulate',
+        'sums_difference'}
+
+
+@needs_compiler
+def test_a_push_and_a_pull_of_many_windows_are_one_launch_each(gpu, monkeypatch):
+    partition = partition_of([('w', (64, 2))])
+    assert window_size(partition) == partition.segments / 4
+    pair = hot_path.Pair(partition, 2, 14000, put=to_gpu)
+    half = 3 * partition.segments // 2  # bytes of half of the rows; windows do not end there
+    for at_once, many in ((cuda.AT_ONCE, 1), (half, 3)):
+        monkeypatch.setattr(cuda, 'AT_ONCE', at_once)
+        gpu.launches.clear()
+        pair.iterate()
+        blocks = [blocks for name, blocks, _ in gpu.launches if name == 'onebit_encode']
+        assert len(blocks) == 2 * many
+        assert sum(blocks) == 2 * partition.segments
+        assert 3 * max(blocks) <= at_once
+        for name in ('sums_accumulate', 'sums_difference'):
+            assert [launch[1] for launch in gpu.launches if launch[0] == name] \
+                == [partition.segments]
 
 
 # -- on a GPU --------------------------------------------------------------------------------------

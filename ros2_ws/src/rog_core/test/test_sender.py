@@ -17,25 +17,29 @@ from rog_core.transfer.sender import Sender
 
 PARTITION = partition_of([('w', (64, 8000))])  # a row is a chunk of about 1 kB
 RAW_LIKE = get_codec('onebit')
+ROW_BYTES = 1002
 TRANSFER = TransferId(5, Kind.PUSH, 1, 1)
 COMMAND = Command(2, 0.1, 0, 'rsp:4')
 
 
 class Rows:
-    """Zeros; notes which rows were encoded."""
+    """Each row says its number; notes which rows were encoded, and how many by each call."""
 
-    def __init__(self):
-        self.encoded = []
+    def __init__(self, at_once):
+        self.encoded, self.calls, self.at_once = [], [], at_once
 
     def encode(self, codec, ids):
         assert codec is RAW_LIKE
         self.encoded.extend(ids.tolist())
-        return np.zeros(int(codec.sizes(PARTITION.lengths[ids]).sum()), np.uint8)
+        self.calls.append(ids.size)
+        out = np.zeros((ids.size, ROW_BYTES), np.uint8)
+        out[:, 2:] = ids[:, None]
+        return out.reshape(-1)
 
 
-def sender(windows=64, mandatory=16, budget=math.inf, rate=1e6, now=0.0):
+def sender(windows=64, mandatory=16, budget=math.inf, rate=1e6, now=0.0, at_once=0):
     """A sender of one row per window, and the list of rows encoded."""
-    rows = Rows()
+    rows = Rows(at_once)
     plan = Plan([np.array([i]) for i in range(windows)], mandatory, windows, budget)
     return Sender(TRANSFER, PARTITION, plan, RAW_LIKE, rows, LinkEstimate(1300, 0.004, rate=rate),
                   now, COMMAND), rows.encoded
@@ -72,6 +76,30 @@ def run(machine, rate=1e6, round_trip=0.01, until=1e3, lose=lambda n: False, dea
             assert due >= now, 'time goes backwards'
             now = due
     return sent, now
+
+
+@pytest.mark.parametrize('at_once, calls', [
+    (0, 64 * [1]), (4 * ROW_BYTES - 1, [*21 * [3], 1]), (4 * ROW_BYTES, 16 * [4]), (1 << 24, [64])])
+def test_windows_that_are_encoded_by_one_call_make_the_same_chunks(at_once, calls):
+    sent = []
+    for machine in (sender()[0], sender(at_once=at_once)[0]):
+        chunks = [m for _, m in run(machine)[0] if isinstance(m, Chunk)]
+        sent.append([(c.sequence, c.ids.tobytes(), c.values.tobytes()) for c in chunks])
+        assert machine.complete()
+    assert sent[0] == sent[1]
+    assert machine.rows.calls == calls
+
+
+@pytest.mark.parametrize('budget, rows', [(0.01, 16), (0.2, 19), (math.inf, 64)])
+def test_only_rows_that_the_budget_is_likely_to_carry_are_encoded_ahead(budget, rows):
+    machine, encoded = sender(budget=budget, rate=1e5, now=5.0, at_once=1 << 24)
+    sent = machine.poll(5.0)
+    assert machine.rows.calls == [rows]
+    assert 0 < len(sent) < rows
+    machine.abort()
+    parts = machine.untaken()
+    assert [int(ids[0]) for ids, _ in parts] == encoded == list(range(rows))
+    assert all(values.size == ROW_BYTES and values[2] == ids[0] for ids, values in parts)
 
 
 def test_without_a_budget_every_row_arrives_whatever_is_lost():

@@ -11,13 +11,14 @@ from functools import cache
 from .. import plugins
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec, Part, in_model_order
+from .cuda import at_once
 from .ids import decode_ids, encode_ids, split_into_chunks
 from .onebit import OneBit
 from .raw import Raw
 from .sparse import SparseTernary
 from .ternary import Ternary
 
-__all__ = ['CODECS', 'RAW', 'SMALLER', 'Codec', 'Part', 'codec_names', 'codec_on_wire',
+__all__ = ['CODECS', 'RAW', 'SMALLER', 'Codec', 'Part', 'at_once', 'codec_names', 'codec_on_wire',
            'decode_ids', 'encode_ids', 'get_codec', 'in_model_order', 'split_into_chunks']
 
 RAW = Raw()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..arrays import Array, difference_magnitude, zeros_like
-from ..codecs import RAW, Codec, Part, in_model_order
+from ..codecs import RAW, Codec, Part, at_once, in_model_order
 from ..model.partition import RowPartition
 
 
@@ -29,6 +29,11 @@ class Mirror:
         """Return the mean |A - L| of each row, float32 (rows,); keep the sums for `encode`."""
         self.magnitude = difference_magnitude(self.master, self.rows, self.partition.offsets)
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
+
+    @property
+    def at_once(self) -> int:
+        """See `rog_core.transfer.sender.Rows.at_once`."""
+        return at_once(self.master)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode A - L of the segments ``ids``; this does not change L."""

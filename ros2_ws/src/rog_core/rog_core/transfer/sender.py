@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from ..arrays import Array
-from ..codecs import RAW, Codec, Part, split_into_chunks
+from ..codecs import RAW, Codec, Part, at_once, split_into_chunks
 from ..errors import RemoteProtocolError
 from ..model.partition import RowPartition
 from ..protocol.messages import Ack, Chunk, Command, End, Receipt, TransferId
@@ -55,8 +55,12 @@ class _Sent:
 class Rows(Protocol):
     """The source of the values of a transfer."""
 
+    @property
+    def at_once(self) -> int:
+        """Number of bytes that one call of `encode` should return at most; 0: one window alone."""
+
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids``, uint8; called once per window, just before it is sent."""
+        """Encode the segments ``ids``, uint8; they are the next window, or the next windows."""
 
 
 class RawRows:
@@ -64,6 +68,11 @@ class RawRows:
 
     def __init__(self, partition: RowPartition, values: Array) -> None:
         self._partition, self._values = partition, values
+
+    @property
+    def at_once(self) -> int:
+        """See `Rows.at_once`."""
+        return at_once(self._values)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode segments, raw; see `Rows.encode`."""
@@ -88,7 +97,8 @@ class Sender:
     receipt: Receipt | None = None
     closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
-    _window: int = 0          # next window of the plan to encode
+    _window: int = 0          # next window of the plan to divide into chunks
+    _ready: deque[Part] = field(default_factory=deque)  # that window and others, encoded before
     _fresh: int = 0           # number of chunks sent at least once
     _mandatory: int = 0       # number of chunks of mandatory windows, so far
     _arrived: int = 0         # number of chunks that have arrived
@@ -237,8 +247,8 @@ class Sender:
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
-        """Return (segments, encoded values) of the chunks that were encoded but not taken."""
-        return self._parts(taken=False)
+        """Return (segments, encoded values) of all that was encoded but not taken."""
+        return [*self._parts(taken=False), *self._ready]
 
     def taken_chunks(self) -> list[Part]:
         """Return (segments, encoded values) of the chunks that were taken."""
@@ -322,7 +332,7 @@ class Sender:
             if not sent.arrived:
                 out.append(self._transmit(sent, now, window))
         while self._room(0, window):
-            if self._fresh == len(self._chunks) and not self._encode_window(limited):
+            if self._fresh == len(self._chunks) and not self._divide_window(limited, now):
                 break
             if limited and self._fresh >= self._mandatory:
                 break
@@ -346,14 +356,33 @@ class Sender:
         self.bytes_sent += sent.nbytes
         return sent.chunk
 
-    def _encode_window(self, limited: bool) -> bool:
-        windows = self.plan.windows
+    def _encode(self, now: float) -> None:
+        """Encode the next window, and with it those that will be sent, up to `Rows.at_once` bytes.
+
+        These are the mandatory windows, and others as far as the budget is likely to last.
+        """
+        most, first = self.rows.at_once, self._window
+        likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
+        windows: list[np.ndarray] = []
+        ends = [0]  # of the windows in what is encoded
+        for number, ids in enumerate(self.plan.windows[first:], first):
+            ends.append(ends[-1] + int(self._sizes[ids].sum()))
+            if windows and ends[-1] > (most if number < self.plan.mandatory else likely):
+                break
+            windows.append(ids)
+        values = self.rows.encode(self.codec, np.concatenate(windows))
+        self._ready += [(ids, values[begin:end]) for ids, begin, end in
+                        zip(windows, ends, ends[1:], strict=False)]
+
+    def _divide_window(self, limited: bool, now: float) -> bool:
+        """Make chunks of the next window; return whether there is one that may be sent."""
         mandatory = self._window < self.plan.mandatory
-        if self._window >= len(windows) or (limited and not mandatory):
+        if self._window >= len(self.plan.windows) or (limited and not mandatory):
             return False
-        ids = windows[self._window]
+        if not self._ready:
+            self._encode(now)
+        ids, values = self._ready.popleft()
         self._window += 1
-        values = self.rows.encode(self.codec, ids)
         first = begin = 0
         chunks = split_into_chunks(ids, self._sizes[ids], self.link.chunk_bytes)
         for stop, end, id_bytes in chunks:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..arrays import Array, accumulate, all_finite, copy_of, first_bad, zeros_like
-from ..codecs import RAW, Codec, Part, in_model_order
+from ..codecs import RAW, Codec, Part, at_once, in_model_order
 from ..errors import GradientError
 from ..model.partition import RowPartition
 
@@ -129,6 +129,11 @@ class Accumulator:
     def mean_magnitude(self) -> np.ndarray:
         """Return the mean |pending| of each row, float32 (rows,)."""
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
+
+    @property
+    def at_once(self) -> int:
+        """See `rog_core.transfer.sender.Rows.at_once`."""
+        return at_once(self.pending)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode segments of ``pending``, and subtract the decoded values from ``pending``."""

@@ -1,5 +1,6 @@
-"""CUDA kernels of codecs: one `.cu` per family, one launch per call over a table of segments.
+"""CUDA kernels: one `.cu` per family of codecs, one launch per call over a table of segments.
 
+`sums.cu` has the kernels of `rog_core.arrays`, which take a step and sum magnitudes in one pass.
 cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors (DLPack) and
 run on torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the
 codecs use torch operations, which are the reference. For finite values both give the same bytes.
@@ -16,6 +17,9 @@ import numpy as np
 from ...arrays import Array
 
 THREADS = 256  # threads per block; one block works on one segment
+# Encoded bytes of a launch: a push of ConvMLP-M in any codec but raw (8.7 MB in e3m0) is one. Of
+# pinned memory, which a Jetson lacks first, no more is taken for a model in raw.
+AT_ONCE = 16 << 20
 # Without fused multiply-add, which rounds differently from the CPU, and with denormals, as the CPU.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
 
@@ -39,6 +43,11 @@ def _cupy() -> Any:
 def usable(values: Array) -> bool:
     """Whether kernels can work on ``values``: it is on a CUDA device, and cupy is installed."""
     return not isinstance(values, np.ndarray) and values.is_cuda and _cupy() is not None
+
+
+def at_once(values: Array) -> int:
+    """Return how many bytes one call may encode of ``values``; see `Rows.at_once` of senders."""
+    return AT_ONCE if usable(values) else 0
 
 
 @cache
@@ -68,6 +77,14 @@ def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) ->
     with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
         _module(family, device).get_function(name)((blocks,), (THREADS,), tuple(
             cupy.from_dlpack(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+
+
+def sums(name: str, offsets: np.ndarray, like: Array, *arguments: Any) -> np.ndarray:
+    """Run a kernel of `sums.cu`; return the sum of each segment, float32, on the host."""
+    segments = offsets.size - 1
+    found = empty(4 * segments, like).view(like.dtype)
+    launch('sums', f'sums_{name}', segments, like, upload(offsets, like), found, *arguments)
+    return download(found)
 
 
 def empty(size: int, like: Array) -> Array:

@@ -43,12 +43,14 @@ static __device__ unsigned threshold(const Segment &mine, int &count)
     }
 }
 
-// Find the `count` nonzero elements of largest magnitude; of equal elements, the first. Stores
-// their positions in `at`, ascending; returns their number.
-static __device__ int select_largest(const Segment &mine, int count, unsigned short *at)
+// Find the nonzero elements of largest magnitude, as many as the segment sends; of equal elements,
+// the first. Stores their positions in `at`, ascending, and their magnitudes in `sizes`; returns
+// their number.
+static __device__ int select_largest(const Segment &mine, unsigned short *at, float *sizes)
 {
     __shared__ int above[WARPS], equal[WARPS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, aboves = 0, equals = 0;
+    int count = mine.number;
     unsigned least = threshold(mine, count), before = (1u << lane) - 1;
     for (int first = 0; first < mine.length; first += THREADS) {
         int k = first + threadIdx.x;
@@ -64,8 +66,10 @@ static __device__ int select_largest(const Segment &mine, int count, unsigned sh
                 mores += above[w], sames += equal[w];
             aboves += above[w], equals += equal[w];
         }
-        if (size > least || (size == least && size && sames < count))
-            at[mores + min(sames, count)] = (unsigned short)k;
+        if (size > least || (size == least && size && sames < count)) {
+            int i = mores + min(sames, count);
+            at[i] = (unsigned short)k, sizes[i] = __uint_as_float(size);
+        }
         __syncthreads();
     }
     return aboves + min(equals, count);
@@ -77,10 +81,7 @@ extern "C" __global__ void sparse_encode(float *values, const float *mirror, con
     __shared__ unsigned short at[MOST];
     __shared__ float sizes[MOST], scale;
     const Segment mine = segment(values, mode == DIFFERENCE ? mirror : nullptr, table, code);
-    int sent = select_largest(mine, mine.number, at);
-    for (int i = threadIdx.x; i < sent; i += THREADS)
-        sizes[i] = __uint_as_float(mine.magnitude(at[i]));
-    __syncthreads();
+    int sent = select_largest(mine, at, sizes);
     if (threadIdx.x == 0) {
         double total = 0.0;
         add_up(total, sizes, sent);
@@ -117,10 +118,7 @@ extern "C" __global__ void sparseloco_encode(float *values, const float *mirror,
     __shared__ float sizes[MOST], large, small;
     __shared__ double mean;
     const Segment mine = segment(values, mode == DIFFERENCE ? mirror : nullptr, table, code);
-    int sent = select_largest(mine, mine.number, at);
-    for (int i = threadIdx.x; i < sent; i += THREADS)
-        sizes[i] = __uint_as_float(mine.magnitude(at[i]));
-    __syncthreads();
+    int sent = select_largest(mine, at, sizes);
     if (threadIdx.x == 0) {
         double total = 0.0, sums[2] = {0.0, 0.0};
         int many = 0;
