@@ -1,7 +1,9 @@
 """A subscription passes on what has arrived, in order, and leaves its node's others a turn."""
 
+import threading
+
 import pytest
-from fleet_ros.receiving import subscribe
+from fleet_ros.receiving import Receiving, subscribe
 from fleet_testing import eventually
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -93,3 +95,42 @@ def test_an_error_of_the_callback_reaches_who_spins(ends):
     publisher.publish(Int32(data=7))
     with pytest.raises(ValueError, match='7'):
         eventually(lambda: False, lambda: 'it raises', step)
+
+
+def test_a_thread_receives_in_order_beside_the_executor(ends):
+    """The executor of the node does not take the messages, although it spins."""
+    sender, receiver, step = ends
+    got, threads = [], set()
+
+    def on_message(message):
+        got.append(message.data)
+        threads.add(threading.current_thread().name)
+
+    receiving = Receiving(receiver, {'numbers': (Int32, on_message)}, RELIABLE)
+    try:
+        publisher = sender.create_publisher(Int32, 'numbers', RELIABLE)
+        eventually(lambda: publisher.get_subscription_count(), lambda: 'they meet', step)
+        for start in (0, 90):
+            for number in range(start, start + 90):
+                publisher.publish(Int32(data=number))
+            eventually(lambda end=start + 90: len(got) >= end, lambda: f'{len(got)} came', step)
+    finally:
+        receiving.close()
+    assert got == list(range(180))
+    assert threads == {'receiving'}
+
+
+def test_several_topics_share_the_thread_until_it_is_closed(ends):
+    sender, receiver, step = ends
+    got = []
+    receiving = Receiving(receiver, {name: (Int32, lambda m, name=name: got.append((name, m.data)))
+                                     for name in ('a', 'b')}, RELIABLE)
+    publishers = [sender.create_publisher(Int32, name, RELIABLE) for name in ('a', 'b')]
+    eventually(lambda: all(p.get_subscription_count() for p in publishers), lambda: 'they meet',
+               step)
+    for publisher in publishers:
+        publisher.publish(Int32(data=1))
+    eventually(lambda: len(got) == 2, lambda: f'{got} came', step)
+    assert sorted(got) == [('a', 1), ('b', 1)]
+    receiving.close()
+    eventually(lambda: publishers[0].get_subscription_count() == 0, lambda: 'they part', step)

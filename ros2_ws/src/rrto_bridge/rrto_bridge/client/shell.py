@@ -29,7 +29,7 @@ from fleet_env.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.environment import ros_home
 from fleet_ros.middleware import other_middleware
-from fleet_ros.receiving import subscribe
+from fleet_ros.receiving import Receiving
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
@@ -107,6 +107,7 @@ class Link(Port):
         bound_parameters(self.node, writable=False)
         self._alarm = Alarm(self._ending_waits(self._on_alarm))
         self._spinning = Spinning(self.node)
+        self._receiving: Receiving | None = None
         try:
             self.server = self._find()
             self._create_topics()
@@ -126,8 +127,9 @@ class Link(Port):
         node = self.node
         self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
         self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
-        subscribe(node, msg.Frame, base + 'down', self._ending_waits(self._on_frame), qos.STREAM)
-        subscribe(node, msg.Ack, base + 'up_ack', self._ending_waits(self._on_ack), qos.STREAM)
+        self._receiving = Receiving(node, {
+            base + 'down': (msg.Frame, self._ending_waits(self._on_frame)),
+            base + 'up_ack': (msg.Ack, self._ending_waits(self._on_ack))}, qos.STREAM)
 
     def _open(self) -> float:
         client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
@@ -214,6 +216,8 @@ class Link(Port):
     def _release(self) -> None:
         self._alarm.close()
         self._spinning.close()
+        if self._receiving is not None:
+            self._receiving.close()
         self.node.destroy_node()
         self._context.try_shutdown()
 

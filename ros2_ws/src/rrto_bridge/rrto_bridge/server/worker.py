@@ -22,7 +22,7 @@ import torch
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with
-from fleet_ros.receiving import subscribe
+from fleet_ros.receiving import Receiving
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
 from rclpy.duration import Duration
@@ -112,8 +112,9 @@ class _Worker:
         memory = settings.memory << 20
         limit_memory(self.device, memory + room(memory))
         self._wait_for_program()
-        subscribe(self.node, msg.Ack, base + 'down_ack', self._on_ack, qos.STREAM)
-        subscribe(self.node, msg.Frame, base + 'up', self._on_frame, qos.STREAM)
+        self._receiving = Receiving(self.node, {
+            base + 'down_ack': (msg.Ack, self._on_ack),
+            base + 'up': (msg.Frame, self._on_frame)}, qos.STREAM)
         with self._changed:
             self._act(())
 
@@ -164,6 +165,7 @@ class _Worker:
         for publisher in (self.acks, self.down):   # keep them until lost messages are repeated
             publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         self._spinning.close()
+        self._receiving.close()
         self._alarm.close()
         self.node.destroy_node()
         self._ros.try_shutdown()
