@@ -54,7 +54,7 @@ WAYS = {
         *_at('server',
              ('server/machine.py', 'ServerMachine.on_chunk', 'the shell has received a chunk'),
              ('transfer/receiver.py', 'Receiver.on_chunk', 'checks it; takes each row once'),
-             ('server/plausible.py', 'Plausibility.admits', 'refuses what is implausible'),
+             ('server/push_filter.py', 'PushFilter.passed', 'refuses what is implausible'),
              ('server/aggregation.py', 'Aggregation.take', 'gives the rows to the method'),
              ('codecs/base.py', 'Codec.add', 'decodes and adds them to the master rows'),
              ('server/pushes.py', 'Pushes.on_end', 'the push is over'),
