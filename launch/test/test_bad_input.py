@@ -12,7 +12,7 @@ from fleet_testing import free_domain
 from rclpy.utilities import get_rmw_implementation_identifier
 from rog_core.model.partition import partition_of
 from rog_core.server.aggregation import ServerState
-from rog_ps import checkpoint, lookout
+from rog_ps import checkpoint, duplicate_server_check
 from rog_ps import main as server
 from rog_ps.directory import kept
 from rog_worker import main as worker
@@ -24,7 +24,7 @@ def alone(monkeypatch, tmp_path):
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
     for limit in ('SECONDS', '_LEAST'):  # nobody else is in the domain: the server need not look
-        monkeypatch.setattr(lookout, limit, 0.0)
+        monkeypatch.setattr(duplicate_server_check, limit, 0.0)
     monkeypatch.chdir(tmp_path)
     yield
     for number, handler in handlers.items():

@@ -15,7 +15,7 @@ from hostile import fingerprint
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.messages import Command, End, Kind, Receipt, TransferId
 from rog_core.protocol.states import DONE, OPEN, TRAINING
-from rog_core.server.limits import OUT_OF_STEP
+from rog_core.server.deadlines import OUT_OF_STEP
 from schedules import run_until
 
 LIMIT = 0.5   # heartbeat limit and patience, s
