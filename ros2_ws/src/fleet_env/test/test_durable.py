@@ -108,7 +108,7 @@ from fleet_env.durable import Kept
 from fleet_env.errors import DurableError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
-store = Kept(Path(sys.argv[1]), 'checkpoint', '.safetensors', 1)
+store = Kept(Path(sys.argv[1]), 'checkpoint', 1)
 content = (2).to_bytes(8, 'little') + b'{}' + bytes(5000)
 for act in (store.probe, lambda: store.write(content, {})):
     try:
