@@ -46,7 +46,9 @@ TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip
              'psutil': 'python3-psutil', 'pytest': 'python3-pytest',
              'selenium': 'python3-selenium'}
 # Used where they are found; an error or the log says so where one is missed.
-OPTIONAL = {'PyQt6', 'cupy', 'distributed', 'h5py', 'jtop', 'lerobot'}
+# Those of the study of peers, in environments of their own.
+OPTIONAL = {'PyQt6', 'cupy', 'distributed', 'h5py', 'jtop', 'lerobot',
+            'flwr', 'hivemind', 'nvflare', 'torchft'}
 
 
 def imports(package):
