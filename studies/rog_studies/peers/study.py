@@ -44,6 +44,7 @@ SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
 QUICK = ('rog', 'flower')   # programs of the short form
 QUICK_MINUTES = 40 / 60
+QUICK_SCALE = 0.1          # its network is small, and would not notice faster links
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Plan:
 
 def plan_of(data: Path | None = None, quick: bool = False, only: list[str] | None = None,
             scenarios: list[str] | None = None, robots: int | None = None,
-            minutes: float | None = None, seeds: int | None = None, scale: float = 1.0) -> Plan:
+            minutes: float | None = None, seeds: int | None = None,
+            scale: float | None = None) -> Plan:
     """Return the plan of the full study or, with ``quick``, of the short one.
 
     :param data: directory that holds cifar10 and traces; the short study does not need it.
@@ -78,6 +80,7 @@ def plan_of(data: Path | None = None, quick: bool = False, only: list[str] | Non
     if not 0 < minutes <= LONGEST:
         raise ConfigError(f'--minutes must be more than 0 and at most {LONGEST:g}, got '
                           f'{minutes:g}')
+    scale = (QUICK_SCALE if quick else 1.0) if scale is None else scale
     if not 0 < scale < float('inf'):
         raise ConfigError(f'--scale must be more than 0, got {scale:g}')
     robots = robots or (2 if quick else 4)

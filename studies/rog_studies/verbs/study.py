@@ -49,7 +49,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('--robots', type=at_least_one, metavar='K',
                         help='peers: number of robots (default: 4)')
     parser.add_argument('--scale', type=float, metavar='F', help='peers: factor on the recorded '
-                        'rates (default: 1)')
+                        'rates (default: 1; with --quick 0.1)')
     add_runs(parser, 'study')
     parser.set_defaults(run=_run)
 
@@ -110,8 +110,7 @@ def _peers(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str
         raise ConfigError(f'--methods, --jobs and --cluster are not of the study {PEERS}: it runs '
                           'real programs, one run at a time')
     plan = study.plan_of(options.data, options.quick, only, _listed(options.scenarios),
-                         options.robots, options.minutes, options.seeds,
-                         1.0 if options.scale is None else options.scale)
+                         options.robots, options.minutes, options.seeds, options.scale)
     check_rights()
     with runs_progress(plan.runs) as progress:
         data = study.run_study(plan, out, options.resume, lambda text: print(text, flush=True),
