@@ -219,13 +219,14 @@ def test_energy_and_waiting_are_of_the_run_alone():
 
 
 def test_the_outcome_says_whether_and_why_a_program_stopped():
-    assert outcome_of(100.0, 98.0, {}) == 'went on to the end'
-    assert outcome_of(100.0, 40.0, {}) == 'stopped at 40 s: its processes wait'
+    assert outcome_of(100.0, [1.0, 98.0], {}) == 'went on to the end'
+    assert outcome_of(100.0, [1.0, 9.0, 40.0], {}) == 'went on to the end'  # it paused 31 s
+    assert outcome_of(100.0, [1.0, 20.0, 40.0], {}) == 'stopped at 40 s: its processes wait'
     ended = {'robot1': [41.0, 'robot1 ended with exit code 1: no peer']}
-    assert outcome_of(100.0, 40.0, ended) == \
+    assert outcome_of(100.0, [20.0, 40.0], ended) == \
         'stopped at 40 s: at 41 s robot1 ended with exit code 1: no peer'
-    assert outcome_of(100.0, 98.0, ended).startswith('went on to the end, but at 41 s robot1')
-    assert outcome_of(100.0, None, {}) == 'trained nothing'
+    assert outcome_of(100.0, [98.0], ended).startswith('went on to the end, but at 41 s robot1')
+    assert outcome_of(100.0, [], {}) == 'trained nothing'
 
 
 def test_bytes_are_those_of_the_named_interface():
