@@ -290,6 +290,11 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path, made_up):
     again = run_study(_plan(), tmp_path, resume=True)
     assert made_up == [('slow', 'flower', 2)]
     assert study.text_tables(again) == study.text_tables(data)
+    part = run_study(_plan(programs=['flower'], seeds=1), tmp_path, resume=True)
+    assert made_up == [('slow', 'flower', 2)]
+    for title, rows in study.tables(part):
+        # All runs of this size in the directory; what pip could not install is of this call.
+        assert title == 'Not run' or (title, rows) in study.tables(again)
     with pytest.raises(ConfigError, match='holds a run with other settings'):
         run_study(_plan(minutes=3.0), tmp_path, resume=True)
 

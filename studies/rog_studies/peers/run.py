@@ -80,20 +80,25 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the study. ``fleet``: robots, links, minutes and seed. ``settings``: of the task."""
+    """A run of the study.
+
+    ``fleet``: robots, links, minutes and seed. ``settings``: of the task. ``scale``: factor on the
+    recorded rates.
+    """
 
     program: str
     scenario: Scenario
     fleet: FleetConfig
     settings: Settings
     targets: tuple[float, ...]
+    scale: float
     data: Path
     folder: Path
 
     def depends_on(self) -> dict[str, Any]:
         """Return what its result depends on, as values of JSON."""
         return {'minutes': self.fleet.minutes, 'robots': len(self.fleet.robots),
-                'links': [robot.link.model_dump(mode='json', exclude={'trace'})
+                'scale': self.scale, 'links': [robot.link.model_dump(mode='json', exclude={'trace'})
                           for robot in self.fleet.robots],
                 'task': {**vars(self.settings)}}
 
