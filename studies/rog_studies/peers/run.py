@@ -97,10 +97,10 @@ class Run:
 
     def depends_on(self) -> dict[str, Any]:
         """Return what its result depends on, as values of JSON."""
-        return {'minutes': self.fleet.minutes, 'robots': len(self.fleet.robots),
-                'scale': self.scale, 'links': [robot.link.model_dump(mode='json', exclude={'trace'})
-                          for robot in self.fleet.robots],
-                'task': {**vars(self.settings)}}
+        links = [robot.link.model_dump(mode='json', exclude={'trace'})
+                 for robot in self.fleet.robots]
+        return {'minutes': self.fleet.minutes, 'robots': len(links), 'scale': self.scale,
+                'links': links, 'task': dict(vars(self.settings))}
 
 
 def run(one: Run, peer: Peer | None, python: Path | None, versions: Mapping[str, str],
