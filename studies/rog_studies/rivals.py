@@ -317,7 +317,7 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
     :returns: the content of ``rivals.json``.
     """
     out.mkdir(parents=True, exist_ok=True)
-    _keep_records(records, out)
+    keep_records(records, out)
     data: dict[str, Any] = {
         'schema': SCHEMA, 'quick': plan.quick, 'tuned': {}, 'cases': {}, 'budget': {
             'tries': TRIES, 'minutes': plan.tuning * plan.minutes, 'seed': SEED}}
@@ -338,7 +338,7 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
     return data
 
 
-def _keep_records(records: Mapping[str, LinkTrace], out: Path) -> None:
+def keep_records(records: Mapping[str, LinkTrace], out: Path) -> None:
     """Write the records into ``out``, if they are not there yet.
 
     :raises ConfigError: ``out`` already holds other records, so a table would mix runs on both.
@@ -437,9 +437,9 @@ Column = Callable[[Mapping[str, Any]], str]
 
 def _progress_columns(case: Mapping[str, Any]) -> dict[str, Column]:
     columns: dict[str, Column] = {
-        'iterations': lambda m: _text(m['iterations']),
-        'stall %': lambda m: _text(m['stall_share'], 100, 1),
-        'MB pushed': lambda m: _text(m['sent_bytes'], 1e-6)}
+        'iterations': lambda m: text_of(m['iterations']),
+        'stall %': lambda m: text_of(m['stall_share'], 100, 1),
+        'MB pushed': lambda m: text_of(m['sent_bytes'], 1e-6)}
     for k, time in enumerate(case['times']):
         columns[f'% at {time / 60:g} min'] = partial(_cell, name=f'accuracy_{k}', scale=100)
     columns['% in the second half'] = partial(_cell, name='accuracy_settled', scale=100)
@@ -464,10 +464,10 @@ def _rows(case: Mapping[str, Any], columns: Mapping[str, Column]) -> list[Row]:
 
 
 def _cell(method: Mapping[str, Any], name: str, scale: float = 1.0) -> str:
-    return _text(method[name], scale)
+    return text_of(method[name], scale)
 
 
-def _text(found: Mapping[str, Any], scale: float = 1.0, digits: int | None = None) -> str:
+def text_of(found: Mapping[str, Any], scale: float = 1.0, digits: int | None = None) -> str:
     """Return a measure as mean ± half of its interval.
 
     If some seeds have no value, the text also says how many have one.

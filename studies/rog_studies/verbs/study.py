@@ -15,6 +15,7 @@ from rog_studies.catalogue import STUDIES
 from rog_studies.study import run_study, text_tables
 
 RIVALS = 'rivals'  # not in `STUDIES`, because its runs depend on the results of its tuning
+PEERS = 'peers'    # not in `STUDIES`, because its runs are real
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -25,20 +26,30 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                     'gsgm-svrg: the same with variance reduction. coding: gradient coding for '
                     'computers of several speeds that straggle (DGH-GC, Section 6). bounds: '
                     'where waiting for nobody does harm. rivals: every method, '
-                    'tuned, on natural images and on a map that robots share.')
-    parser.add_argument('study', choices=(*STUDIES, RIVALS), metavar='STUDY',
-                        help=', '.join((*STUDIES, RIVALS)))
-    parser.add_argument('--only', metavar='A,B,...', help='only the cases that begin like this')
+                    'tuned, on natural images and on a map that robots share. peers: the programs '
+                    'that users would otherwise install (Flower, PyTorch DDP, ...), from PyPI, '
+                    'in real time on emulated links; needs root.')
+    parser.add_argument('study', choices=(*STUDIES, RIVALS, PEERS), metavar='STUDY',
+                        help=', '.join((*STUDIES, RIVALS, PEERS)))
+    parser.add_argument('--only', metavar='A,B,...', help='only the cases that begin like this; '
+                        'peers: only these programs')
     parser.add_argument('--seeds', type=at_least_one, metavar='K',
                         help='runs of each variant (default: 5; fewer where runs are long)')
     parser.add_argument('--quick', action='store_true',
-                        help='rivals: the small version, which needs no data')
+                        help='rivals, peers: the small version, which needs no data')
     parser.add_argument('--data', type=Path, metavar='DIR',
-                        help='rivals: directory that holds cifar10 and traces')
+                        help='rivals, peers: directory that holds cifar10 and traces')
     parser.add_argument('--minutes', type=float, metavar='M',
-                        help='rivals: virtual minutes of a run (default: 60)')
+                        help='rivals: virtual minutes of a run (default: 60); peers: real minutes '
+                             '(default: 20)')
     parser.add_argument('--methods', metavar='A,B,...',
                         help='rivals: only these rows of its tables, bsp among them')
+    parser.add_argument('--scenarios', metavar='A,B,...', help='peers: what happens to the links '
+                        'and the processes; docs/rivals.md lists them')
+    parser.add_argument('--robots', type=at_least_one, metavar='K',
+                        help='peers: number of robots (default: 4)')
+    parser.add_argument('--scale', type=float, metavar='F', help='peers: factor on the recorded '
+                        'rates (default: 1; with --quick 0.1)')
     add_runs(parser, 'study')
     parser.set_defaults(run=_run)
 
@@ -47,7 +58,8 @@ def _run(options: argparse.Namespace) -> int:
     only = _listed(options.only)
     out = options.out or Path('runs') / f'study-{options.study}-{time.strftime("%Y%m%d-%H%M%S")}'
     try:
-        text, paths = (_rivals if options.study == RIVALS else _study)(options, only, out)
+        kind = {RIVALS: _rivals, PEERS: _peers}.get(options.study, _study)
+        text, paths = kind(options, only, out)
     except KeyboardInterrupt:
         print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
               file=sys.stderr)
@@ -65,6 +77,7 @@ def _study(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str
     study = STUDIES[options.study]
     if options.quick or options.data or options.minutes is not None or options.methods:
         raise ConfigError(f'--quick, --data, --minutes and --methods are of the study {RIVALS}')
+    _only_peers(options)
     if only:
         study = study.only(only)
     runs = sum(map(len, study.jobs(out, options.seeds).values()))
@@ -78,6 +91,7 @@ def _study(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str
 def _rivals(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str, list[Path]]:
     from rog_studies import rivals
 
+    _only_peers(options)
     plan = rivals.plan_of(options.data, options.quick, options.minutes, options.seeds,
                           _listed(options.methods)).only(only)
     with runs_progress(plan.runs) as progress:
@@ -85,6 +99,29 @@ def _rivals(options: argparse.Namespace, only: list[str], out: Path) -> tuple[st
                                  progress=progress, resume=options.resume, cluster=options.cluster)
     return rivals.text_tables(data), [out / 'rivals.json', out / 'rivals.md',
                                       *rivals.draw_rivals(out)]
+
+
+def _peers(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str, list[Path]]:
+    from rog_cli.emulated_network import check_rights
+
+    from rog_studies.peers import figures, study
+
+    if options.methods or options.jobs or options.cluster:
+        raise ConfigError(f'--methods, --jobs and --cluster are not of the study {PEERS}: it runs '
+                          'real programs, one run at a time')
+    plan = study.plan_of(options.data, options.quick, only, _listed(options.scenarios),
+                         options.robots, options.minutes, options.seeds, options.scale)
+    check_rights()
+    with runs_progress(plan.runs) as progress:
+        data = study.run_study(plan, out, options.resume, lambda text: print(text, flush=True),
+                               progress)
+    return study.text_tables(data), [out / study.PEERS_FILE, out / 'peers.md',
+                                     *figures.draw_peers(out)]
+
+
+def _only_peers(options: argparse.Namespace) -> None:
+    if options.scenarios or options.robots or options.scale is not None:
+        raise ConfigError(f'--scenarios, --robots and --scale are of the study {PEERS}')
 
 
 def _listed(text: str | None) -> list[str]:

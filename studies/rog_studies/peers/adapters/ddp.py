@@ -1,0 +1,134 @@
+"""Plain PyTorch: DistributedDataParallel over gloo, elastic as torchrun makes it.
+
+After PyTorch's tutorials "Fault-tolerant Distributed Training with torchrun" and "Multinode
+training": a robot's process is torchrun's elastic agent, which starts this program again as a
+worker whenever the group of robots changes. The server holds the store by which the robots find
+each other. Every robot keeps what it has trained on its disk; the robots go on from the newest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .task import Journal, Task, arguments
+
+PORT = 29400
+SILENCE = 60.0    # s after which an exchange fails; gloo's default, 30 minutes, outlasts a run
+KEEP_EVERY = 10.0  # s between two saves of a robot's own state
+FILE = 'kept.npz'  # in the folder of the process
+
+
+def main() -> None:
+    """Run the role that the arguments name."""
+    options = arguments((('--worker', {'action': 'store_true'}),))
+    if options.role == 'server':
+        store = dist.TCPStore(options.server, PORT, is_master=True, wait_for_workers=False)
+        print(f'the store listens on {store.host}:{store.port}', flush=True)
+        threading.Event().wait()
+    elif options.worker:
+        train(options.folder, options.robot)
+    else:
+        # From here on this process is the elastic agent.
+        os.execv(sys.executable, [
+            sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{options.robots}',
+            '--nproc-per-node=1', '--max-restarts=1000', '--rdzv-backend=c10d',
+            f'--rdzv-endpoint={options.server}:{PORT}', '--rdzv-id=study',
+            '--rdzv-conf=is_host=0', f'--local-addr={_own_address(options.server)}',
+            '-m', 'adapters.ddp', '--worker', *sys.argv[1:]])
+
+
+def train(folder: Path, robot: int) -> None:
+    """Train until this process is ended, or an exchange fails."""
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', timeout=timedelta(seconds=SILENCE))
+    task = Task(folder, robot)
+    journal = Journal(folder, f'robot{robot + 1}', task.settings)
+    journal.note(f'rank {dist.get_rank()} of {dist.get_world_size()}')
+    model = task.model()
+    optimizer = task.optimizer(model)
+    step = _newest_of_all(model, optimizer)
+    backward_s = _backward_seconds(task, model)
+    parallel = DistributedDataParallel(model)
+    saved = time.monotonic()
+    for batch in islice(task.batches(), step, None):
+        began = time.monotonic()
+        loss = task.loss(parallel, batch)
+        # The robot's slow board: the exchange begins within backward, so the pace comes before it.
+        time.sleep(max(began + task.settings.pace - backward_s - time.monotonic(), 0.0))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        journal.batch(len(batch[1]), task.settings.pace)
+        if dist.get_rank() == 0:
+            journal.version(step)
+            journal.snapshot(model)
+        if time.monotonic() > saved + KEEP_EVERY:
+            _keep(model, optimizer, step)
+            saved = time.monotonic()
+
+
+def _backward_seconds(task: Task, model: nn.Module) -> float:
+    """Return the duration of one backward pass on this machine, which is part of the pace."""
+    loss = task.loss(model, next(task.batches()))
+    began = time.monotonic()
+    loss.backward()
+    took = time.monotonic() - began
+    model.zero_grad()
+    return took
+
+
+def _newest_of_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load the newest state that any robot has kept into all of them; return its step."""
+    step = torch.zeros(1, dtype=torch.int64)
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    if Path(FILE).exists():
+        with np.load(FILE) as kept, torch.no_grad():
+            step[0] = int(kept['step'])
+            for index, parameter in enumerate(model.parameters()):
+                parameter.copy_(torch.from_numpy(kept[f'value{index}']))
+                velocity[index].copy_(torch.from_numpy(kept[f'velocity{index}']))
+    steps = [torch.zeros_like(step) for _ in range(dist.get_world_size())]
+    dist.all_gather(steps, step)
+    newest = max(range(len(steps)), key=lambda rank: int(steps[rank]))
+    for tensor in (step, *(p.data for p in model.parameters()), *velocity):
+        dist.broadcast(tensor, newest)
+    if step:
+        for parameter, values in zip(model.parameters(), velocity, strict=True):
+            optimizer.state[parameter]['momentum_buffer'] = values
+    return int(step)
+
+
+def _keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    arrays = {'step': np.array(step)}
+    for index, parameter in enumerate(model.parameters()):
+        arrays[f'value{index}'] = parameter.detach().numpy()
+        arrays[f'velocity{index}'] = optimizer.state[parameter]['momentum_buffer'].numpy()
+    with open(FILE + '.part', 'wb') as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    os.replace(FILE + '.part', FILE)
+
+
+def _own_address(server: str) -> str:
+    """Return the address of this robot on the network that leads to the server."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((server, PORT))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,130 @@
+"""The peers, and the Python environment of each, made by pip: their requirements conflict.
+
+An environment is made once and kept in the user's cache directory, under a digest of what it must
+hold. Nothing of this suite is installed in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rog_core.errors import ConfigError, RogError
+
+TORCH = 'torch==2.13.0'   # as constraints.txt of this suite has it; a CPU build where pip finds one
+LIMIT = 1200.0            # s that pip may take
+READY = 'ready.json'      # file in a finished environment: name of a package -> its version
+OURS = 'rog'
+_LINES = 12               # last lines of pip that an error shows
+# What pip says when it reaches no registry that has the package.
+_UNREACHABLE = ('No matching distribution', 'Could not find a version', 'ConnectionError',
+                'Temporary failure in name resolution', 'Max retries exceeded', 'timed out')
+
+
+class EnvironmentFault(RogError):
+    """The environment of a peer cannot be made; ``unreachable``: pip reached no registry."""
+
+    def __init__(self, text: str, unreachable: bool = False) -> None:
+        super().__init__(text)
+        self.unreachable = unreachable
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A program that is compared.
+
+    ``adapter``: module of `adapters`. ``requirements``: for pip, the exact versions. ``options``:
+    further arguments of the adapter. ``what``: what it is, for tables.
+    """
+
+    name: str
+    adapter: str
+    requirements: tuple[str, ...]
+    what: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Digest of the environment: of the requirements, and of the version of Python."""
+        text = json.dumps([*self.requirements, sys.version_info[:2]])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+_FLOWER = (TORCH, 'numpy==2.4.6', 'flwr==1.42.0')
+PEERS = {peer.name: peer for peer in (
+    Peer('ddp', 'ddp', (TORCH, 'numpy==2.4.6'), 'PyTorch DDP over gloo, elastic (torchrun)'),
+    Peer('flower', 'flower', _FLOWER, 'Flower, FedAvg'),
+    Peer('flower-fedadam', 'flower', _FLOWER, 'Flower, FedAdam', ('--strategy', 'fedadam')))}
+
+
+def chosen(names: list[str]) -> list[str]:
+    """Return the names of the programs to run, ours first; all if none is named.
+
+    :raises ConfigError: there is no program with such a name.
+    """
+    known = [OURS, *PEERS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f'--only must name some of {", ".join(known)}, got {name!r}')
+    return [name for name in known if not names or name in names]
+
+
+def cache() -> Path:
+    """Return the directory that holds the environments."""
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'rog' / 'peers'
+
+
+def environment(peer: Peer, log: Path, tell: Callable[[str], None] = lambda text: None) -> Path:
+    """Return the Python of a peer's environment; make the environment if there is none.
+
+    :param log: file that receives what pip says.
+    :param tell: receives a line of text before pip begins, which takes minutes.
+    :raises EnvironmentFault: pip failed; the message has its last lines.
+    """
+    # Peers with the same requirements share an environment.
+    place = cache() / f'{peer.adapter}-{peer.digest}'
+    python = place / 'bin' / 'python'
+    if (place / READY).exists():
+        return python
+    tell(f'{peer.name}: pip makes its environment: {", ".join(peer.requirements)}')
+    shutil.rmtree(place, ignore_errors=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    _run(peer, [sys.executable, '-m', 'venv', str(place)], log)
+    _run(peer, [str(python), '-m', 'pip', 'install', '--no-input', *peer.requirements], log)
+    done = _run(peer, [str(python), '-m', 'pip', 'list', '--format', 'json'], log)
+    versions = {one['name']: one['version'] for one in json.loads(done)}
+    (place / READY).write_text(json.dumps(versions, indent=1, sort_keys=True) + '\n')
+    return python
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Return name -> version of the packages in an environment that `environment` has made."""
+    found: dict[str, str] = json.loads((python.parent.parent / READY).read_text())
+    return found
+
+
+def _run(peer: Peer, command: list[str], log: Path) -> str:
+    """Run a command, add its output to the log, and return its standard output."""
+    # Without the variables of ROS and of this suite's packages, which the peer must not see.
+    clean = {name: value for name, value in os.environ.items()
+             if name not in ('PYTHONPATH', 'PYTHONHOME', 'VIRTUAL_ENV')}
+    try:
+        done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        raise EnvironmentFault(f'{peer.name}: `{" ".join(command)}` must end within {LIMIT:g} s, '
+                               f'but did not; its output: {log}') from None
+    with log.open('a') as file:
+        file.write(f'$ {" ".join(command)}\n{done.stdout}{done.stderr}')
+    if done.returncode:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise EnvironmentFault(
+            f'{peer.name}: `{" ".join(command)}` failed; all that it said is in {log}, the end:\n'
+            + '\n'.join(said[-_LINES:]), any(text in done.stderr for text in _UNREACHABLE))
+    return done.stdout

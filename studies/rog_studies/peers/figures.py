@@ -1,0 +1,77 @@
+"""Figure of a study of peers: accuracy over time, a panel for each scenario."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from rog_sim.figures import style
+
+from .environments import OURS
+from .results import RESULT_FILE
+from .study import PEERS_FILE
+
+POINTS = 200  # of a curve
+# After Okabe and Ito, whom colour-blind people can distinguish; ours is black.
+_COLORS = ('#d55e00', '#0072b2', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#9a9a9a')
+
+
+def draw_peers(out: Path) -> list[Path]:
+    """Draw ``accuracy``: the mean of the seeds, and their least and greatest; return the paths."""
+    data = json.loads((out / PEERS_FILE).read_text())
+    names = [name for name, one in data['programs'].items() if not one['missing']]
+    colors = dict(zip((name for name in names if name != OURS), _COLORS, strict=False))
+    cases = list(data['cases'])
+    if not cases:
+        return []
+    with style.styled():
+        wide = min(len(cases), 3)
+        rows = -(-len(cases) // wide)
+        figure = style.new_figure(style.COLUMN if wide == 1 else style.PAGE, 2.2 * rows)
+        panels = figure.subplots(rows, wide, sharey=True, squeeze=False)
+        for axes in panels.flat[len(cases):]:
+            axes.set_visible(False)
+        for axes, scenario in zip(panels.flat, cases, strict=False):
+            for name in names:
+                _draw(axes, name, _results(out / scenario / name), colors.get(name, 'black'))
+            _mark(axes, out / scenario)
+            axes.set(title=scenario, xlabel='time, min')
+        for row in panels:
+            row[0].set_ylabel('accuracy, %')
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc='outside lower center', ncols=4)
+        return style.save(figure, out, 'accuracy')
+
+
+def _results(place: Path) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in sorted(place.glob(f'seed*/{RESULT_FILE}'))]
+    return [one for one in found if one['started']]
+
+
+def _draw(axes: Axes, name: str, results: list[dict[str, Any]], color: str) -> None:
+    if not results:
+        axes.plot([], [], color=color, label=name)
+        return
+    at = np.linspace(0, results[0]['duration_s'], POINTS)
+    curves = 100 * np.array([_held(one['curve'], at) for one in results])
+    axes.plot(at / 60, curves.mean(0), color=color, label=name, lw=1.5 if name == OURS else 1.0)
+    if len(curves) > 1:
+        axes.fill_between(at / 60, curves.min(0), curves.max(0), color=color, alpha=.15, lw=0)
+
+
+def _held(curve: list[list[float]], at: np.ndarray) -> np.ndarray:
+    """Return the newest accuracy at each time."""
+    times, values = np.array(curve).T
+    held: np.ndarray = values[np.searchsorted(times, at, side='right') - 1]
+    return held
+
+
+def _mark(axes: Axes, place: Path) -> None:
+    """Draw a line where something happened."""
+    path = next(iter(sorted(place.glob(f'*/seed*/{RESULT_FILE}'))), None)
+    for t, what, _ in json.loads(path.read_text())['events'] if path else []:
+        axes.axvline(t / 60, color='#9a9a9a', lw=.7, ls=':' if what in ('start', 'link up') else
+                     '--')

@@ -1,0 +1,116 @@
+"""Our own suite among the peers: the processes of `rog fleet up --emulate`, with the same task."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_env.fleet import FleetConfig, TrainingConfig
+from fleet_env.settings import changed
+from rog_cli.emulated_fleet import EmulatedFleet
+from rog_ps.directory import kept
+from rog_tasks.task import Task as RogTask
+from safetensors.numpy import load
+from torch import Tensor, nn
+
+from .adapters.task import SERVER, Journal, Settings, Task
+from .world import World
+
+SYNC, CODEC = 'rsp:20+pipeline+sparse', 'onebit'   # as in the fleet files of rog_bringup
+KEEP = 100_000   # checkpoints: all of them, as each is a snapshot
+FOLDER = 'fleet'  # of the run, with the files of the fleet
+
+
+class PeerTask(RogTask):
+    """The task that the peers train, with the same journal.
+
+    :param folder: folder of the run, as for `adapters.task.Task`.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._task = Task(self._folder)
+        self._journal: Journal | None = None
+
+    def model(self) -> nn.Module:
+        """Return the network with the weights from which every peer starts."""
+        return self._task.model()
+
+    def batches(self, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of a robot, without end; from now on `loss` notes every batch."""
+        self._journal = Journal(self._folder, f'robot{rank + 1}', self._task.settings)
+        return Task(self._folder, rank).batches()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the mean cross entropy, and note the batch, which the worker lets last `pace`."""
+        if self._journal is not None:
+            self._journal.batch(len(batch[1]), self._task.settings.pace)
+        return self._task.loss(model, batch)
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the share of the spoilt test images that the model recognises."""
+        return self._task.accuracy(model)
+
+
+def with_training(fleet: FleetConfig, settings: Settings, folder: Path, start_s: float
+                  ) -> FleetConfig:
+    """Return the fleet with the settings of a run.
+
+    :param fleet: robots, links and minutes of the run.
+    :param start_s: s that the start may take; the study ends the run, not the server.
+    """
+    training = TrainingConfig(
+        task='rog_studies.peers.ours:PeerTask', task_options={'folder': str(folder)}, sync=SYNC,
+        codec=CODEC, learning_rate=settings.learning_rate, momentum=settings.momentum,
+        batch_size=settings.batch_size, pace=settings.pace, evaluate_every=0)
+    return changed(fleet, minutes=2 * fleet.minutes + start_s / 60, training=training, server={
+        'checkpoint_every': settings.snapshot_s, 'keep': KEEP},
+        robots=tuple(changed(robot, pace=settings.pace) for robot in fleet.robots))
+
+
+class Ours:
+    """The server and the robots of this suite."""
+
+    def __init__(self, world: World) -> None:
+        from rog_core.warm_up import warm_up  # imports numba, which is slow
+
+        warm_up()  # compile here once, instead of in every process at the same time
+        self._folder = world.out
+        self._fleet = EmulatedFleet(world.network, world.out / FOLDER, world.names)
+
+    def command(self, name: str, again: bool) -> list[str]:
+        """Return the command of a process; ``again``: it was killed before."""
+        self._fleet.resume = again and name == SERVER
+        return [sys.executable, '-m', *self._fleet.command(name)]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the environment variables of a process."""
+        return self._fleet.environment(name)
+
+    def collect(self) -> None:
+        """Make the server's checkpoints the snapshots of the run."""
+        place = self._folder / 'snapshots' / SERVER
+        place.mkdir(parents=True, exist_ok=True)
+        store = kept(self._folder / FOLDER)
+        lines = []
+        for number in store.numbers():
+            path, about = store.path(number), store.path(number, '.json')
+            t = about.stat().st_mtime - time.time() + time.monotonic()
+            tensors = load(path.read_bytes())
+            np.savez(place / f'{t:.3f}.npz', **{  # type: ignore[arg-type]
+                name: values for name, values in tensors.items() if not name.startswith('rog/')})
+            meta: dict[str, Any] = json.loads(about.read_text())
+            lines.append({'t': round(t, 4), 'kind': 'version', 'pid': os.getpid(),
+                          'version': int(meta['iteration'])})
+            for file in (path, about):
+                file.unlink()
+        (self._folder / 'journals').mkdir(exist_ok=True)
+        (self._folder / 'journals' / f'{SERVER}.jsonl').write_text(
+            ''.join(json.dumps(line) + '\n' for line in lines))
+

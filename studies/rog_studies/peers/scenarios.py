@@ -1,0 +1,92 @@
+"""The scenarios: links, and what happens to whom at what time, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rog_core.errors import ConfigError
+
+What = Literal['link down', 'link up', 'kill', 'start']
+STEADY = 20.0     # Mbit/s, rate of the links on which one thing goes wrong
+SLOW = 1.0        # Mbit/s, rate of the slow robot's link
+VICTIM = 'robot2'
+SERVER = 'server'
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens at ``share`` of the run and ``after`` seconds more.
+
+    ``whom``: name of a robot, or ``server``.
+    """
+
+    what: What
+    whom: str
+    share: float
+    after: float = 0.0
+
+    def at(self, minutes: float) -> float:
+        """Return the time in a run of ``minutes``, s since the links' records began."""
+        return 60 * minutes * self.share + self.after
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario.
+
+    ``record``: the record that links replay (a key of `rog_studies.rivals.records_of`); '' for
+    links of constant rates. ``rates``: name of a robot -> constant rate of its link, Mbit/s, where
+    it is not `STEADY`.
+    """
+
+    name: str
+    help: str
+    record: str = ''
+    rates: tuple[tuple[str, float], ...] = ()
+    events: tuple[Event, ...] = ()
+
+    def schedule(self, minutes: float) -> list[tuple[float, Event]]:
+        """Return the events of a run with their times, in order.
+
+        :raises ConfigError: the run ends before an event.
+        """
+        found = sorted(((event.at(minutes), event) for event in self.events), key=lambda e: e[0])
+        if found and found[-1][0] >= 60 * minutes:
+            last = found[-1]
+            raise ConfigError(f'--minutes must be long enough for scenario {self.name}: '
+                              f'{last[1].what} of {last[1].whom} comes {last[0]:g} s after the '
+                              f'beginning, got {minutes:g} minutes')
+        return found
+
+
+def _again(whom: str) -> tuple[Event, ...]:
+    return Event('kill', whom, 1 / 3), Event('start', whom, 1 / 3, 10.0)
+
+
+SCENARIOS = {scenario.name: scenario for scenario in (
+    Scenario('outdoor', 'the published outdoor record', 'published'),
+    Scenario('reversed', 'the outdoor record backwards', 'reversed'),
+    Scenario('indoor', 'the indoor record', 'indoors'),
+    Scenario('slow', f'{VICTIM} has {SLOW:g} Mbit/s, the others {STEADY:g}',
+             rates=((VICTIM, SLOW),)),
+    Scenario('outage', f'the link of {VICTIM} is dead for 60 s', events=(
+        Event('link down', VICTIM, 1 / 3), Event('link up', VICTIM, 1 / 3, 60.0))),
+    Scenario('lost', f'the link of {VICTIM} dies and stays dead', events=(
+        Event('link down', VICTIM, 1 / 3),)),
+    Scenario('robot-restart', f'{VICTIM} is killed, and started again 10 s later',
+             events=_again(VICTIM)),
+    Scenario('server-restart', 'the server is killed, and started again 10 s later',
+             events=_again(SERVER)))}
+DEFAULT = ('outdoor', 'slow', 'outage', 'lost', 'robot-restart', 'server-restart')
+
+
+def chosen(names: list[str]) -> list[Scenario]:
+    """Return the scenarios with these names; those of `DEFAULT` if there are none.
+
+    :raises ConfigError: there is no scenario with such a name.
+    """
+    for name in names:
+        if name not in SCENARIOS:
+            raise ConfigError(f'--scenarios must name some of {", ".join(SCENARIOS)}, got {name!r}')
+    return [SCENARIOS[name] for name in names or DEFAULT]

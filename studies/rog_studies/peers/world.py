@@ -1,0 +1,148 @@
+"""The world of one run: the processes of a program in namespaces behind emulated links.
+
+The network is that of `rog fleet up --emulate` (`rog_cli.emulated_network`): a namespace for the
+server and for each robot, links that replay their records, air time that robots share. The
+programs in it see ordinary interfaces. Everything in a namespace ends with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from fleet_env.fleet import FleetConfig
+from fleet_env.fleet_file import dump_fleet
+from fleet_env.radio import Conditions
+from rog_cli.emulated_network import INTERFACE, SERVER, EmulatedNetwork, addresses
+from rog_cli.processes import how_it_ended
+from rog_cli.radio import processes_in
+
+ORDERLY = 10.0  # s that processes have to end after SIGTERM
+GONE = 10.0     # s within which killed processes must be gone
+_STEP = 0.05    # s between two looks
+
+
+class World:
+    """Namespaces, links and processes of a run, as a context.
+
+    :param fleet: its robots and links are those of the run.
+    :param out: directory of the run; logs of the processes go to ``logs``.
+    :raises NetworkError: on entering; the user is not root, or the kernel lacks a feature.
+    """
+
+    def __init__(self, fleet: FleetConfig, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / 'fleet.yaml').write_text(dump_fleet(fleet))
+        self.out, self.network = out, EmulatedNetwork(fleet, out)
+        self.names = [SERVER, *self.network.robots]
+        self.address = addresses(self.network.robots)[SERVER]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.down: set[str] = set()  # names whose processes were killed, and not started again
+        self._inodes: dict[str, int] = {}
+
+    def __enter__(self) -> World:
+        self.network.__enter__()
+        for name in self.names:
+            with self.network.inside(name):
+                self._inodes[name] = os.stat('/proc/thread-self/ns/net').st_ino
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.network.close()
+        for process in self.processes.values():
+            process.wait(GONE)
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], place: Path
+              ) -> None:
+        """Start a process in the namespace of ``server`` or of a robot, in the folder ``place``."""
+        log = self.log(name)
+        for folder in (log.parent, place):
+            folder.mkdir(parents=True, exist_ok=True)
+        with log.open('ab') as file, self.network.inside(name):
+            self.processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True, env=dict(environment), cwd=place)
+        self.down.discard(name)
+
+    def kill(self, name: str) -> None:
+        """Kill all processes in a namespace at once, as when the power fails.
+
+        :raises TimeoutError: some are not gone within `GONE` seconds.
+        """
+        self.down.add(name)
+        until = time.monotonic() + GONE
+        while found := processes_in({self._inodes[name]}):
+            for number in found:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            self.ended(name)
+            if time.monotonic() > until:
+                raise TimeoutError(f'processes {found} of {name} must be gone {GONE:g} s after '
+                                   'SIGKILL, but are not')
+            time.sleep(_STEP)
+
+    def ended(self, name: str) -> int | None:
+        """Return the exit code of a name's process; None if it runs."""
+        return self.processes[name].poll()
+
+    def set_link(self, robot: str, linked: bool) -> None:
+        """Cut or restore the link of a robot; its conditions are else those of the fleet file."""
+        delay = self.network.fleet.robot(robot).link.latency
+        self.network.change(robot, Conditions(linked=linked, delay=delay))
+
+    def begin(self) -> None:
+        """Start the records of the links; until then the links are fast."""
+        self.network.begin()
+
+    def bytes(self) -> dict[str, tuple[int, int]]:
+        """Return name -> bytes received and sent, by the counters of its interface."""
+        found = {}
+        for name in self.names:
+            with self.network.inside(name):
+                found[name] = interface_bytes(Path('/proc/thread-self/net/dev').read_text())
+        return found
+
+    def end(self) -> None:
+        """Ask all processes to end, then kill those that are left."""
+        for name, process in self.processes.items():
+            if self.ended(name) is None:
+                process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + ORDERLY
+        while any(self.ended(name) is None for name in self.processes) \
+                and time.monotonic() < until:
+            time.sleep(_STEP)
+        for name in self.names:
+            self.kill(name)
+
+    def log(self, name: str) -> Path:
+        """Return the file that has what a name's processes print."""
+        return self.out / 'logs' / f'{name}.log'
+
+    def how(self, name: str) -> str:
+        """Return how a name's process ended, with the last line of its log."""
+        code = self.ended(name)
+        if code is None:
+            return 'runs'
+        lines = [line for line in self.log(name).read_text(errors='replace').splitlines()
+                 if line.strip()]
+        return f'{name} {how_it_ended(code)}: {lines[-1] if lines else "it printed nothing"}'
+
+
+def interface_bytes(text: str, interface: str = INTERFACE) -> tuple[int, int]:
+    """Return bytes received and sent by an interface; ``text``: that of /proc/net/dev.
+
+    :raises ValueError: there is no such interface.
+    """
+    for line in text.splitlines():
+        name, colon, counters = line.partition(':')
+        if colon and name.strip() == interface:
+            fields = counters.split()
+            return int(fields[0]), int(fields[8])
+    raise ValueError(f'/proc/net/dev must have a line of {interface}, got {text!r}')
