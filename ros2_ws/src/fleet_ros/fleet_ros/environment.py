@@ -76,7 +76,7 @@ def fastdds_version() -> int:
 
 
 def fastdds_file() -> str:
-    """Return the variable that names the profile for the Fast DDS of this ROS 2."""
+    """Return the environment variable that names the profile to the Fast DDS of this ROS 2."""
     return FASTDDS_FILES[fastdds_version() - 2]
 
 
@@ -98,7 +98,7 @@ def _kept(profile: str) -> Path:
 
 
 def where_traffic_goes(network: ReachConfig) -> str:
-    """Return the sentence about the network that every start prints."""
+    """Return the sentence that each command prints at its start: which network the traffic uses."""
     domain = f'DDS domain {domain_of(network)}'
     domain += f', namespace {network.namespace}' * bool(network.namespace)
     if is_loopback(network):

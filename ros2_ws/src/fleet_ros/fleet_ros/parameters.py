@@ -28,7 +28,7 @@ def declared(model: type[Settings]) -> Iterator[Knob]:
 
 
 def declare(node: Node, model: type[S], prefix: str = '') -> S:
-    """Declare the parameters that the node lacks; return the values of all as a ``model``.
+    """Declare the parameters of ``model`` that the node lacks; return the values of all of them.
 
     :param prefix: prefix of every parameter's name.
     """
