@@ -25,8 +25,8 @@ class Policy(ABC):
     """Computes a chunk of actions from observations.
 
     Your own class may derive from this class, or just have ``model``, ``observe`` and ``actions``.
-    Options arrive as keyword arguments of the constructor, and so does the ``contract`` if the
-    constructor has such a parameter.
+    The constructor receives the options as keyword arguments, and the `Contract` if it has a
+    parameter ``contract``.
 
     ``contract``: name of a contract file in the folder of the module, or the content of a contract;
     None: a parameter of the node names the file.
