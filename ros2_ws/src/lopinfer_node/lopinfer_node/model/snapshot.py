@@ -54,7 +54,7 @@ class Snapshot:
             raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
-        self._running = 0    # calls of the model itself, which may store results
+        self._running = 0    # number of calls of the model now under way, which may store results
         self._turn = 0
         self._seen = ''      # change that a background check has found
         found = self._taken.followed
@@ -257,6 +257,6 @@ def _plain(value: Any) -> bool:
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether an object of this kind, if no code reads it, holds only results."""
+    """Return whether a value can only be a stored result if the model's code does not read it."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

@@ -48,7 +48,7 @@ class _Aliased(Exception):
 
 def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
            structure: pytree.TreeSpec) -> Tape:
-    """Trace `model`, called with `inputs`, which are nested as `structure` says: (args, kwargs).
+    """Trace a call of `model` with the tensors `inputs`, nested as (args, kwargs) by `structure`.
 
     Raises ModelError with the reason and the place in the model.
     """
@@ -370,7 +370,7 @@ class _Reader:
 
 
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
-    """Return the record whose memory the result may share by the operator's schema, or None."""
+    """Return the record with whose result this result may share memory (by the schema), or None."""
     if all(r.alias_info is None for r in target._schema.returns):
         return None
     return next((bound[a.name].index for a in target._schema.arguments

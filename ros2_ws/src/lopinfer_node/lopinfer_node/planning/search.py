@@ -102,8 +102,8 @@ def beam_search(p, w, positions, width, most, least):
         value[k] = _value(p, w, most[k], least[k])
         _path(p, w, value[k], on_path[k])
     for position in positions:
-        # One row for each way to extend a beam: its number, direction of the boundary (-1: none),
-        # side of the global operators, held, step.
+        # One row for each way to extend a beam: number of the beam, direction of the boundary
+        # (-1: none), side of the global operators, whether operators are held, step.
         ways = np.zeros((beams * (1 + 6 * STEPS), 5), np.int64)
         values = np.full((len(ways), 3), np.inf)
         made = 0

@@ -38,14 +38,14 @@ class LinkEstimate:
     rate: float = INITIAL_RATE
     round_trip: float = 0.02
     known: bool = False       # whether a train has been measured
-    delivered: int = 0        # bytes
+    delivered: int = 0        # bytes that have arrived
     backoff: float = 1.0      # factor on the time-out; each time-out that fires doubles it
     _trips: deque[float] = field(default_factory=lambda: deque([0.02], 64), repr=False)
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf
     _last: tuple[int, float] = (-1, 0.0)   # last packet, and the time of its arrival
     _before: float = math.inf              # rate before the present train; infinite: unknown
-    _bytes: float = 0.0                    # bytes and seconds of the present train, by weight
+    _bytes: float = 0.0                    # weighted bytes and seconds of the present train
     _seconds: float = 0.0
     _length: float = 0.0                   # bytes of the whole train
 

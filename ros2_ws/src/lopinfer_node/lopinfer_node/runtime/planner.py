@@ -90,9 +90,9 @@ class TablePlanner:
 
         The search assumes links with equal rates in both directions. For other links, a plan made
         for another bandwidth may be better than the plan for the uplink's bandwidth. The simplest
-        plans run the whole model on one side. A layer plan must be better than the best of these by
-        a margin to replace it, and a plan of LOSS must be better than both by a margin, because
-        estimates are not more exact than the margin.
+        plans run the whole model on one side. A layer plan, which runs each operator whole on one
+        side, must be better than the best of these by a margin to replace it. A plan of LOSS must
+        be better than both by a margin. The margin allows for the error of the estimates.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))

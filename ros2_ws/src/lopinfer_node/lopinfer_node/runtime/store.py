@@ -96,7 +96,7 @@ class Store:
             self._complete(folder)
 
     def remove(self, digest: str) -> None:
-        """Delete a model that does not match its digest."""
+        """Delete the files of a complete model."""
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:

@@ -7,7 +7,8 @@ then reserves the memory that the trial has used.
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
 prints one JSON object: {"loaded": bytes, "request": bytes, "plan": bytes, "profile": {...}}, or
-{"error": text}.
+{"error": text}. MEMORY and LONGEST are the arguments of `Trier`. SERVER is the process id of the
+server; the trial ends when the server ends.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
 
 
 def _plan_bytes(traced: Traced) -> int:
-    """Return the bytes that a plan takes, measured for one that halves each divisible operator."""
+    """Return the bytes of a plan, measured on a plan that halves each divisible operator."""
     whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
     cuts = np.where(whole, 0, traced.graph.extents // 2)
     tracemalloc.start()

@@ -129,7 +129,8 @@ def attention(call: Call) -> Division:
             end = max(n[1] for v, n in zip(call.values, needs, strict=True) if v != query)
             visible = end if any(v.axis == rank - 2 for v in call.values if v != query) else keys
 
-            def on_slices(*tensors: torch.Tensor) -> torch.Tensor:   # frees the mask at the end
+            # Make the mask in each call, so that no memory holds it between calls.
+            def on_slices(*tensors: torch.Tensor) -> torch.Tensor:
                 at = torch.arange(max(visible, hi), device=tensors[0].device)
                 past = at[None, :visible] <= at[lo:hi, None]
                 return call.bind(attn_mask=Weight('causal', past), is_causal=False)(*tensors)
