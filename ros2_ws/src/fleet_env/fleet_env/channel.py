@@ -83,7 +83,7 @@ class Channel:
         return self._left_at if self._left else self._soonest
 
     def pop(self, now: float) -> list[tuple[str, bool, Any]]:
-        """Return (robot, uplink, item) of each item that left by ``now``, in order of departure."""
+        """Return (robot, uplink, item) of each item that left by ``now``, in departure order."""
         if self._soonest <= now:
             self._run(now)
         left, self._left = self._left, []

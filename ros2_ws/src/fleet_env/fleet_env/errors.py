@@ -9,7 +9,7 @@ class FleetEnvError(ValueError):
     """Base of all errors in files and settings; holds file, line and message.
 
     :param message: what is wrong and what to do, one sentence each.
-    :param file: path of the file, empty when the value did not come from one.
+    :param file: path of the file, empty when the value does not come from a file.
     :param line: 1-based line number, 0 when it is not known.
     """
 

@@ -273,7 +273,7 @@ class _Document:
             raise self._error(error.message, (*path, *error.path)) from None
 
     def _resolved(self, link: LinkConfig, path: _Path) -> LinkConfig:
-        """Return ``link`` with an absolute path of its trace, which must exist."""
+        """Return ``link`` with the absolute path of its trace file, which must exist."""
         if link.trace in PROFILES or not link.trace:
             return link
         file = Path(os.path.abspath(self._file)).parent / link.trace

@@ -26,8 +26,8 @@ class EnergyMeter:
     """Adds up the seconds in each state and the energy; `enter` tells it each change of state.
 
     :param model: power per state.
-    :param now: time of the start, seconds on the caller's clock. A call with a time before that of
-        a previous call counts as a call at the latest time given.
+    :param now: time of the start, seconds on the caller's clock. If a call gives an earlier time
+        than a previous call, the latest time given so far is used.
     :param state: state at the start.
     """
 

@@ -85,7 +85,7 @@ class Radio:
         flows = [(name, uplink) for name in traces for uplink in (True, False)]
         self._counters = {flow: Counters() for flow in flows}
         self._since = dict.fromkeys(flows, math.inf)   # when the flow became busy; infinity: idle
-        self._last = dict.fromkeys(flows, -math.inf)   # arrival of its last frame in order
+        self._last = dict.fromkeys(flows, -math.inf)   # latest arrival of a frame not held back
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
@@ -110,7 +110,7 @@ class Radio:
             self._since[flow] = now
 
     def release(self, now: float) -> list[tuple[str, bool, bytes]]:
-        """Return (robot, uplink, frame) of each frame that arrived by ``now``, in order."""
+        """Return (robot, uplink, frame) of each frame that arrived by ``now``, in arrival order."""
         self._run(now)
         out = []
         while self._out and self._out[0][0] <= now:

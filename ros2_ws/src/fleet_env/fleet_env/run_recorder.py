@@ -51,7 +51,7 @@ class RobotReport:
 
 @dataclass
 class _Robot:
-    """The state of one robot that the recorder keeps."""
+    """What the recorder knows of one robot."""
 
     life: str = ''                                       # identity of its present process
     present: Counter = field(default_factory=Counter)    # counters of its present process

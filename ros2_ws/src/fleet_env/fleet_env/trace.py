@@ -79,7 +79,7 @@ class LinkTrace:
         return self.rates[np.searchsorted(self.times, phase, side='right') - 1]
 
     def rate(self, t: float) -> float:
-        """Return the rate in Mbit/s at time ``t`` (s), faster than :meth:`rate_at`."""
+        """Return the rate in Mbit/s at one time ``t`` (s); this is faster than :meth:`rate_at`."""
         times, rates, _, _ = self._lists
         return rates[bisect_right(times, t % self.period) - 1]
 
