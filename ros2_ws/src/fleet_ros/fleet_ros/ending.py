@@ -135,7 +135,7 @@ def end_with_launcher() -> None:
 def die_with(parent: int) -> None:
     """Arrange that the kernel kills this process when its parent ends; Linux only.
 
-    More exactly, the kernel kills it when that thread of the parent ends which started it.
+    More exactly, the kernel kills it when the thread that started it ends.
 
     :param parent: process id of the parent.
     """
