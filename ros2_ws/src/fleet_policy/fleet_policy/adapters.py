@@ -51,7 +51,7 @@ class TorchPolicy(Policy):
         return Scaled(self._module)
 
     def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the observations in the contract's order; images stay uint8 until `Scaled`."""
+        """Return the observations in the contract's order; `Scaled` converts uint8 images later."""
         return tuple(batch[name] for name in self._names)
 
     def actions(self, output: Any) -> torch.Tensor:
@@ -60,7 +60,7 @@ class TorchPolicy(Policy):
 
 
 class Scaled(torch.nn.Module):
-    """Scales uint8 inputs to the range 0 to 1, then calls a module; so uint8 crosses the link."""
+    """Scales uint8 inputs to 0 to 1, then calls a module. So pixels cross the link as uint8."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()

@@ -133,7 +133,7 @@ def _get(message: Any, path: str) -> Any:
 
 def write(message: Any, field: str, fields: Sequence[str], names: Sequence[str],
           values: NDArray[np.floating[Any]]) -> Any:
-    """Put numbers (n,) and the names of joints into a message, and return it."""
+    """Put numbers (n,) and the names of joints into a message; return the message."""
     if names:
         setattr(message, names_field(type(message)), list(names))
     for path, value in zip(fields, values.tolist(), strict=False):

@@ -44,8 +44,8 @@ class Infer:
     """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
     ``prefix``: the planned actions from ``observed`` on, which the robot will execute before the
-    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints needs them.
-    None if no action is planned.
+    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints, which means
+    that it completes a chunk from given actions, needs them. None if no action is planned.
     """
 
     place: str
@@ -248,7 +248,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return for how many s the queue lasts at a request, at most, in steady operation.
+        """Return for how many s, at most, the queue lasts when a request is sent, if all goes well.
 
         ``latency``: seconds from a request to its answer.
         """
