@@ -250,10 +250,7 @@ def _claimed(robot: str) -> str:
 
 
 def _no_plain_tensor(leaves: list[Any]) -> str:
-    """Return the property of an input that makes it no plain tensor, as text; '' if there is none.
-
-    The text continues the sentence "an input is".
-    """
+    """Describe an input that is not a plain tensor, such as 'of class X'; '' if all are plain."""
     for leaf in leaves:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return f'of class {type(leaf).__name__}'

@@ -239,7 +239,7 @@ def _same(old: Any, new: Any) -> bool:
     if isinstance(old, _VALUES):
         return bool(old == new)
     if isinstance(old, (float, complex)):
-        return str(old) == str(new)   # a NaN is equal to itself, and 0.0 is not -0.0
+        return str(old) == str(new)   # as text, a NaN equals itself, and 0.0 differs from -0.0
     if isinstance(old, tuple):
         return len(old) == len(new) and all(map(_same, old, new))
     if type(old) in CONTAINERS and len(old) == len(new):

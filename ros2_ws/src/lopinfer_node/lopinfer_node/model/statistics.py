@@ -72,7 +72,7 @@ class _Rewriter:
         return Ref(len(self.shadows) - 1)
 
     def emit(self, overload: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Ref:
-        """Append a call; return its result, whose shape and type a run on `meta` tensors gives."""
+        """Append a call and return its result; get shape and type from a run on `meta` tensors."""
         def shadow(a: Any) -> Any:
             if isinstance(a, Ref):
                 return self.shadows[a.index]

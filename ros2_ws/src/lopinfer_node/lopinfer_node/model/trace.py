@@ -48,8 +48,9 @@ class _Aliased(Exception):
 
 def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
            structure: pytree.TreeSpec) -> Tape:
-    """Trace a call of `model` with the tensors `inputs`, nested as (args, kwargs) by `structure`.
+    """Trace a call of `model` with the tensors `inputs`.
 
+    `structure` describes how the arguments (args, kwargs) of the call contain these tensors.
     Raises ModelError with the reason and the place in the model.
     """
     training = [name or 'the model' for name, m in model.named_modules() if m.training]
@@ -370,7 +371,7 @@ class _Reader:
 
 
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
-    """Return the record with whose result this result may share memory (by the schema), or None."""
+    """Return the record whose memory the result may share, according to the schema, or None."""
     if all(r.alias_info is None for r in target._schema.returns):
         return None
     return next((bound[a.name].index for a in target._schema.arguments

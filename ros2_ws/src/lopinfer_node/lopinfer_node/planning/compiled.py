@@ -277,7 +277,7 @@ def _ready(p, w, side, v):
 
 @kernel
 def _pass(p, w, v, latest):
-    """Set the time of an input or output: no side computes it, so it waits only for its parts."""
+    """Set the time of an input or output; it waits for tensors, but not for the processor."""
     ready, cause = _ready(p, w, DEVICE, v)
     local = 0.0
     for e in range(p.first[v], p.first[v + 1]):

@@ -305,7 +305,8 @@ class Client:
         reason = ''
         try:
             nbytes = sum(w.numel() * w.element_size() for w in self.traced.parameters.values())
-            announce(self._digest, nbytes, self._send_part)   # before the model is written to disk
+            # Ask first, because a refused model need not be written to disk.
+            announce(self._digest, nbytes, self._send_part)
             with tempfile.TemporaryDirectory() as folder:
                 save(self.traced, Path(folder))
                 send_model(Path(folder), self.traced.digest, self._send_part)

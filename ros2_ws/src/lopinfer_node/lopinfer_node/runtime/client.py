@@ -519,7 +519,7 @@ class ClientMachine:
         return pieces
 
     def _note_sending(self, now: float) -> None:
-        """Add the time in which pieces of the request were in flight to the report."""
+        """Add to the report the time in which pieces of the request were in flight."""
         if self._sending_since < now:
             self.report.transfer += now - self._sending_since
         busy = self._request is not None and not self.outbox.idle

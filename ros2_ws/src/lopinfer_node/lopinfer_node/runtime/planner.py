@@ -23,7 +23,8 @@ from .measure import measure
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
-# Seconds per transfer, measured on loopback: threads at both ends wake each other.
+# Seconds that each transfer costs besides its bytes, because threads at both ends must wake each
+# other; measured on loopback.
 MESSAGE = 0.001
 # A less simple plan must save the share MARGIN of the simpler plan's latency, plus TRANSFER seconds
 # for each additional transfer.

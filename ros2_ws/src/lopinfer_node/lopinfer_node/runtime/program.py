@@ -92,7 +92,7 @@ class Program:
                      for source, footprint in zip(node.inputs, node.footprints, strict=True))
 
     def _mark_last_uses(self) -> None:
-        """Mark the last use of intermediate tensors, which frees them.
+        """Mark the last use of each intermediate tensor; the tensor is freed after this step.
 
         Inputs are kept, because the device may have to finish alone.
         """

@@ -46,7 +46,7 @@ MAX_TEXT = 1000    # maximum characters of a reason, which may contain long name
 
 @dataclass(frozen=True)
 class Trial:
-    """Bytes that a model needs when it is ``loaded``, and for each ``request`` and ``plan``."""
+    """Profile of a model, and its bytes: when ``loaded``, and for each ``request`` and ``plan``."""
 
     profile: Profile
     loaded: int

@@ -37,12 +37,12 @@ def permute(call: Call) -> Division:
 
 @rule('view', 'reshape', '_unsafe_view', 'unflatten', 'flatten', 'squeeze', 'unsqueeze')
 def reshape(call: Call) -> Division:
-    """Divide along the axis of the result that begins where the divided axis of the input begins.
+    """Divide along the axis of the result that corresponds to the divided axis of the input.
 
-    For both axes, the product of the sizes of all outer axes is then the same. The divided axis
-    either stays as it is, joins inner axes, or is split. An interval stays an interval only if the
-    divided axis is the outermost of the axes that are joined, or becomes the outermost of the axes
-    into which it is split.
+    For both axes, the product of the sizes of all outer axes is the same. The divided axis either
+    stays as it is, joins inner axes, or is split. An interval stays an interval only if the divided
+    axis is the outermost of the axes that are joined, or becomes the outermost of the axes into
+    which it is split.
     """
     value = call.values[0]
     assert value.axis is not None
