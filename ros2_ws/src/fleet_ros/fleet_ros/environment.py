@@ -59,7 +59,7 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
         **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
-        'SKIP_DEFAULT_XML_FILE': '1',      # else Fast DDS merges a profile in the working directory
+        'SKIP_DEFAULT_XML_FILE': '1',  # else Fast DDS also applies a profile in the working folder
         'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
 
