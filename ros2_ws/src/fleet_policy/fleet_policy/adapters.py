@@ -60,7 +60,7 @@ class TorchPolicy(Policy):
 
 
 class Scaled(torch.nn.Module):
-    """Scales uint8 inputs to 0 to 1, then calls a module. So pixels cross the link as uint8."""
+    """Scales uint8 inputs to [0, 1], then calls a module. So pixels cross the link as uint8."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()

@@ -174,7 +174,8 @@ class PolicyMachine:
 
     def tick_of(self, seconds: float) -> int:
         """Return the tick in which a time lies."""
-        return math.floor(seconds * self.rate + 1e-6)   # k / rate must be in tick k
+        # The addend keeps k / rate in tick k in spite of rounding.
+        return math.floor(seconds * self.rate + 1e-6)
 
     @property
     def deadline(self) -> float:
