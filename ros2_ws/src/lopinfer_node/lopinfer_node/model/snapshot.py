@@ -129,7 +129,7 @@ class _Held:
                 continue
             if self.kind == MODULE and type(old) is type(new) and _keeps(new) \
                     and not followed.reads(key):
-                continue   # a result, which only the program reads
+                continue   # a stored result, which the model's code does not read
             yield key
 
     def _words(self, key: Any) -> str:

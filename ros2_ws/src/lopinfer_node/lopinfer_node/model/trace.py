@@ -28,8 +28,9 @@ from .tape import Record, Ref, Tape
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Replacements for operators that use only the shape or dtype of another tensor, name a device, or
-# rely on the memory layout, which changes when a tensor crosses the link.
+# Replacements for three kinds of operators: they use only the shape or dtype of another tensor,
+# they name a device, or they rely on the memory layout, which changes when a tensor crosses the
+# link.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),

@@ -113,7 +113,7 @@ class TablePlanner:
         best = [np.where((kinds == k)[:, None, None], score, np.inf).argmin(0) for k in range(3)]
         chosen = best[0]
         for other in best[1:]:
-            with np.errstate(invalid='ignore'):   # inf - inf: a dead link
+            with np.errstate(invalid='ignore'):   # a dead link gives inf - inf
                 gain = _at(score, chosen) - _at(score, other)
             chosen = np.where((kinds[other] > 0) & (gain > self._margin(
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)

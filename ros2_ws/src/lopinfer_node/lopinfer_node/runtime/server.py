@@ -367,7 +367,7 @@ class ServerMachine:
                        ) -> tuple[int, str, list[Action]]:
         """Start to check and compile a table, if there is memory for its plans."""
         model = self._models[request.digest]
-        numbers = 4 * max(1, len(model.fixed))   # numbers that encode one plan
+        numbers = 4 * max(1, len(model.fixed))   # count of the numbers that encode one plan
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
         session.asked, session.plans, session.refusal = request, (), ''
         session.plans_bytes = session.reserved = 0

@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
-    warm_up(torch.device('meta'))     # loads 70 MB of code, which are not part of the model
+    warm_up(torch.device('meta'))     # loads 70 MB of code, which is not part of the model
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)

@@ -49,7 +49,7 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    if a == b and not batch:    # a part is needed as one factor, the whole as the other factor
+    if a == b and not batch:    # as one factor it is needed in part, as the other factor whole
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
             and v.axis is not None and v.axis + rank - len(v.shape) == axis
@@ -162,7 +162,7 @@ def layer_norm(call: Call) -> Division:
 
 @rule('softmax', '_softmax', 'log_softmax', '_log_softmax', 'cumsum')
 def along_one_axis(call: Call) -> Division:
-    """Divide along any axis except `dim`, along which the operator aggregates and is global."""
+    """Divide along any axis except `dim`: along `dim` the operator aggregates, so it is global."""
     value = call.values[0]
     assert value.axis is not None
     if value.axis == call.arguments['dim'] % len(value.shape):

@@ -46,7 +46,7 @@ def reshape(call: Call) -> Division:
     """
     value = call.values[0]
     assert value.axis is not None
-    if 'dtype' in call.arguments:   # the bytes of the last axis, read as another type
+    if 'dtype' in call.arguments:   # the operator reinterprets the last axis as another type
         return indivisible(call) if value.axis == len(value.shape) - 1 else same_axis(call, value)
     before = int(np.prod(value.shape[:value.axis], dtype=np.int64))
     inner = int(np.prod(value.shape[value.axis + 1:], dtype=np.int64))
@@ -209,7 +209,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
                     divided_here = isinstance(t, Value) and t.axis == axis
                     pieces.append(piece if divided_here
                                   else piece.narrow(axis, start - int(offset), end - start))
-            return torch.cat(pieces, axis).to(call.dtype)   # pieces may have a narrower type
+            return torch.cat(pieces, axis).to(call.dtype)   # its inputs may have a narrower type
         return on_slices
 
     return Division(axis, tuple(footprints), part)
