@@ -10,10 +10,10 @@ _MBIT_PER_BYTE = 8e-6
 class TokenBucket:
     """Compute when each packet that is offered to the link leaves it.
 
-    The rate of the trace fills the bucket. An idle link saves no tokens, so the bytes that leave
-    in any interval never exceed the integral of the rate over that interval plus the packet under
-    way at its start. The link is never idle while a packet waits, and keeps the order of packets.
-    Every call costs O(log n) in the samples of the trace.
+    The rate of the trace fills the bucket. An idle link saves no tokens. So the bytes that leave
+    in any interval never exceed the integral of the rate over the interval, plus the packet that is
+    under way when the interval begins. The link is never idle while a packet waits, and keeps the
+    order of packets. For a trace of n samples, every call costs O(log n).
 
     :param trace: rate of the link; a rate of 0 lets nothing through.
     :param start: time, on the caller's clock in seconds, at which the trace begins.
@@ -24,14 +24,14 @@ class TokenBucket:
         self.start = start
         self._now = -math.inf
         self._departure = -math.inf
-        # Mbit that the link has carried since `start` when the last packet has left.
+        # Integral of the rate, Mbit, from `start` to the departure of the last queued packet.
         self._busy_until = -math.inf
 
     def offer(self, nbytes: int, now: float) -> float:
         """Queue ``nbytes`` at time ``now``; return the time at which the last byte leaves.
 
-        The result is infinite when the rest of the trace has rate 0. A ``now`` before the latest
-        one counts as the latest one.
+        The result is infinite when the rest of the trace has rate 0. If ``now`` is earlier than in
+        a previous call, the latest time given so far is used.
 
         :raises ValueError: when ``nbytes`` is negative.
         """
@@ -54,11 +54,11 @@ class TokenBucket:
         return max(waiting, 0.0) / _MBIT_PER_BYTE
 
     def rate_at(self, now: float) -> float:
-        """Rate of the link at time ``now``, Mbit/s; 0 is no link."""
+        """Return the rate of the link at time ``now``, Mbit/s; 0 means no link."""
         return self.trace.rate(now - self.start)
 
     def idle_at(self) -> float:
-        """Time at which everything offered so far has left; infinite for a dead link."""
+        """Return the time at which all queued bytes have left; infinite for a dead link."""
         return self._departure
 
     def clear(self, now: float) -> None:

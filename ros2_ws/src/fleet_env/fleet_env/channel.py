@@ -2,12 +2,13 @@
 
 Every robot has two first-in first-out flows: the uplink to the server and the downlink from it. A
 flow is active when it has data and its link has a rate above 0. Active flows get equal shares of
-the air time: with k active flows, each moves at its robot's present rate / k. A flow with a dead
-link (rate 0) uses no air time. The channel is never idle while a flow is active.
+the air time: with k active flows, each carries data at 1/k of its robot's present rate. A flow with
+a dead link (rate 0) uses no air time. The channel is never idle while a flow is active.
 
 Between two events only one number changes: the air time that each active flow has received. While a
 robot's rate is constant, its next item leaves at a known amount of air time, independent of the
-other robots. So an event costs a few operations, and the search for the earliest robot runs in C.
+other robots. So an event costs a few operations. The search for the robot whose item leaves first
+is a `min` of a list, which runs in C.
 """
 
 import math
@@ -29,8 +30,8 @@ class Channel:
     :param traces: robot -> rate of its link; a rate of 0 lets nothing through.
     :param shared: True: all robots share one channel. False: each robot has its own channel, which
         only its two directions share.
-    :param start: time, on the caller's clock in seconds, at which the traces begin. A time before
-        ``start``, or before the latest time given, counts as the later of the two.
+    :param start: time, on the caller's clock in seconds, at which the traces begin. A call with a
+        time before ``start``, or before the time of an earlier call, uses the latest of these.
     :param max_items: number of waiting items at which a flow drops further items.
     """
 
@@ -42,17 +43,18 @@ class Channel:
         self._flows = {(flow.robot, flow.uplink): (flow, index)
                        for index, air in enumerate(self._airs)
                        for pair in air.flows for flow in pair}
-        self._then = list(self._airs)            # copy of each air, as it is at its next departure
-        self._due = [_NEVER for _ in self._airs]  # time of each air's next departure
+        self._then = list(self._airs)            # state of each channel at its next departure
+        self._due = [_NEVER for _ in self._airs]  # time of each channel's next departure
         self._soonest = _NEVER
         self._left: list[tuple[str, bool, Any]] = []
         self._left_at = _NEVER
 
     def offer(self, robot: str, uplink: bool, nbytes: float, item: Any, now: float) -> bool:
-        """Queue ``item`` of ``nbytes`` bytes, which may be a fraction, on one flow at time ``now``.
+        """Queue ``item`` on one flow at time ``now``.
 
         Return False if the flow drops the item because ``max_items`` items wait.
 
+        :param nbytes: size of the item in bytes; may be a fraction.
         :raises ValueError: when ``nbytes`` is negative or the robot unknown.
         """
         if (robot, uplink) not in self._flows:
@@ -75,20 +77,20 @@ class Channel:
     def deadline(self) -> float:
         """Return the time at which :meth:`pop` has the next item; infinite if no item ever leaves.
 
-        The search stops after 10,000 changes of rate. It then returns an earlier time, at which
-        `pop` returns nothing, and goes on from there.
+        The search for this time stops after 10,000 changes of rate. The deadline is then an earlier
+        time, at which `pop` returns nothing and continues the search.
         """
         return self._left_at if self._left else self._soonest
 
     def pop(self, now: float) -> list[tuple[str, bool, Any]]:
-        """Return (robot, uplink, item) of each item that left by ``now``, in order of departure."""
+        """Return (robot, uplink, item) of each item that left by ``now``, in departure order."""
         if self._soonest <= now:
             self._run(now)
         left, self._left = self._left, []
         return left
 
     def rate_at(self, robot: str, now: float) -> float:
-        """Rate of the robot's own trace at time ``now``, Mbit/s; 0 is no link."""
+        """Return the rate of the robot's own trace at time ``now``, Mbit/s; 0 means no link."""
         return self.traces[robot].rate(now - self.start)
 
     def backlog_bytes(self, robot: str, uplink: bool) -> float:
@@ -121,7 +123,7 @@ class _Flow:
         self.queue: deque[tuple[float, Any]] = deque()
         self.waiting = 0.0      # bytes
         self.goal = _NEVER      # value of `_Air.served` at which the first item leaves
-        self.sent: Any = None   # the item that has left last
+        self.sent: Any = None   # the last item that has left
 
 
 class _Air:
@@ -133,13 +135,13 @@ class _Air:
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):
         n = len(traces)
         self.time = start
-        self.used = 0.0               # air time of a flow that has been active since the start
-        self.active = 0               # flows with something to send and a link
+        self.used = 0.0               # air time that a flow gets if it is active from the start on
+        self.active = 0               # number of flows that have data and a rate above 0
         self.flows = [tuple(_Flow(name, uplink, index) for uplink in (True, False))
                       for index, name in enumerate(traces)]
         self.paths = [_Path(trace, start) for trace in traces.values()]
-        self.busy = [0] * n           # flows with something to send
-        self.rate = [0.0] * n         # Mbit/s, where a flow is busy
+        self.busy = [0] * n           # number of the robot's flows that have data; busy: not 0
+        self.rate = [0.0] * n         # Mbit/s; valid only while the robot is busy
         # Mbit that each flow has carried since the robot became busy, up to the air time `since`.
         self.served = [0.0] * n
         self.since = [0.0] * n
@@ -252,7 +254,8 @@ class _Air:
 class _Path:
     """The samples of a trace; neighbours with equal rates are joined.
 
-    A place in the trace is (index of the sample, cycle, time at which this sample ends).
+    A place in the trace is (index of the sample, number of complete repetitions of the trace before
+    it, time at which the sample ends).
     """
 
     def __init__(self, trace: LinkTrace, start: float):

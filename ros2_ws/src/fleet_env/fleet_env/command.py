@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from .errors import did_you_mean
 
-# Distributions that can contain this package: the first in a workspace, the second from a wheel.
+# Distributions that can contain this package: the first in a ROS workspace, the second if the suite
+# is installed from a wheel.
 PROVIDERS = ('fleet_env', 'rog_suite')
 _CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)")
 

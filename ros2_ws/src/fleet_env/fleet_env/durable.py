@@ -103,7 +103,7 @@ class Kept:
             raise DurableError(f'{self.directory} cannot be written: {error.strerror}') from None
 
     def write(self, tensors: bytes, meta: dict[str, Any]) -> Path:
-        """Write a save, then delete the oldest ones; return its path.
+        """Write a save, then delete all but the newest ``keep`` saves; return its path.
 
         :param tensors: a file in the format of safetensors, without metadata.
         :param meta: JSON values.

@@ -9,7 +9,7 @@ class FleetEnvError(ValueError):
     """Base of all errors in files and settings; holds file, line and message.
 
     :param message: what is wrong and what to do, one sentence each.
-    :param file: path of the file, empty when the value did not come from one.
+    :param file: path of the file, empty when the value does not come from a file.
     :param line: 1-based line number, 0 when it is not known.
     """
 
@@ -35,7 +35,7 @@ def why_unread(error: Exception, path: str | os.PathLike[str]) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return the question whether the most similar known word was meant; '' if none is similar."""
+    """Return "did you mean X?" with the most similar known word X; '' if none is similar."""
     near = difflib.get_close_matches(given, known, 1)
     return f'did you mean {near[0]!r}?' if near else ''
 

@@ -261,11 +261,11 @@ class FleetConfig(FleetSettings):
         return {robot.name: robot.capacity for robot in self.robots}
 
     def rank(self, name: str) -> int:
-        """Position of the robot called ``name``, from 0."""
+        """Return the position of the robot called ``name``, from 0."""
         return self.robots.index(self.robot(name))
 
     def share(self, name: str) -> tuple[int, int]:
-        """Rank of a robot and number of robots, over all fleets that divide the data."""
+        """Return a robot's rank and the number of robots, over all fleets that share the data."""
         above = self.upstream
         return above.rank + self.rank(name), above.world or above.rank + len(self.robots)
 

@@ -93,7 +93,7 @@ def with_robots(fleet: FleetConfig, count: int) -> FleetConfig:
 
 
 def dump_fleet(fleet: FleetConfig) -> str:
-    """Return the text of a fleet file that loads as ``fleet``, every setting written out."""
+    """Return the text of a fleet file that loads as ``fleet`` and contains every setting."""
     return yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True)
 
 
@@ -115,8 +115,8 @@ def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
 
     A child fleet has the duration and the seed of the parent fleet.
 
-    :raises FleetFileError: a file cannot be read, names another robot of the parent, has child
-        fleets of its own, or gives its robots the same data as another fleet's.
+    :raises FleetFileError: a child's file cannot be read, names another robot of the parent, has
+        child fleets of its own, or gives its robots the same data as robots of another child.
     """
     found = {robot.name: changed(read_fleet(robot.fleet), minutes=fleet.minutes, seed=fleet.seed)
              for robot in fleet.robots if robot.fleet}
@@ -142,7 +142,9 @@ def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
 
 
 def link_trace(link: LinkConfig) -> LinkTrace:
-    """Return the trace that ``link`` follows: constant, read or generated; shifted and scaled.
+    """Return the trace that ``link`` follows.
+
+    The trace is constant, generated, or read from a file; it is then shifted and scaled.
 
     :raises TraceError: the trace cannot be read, or the link has neither trace nor rate.
     """
@@ -271,7 +273,7 @@ class _Document:
             raise self._error(error.message, (*path, *error.path)) from None
 
     def _resolved(self, link: LinkConfig, path: _Path) -> LinkConfig:
-        """Return ``link`` with an absolute path of its trace, which must exist."""
+        """Return ``link`` with the absolute path of its trace file, which must exist."""
         if link.trace in PROFILES or not link.trace:
             return link
         file = Path(os.path.abspath(self._file)).parent / link.trace

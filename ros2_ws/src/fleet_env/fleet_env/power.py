@@ -13,7 +13,7 @@ class PowerModel(Settings):
     stalled: float = setting(4.04, 'power while waiting for others', 'W', ge=0.0)
 
     def watts(self, state: str) -> float:
-        """Power in ``state``, one of :data:`STATES`.
+        """Return the power in W in ``state``, one of :data:`STATES`.
 
         :raises ValueError: for any other state.
         """
@@ -23,11 +23,11 @@ class PowerModel(Settings):
 
 
 class EnergyMeter:
-    """Computes from the changes of state the seconds in each state, and the energy.
+    """Adds up the seconds in each state and the energy; `enter` tells it each change of state.
 
     :param model: power per state.
-    :param now: time of the start, seconds on the caller's clock. A later call with an earlier time
-        than the latest one counts as a call at the latest time.
+    :param now: time of the start, seconds on the caller's clock. If a call gives an earlier time
+        than a previous call, the latest time given so far is used.
     :param state: state at the start.
     """
 
@@ -49,17 +49,17 @@ class EnergyMeter:
         self.state, self._power = state, power
 
     def seconds(self, now: float) -> dict[str, float]:
-        """Seconds spent in each state until ``now``."""
+        """Return the seconds spent in each state until ``now``."""
         self._integrate(now)
         return dict(self._seconds)
 
     def energy(self, now: float) -> float:
-        """Energy until ``now``, J."""
+        """Return the energy until ``now``, J."""
         self._integrate(now)
         return self._joules
 
     def power(self, now: float) -> float:
-        """Power at ``now``, W."""
+        """Return the power at ``now``, W."""
         self._integrate(now)
         return self._watts()
 

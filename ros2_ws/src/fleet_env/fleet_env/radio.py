@@ -29,7 +29,7 @@ class Conditions:
     :raises SettingError: a time is negative or not finite, or a probability is not within 0 to 1.
     """
 
-    linked: bool = True      # False: out of range; all frames are lost, also the waiting frames
+    linked: bool = True      # False: out of range; all frames are lost, including those that wait
     delay: float = 0.0       # s, added to every frame
     jitter: float = 0.0      # s, largest random addition to the delay; frames keep their order
     loss: float = 0.0        # probability that a frame is lost after it has used its air time
@@ -65,7 +65,7 @@ class Radio:
     """Compute when each frame arrives over a robot's link.
 
     Until `begin` every link has the rate `AT_BASE`, because robots receive the model before they
-    drive out. In virtual time they hold the model from the start.
+    drive out. (In virtual time there is no such phase: robots hold the model from the start.)
 
     :param traces: robot -> rate of its link, Mbit/s; at rate 0 every frame sent is lost.
     :param conditions: robot -> its conditions at the start; default: a perfect link.
@@ -85,7 +85,7 @@ class Radio:
         flows = [(name, uplink) for name in traces for uplink in (True, False)]
         self._counters = {flow: Counters() for flow in flows}
         self._since = dict.fromkeys(flows, math.inf)   # when the flow became busy; infinity: idle
-        self._last = dict.fromkeys(flows, -math.inf)   # arrival of its last frame in order
+        self._last = dict.fromkeys(flows, -math.inf)   # latest arrival of a frame not held back
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
@@ -110,7 +110,7 @@ class Radio:
             self._since[flow] = now
 
     def release(self, now: float) -> list[tuple[str, bool, bytes]]:
-        """Return (robot, uplink, frame) of each frame that arrived by ``now``, in order."""
+        """Return (robot, uplink, frame) of each frame that arrived by ``now``, in arrival order."""
         self._run(now)
         out = []
         while self._out and self._out[0][0] <= now:

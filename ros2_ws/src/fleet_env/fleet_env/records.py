@@ -6,7 +6,7 @@
     t       seconds since the run began
     robot   name of the robot; empty for the fleet or the server
 
-and the fields of the class that its kind names (below). The metadata of a field gives its unit and
+and the fields of the class below whose name is the kind. The metadata of a field gives its unit and
 meaning. An unknown number is NaN in Python and ``null`` in the file. Every line is appended by one
 write, so that several processes may write to one file. The schema's version is :data:`SCHEMA`; a
 reader refuses any other version. :mod:`fleet_env.summary` describes ``summary.json``.
@@ -154,7 +154,7 @@ class RunWriter:
         self._keep()
 
     def close(self) -> None:
-        """Close the file. The writer buffers nothing, so a missing call loses nothing.
+        """Close the file. The writer buffers nothing, so no event is lost if this is not called.
 
         :raises RecordError: another file has replaced the record. The record was then moved to a
             directory beside the run's directory; the message names its new path.

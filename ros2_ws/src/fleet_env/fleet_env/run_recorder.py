@@ -51,7 +51,7 @@ class RobotReport:
 
 @dataclass
 class _Robot:
-    """The state of one robot that the recorder keeps."""
+    """What the recorder knows of one robot."""
 
     life: str = ''                                       # identity of its present process
     present: Counter = field(default_factory=Counter)    # counters of its present process
@@ -85,7 +85,9 @@ class _Robot:
 
 
 class Recorder:
-    """Write run.jsonl during a run and summary.json at its end. ``t`` is in seconds.
+    """Write run.jsonl during a run and summary.json at its end.
+
+    Methods take ``t``, the time since the run began, s.
 
     :param directory: directory of the two files. None: write nothing; :meth:`stop` still returns
         the outcome.
@@ -130,7 +132,7 @@ class Recorder:
         return self._robots.setdefault(name, _Robot())
 
     def baseline(self, clean: float, before: float) -> None:
-        """Record the metric before training, without and with the shift of the data."""
+        """Record the metric before training: ``clean`` on unaltered, ``before`` on shifted data."""
         self.clean, self.before = clean, before
         for phase, metric in (('clean', clean), ('before', before)):
             self._write(records.Evaluation(0.0, '', 0, metric, phase))

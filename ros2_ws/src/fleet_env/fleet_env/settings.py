@@ -41,7 +41,7 @@ def setting(default: Any, description: str, unit: str = '', *, form: str = '', e
 
 
 class Text(str):
-    """A value from a command line, where numbers are text, too."""
+    """Text from a command line; unlike other text, it may stand for a number or another type."""
 
 
 class Settings(BaseModel):
@@ -89,7 +89,7 @@ class Knob(NamedTuple):
 
     :param path: keys from the top of the model to the setting.
     :param kind: str, bool, int, float, dict or tuple.
-    :param bounds: those of ``ge``, ``gt``, ``le`` and ``lt`` that the setting has -> their values.
+    :param bounds: name of each bound of the setting (``ge``, ``gt``, ``le``, ``lt``) -> its value.
     :param allowed: description of the allowed values, with the unit.
     :param live: whether the ROS parameter may be changed while the node runs.
     """

@@ -42,7 +42,7 @@ class ShapedLink:
         return cls(link_trace(link) if limited else None, link.latency, epoch)
 
     def hold(self) -> None:
-        """Send every message without delay until `begin`."""
+        """Ignore the trace until `begin`; until then only ``latency`` delays messages."""
         self._bucket = None
 
     def begin(self, start: float) -> None:
@@ -81,9 +81,9 @@ class ShapedLink:
         return self._queue[0][0] if self._queue else math.inf
 
     def is_dead(self, now: float) -> bool:
-        """Whether the link carries nothing now, in either direction."""
+        """Return whether the link carries nothing now, in either direction."""
         return self.rate(now) == 0.0
 
     def rate(self, now: float) -> float:
-        """Rate now, Mbit/s; NaN for a real link, and for an unlimited one."""
+        """Return the rate now, Mbit/s; NaN for a real link and for an unlimited link."""
         return math.nan if self._bucket is None else self._bucket.rate_at(now)

@@ -58,17 +58,20 @@ def describe(trace: LinkTrace, step: float = 0.1,
 
 
 def autocorrelation(rates: np.ndarray, lag: int) -> float:
-    """Correlation of ``rates`` (n,) with itself ``lag`` samples later; NaN when undefined."""
+    """Return the correlation of ``rates`` (n,) with itself ``lag`` samples later.
+
+    The result is NaN if it is undefined.
+    """
     if not 0 < lag < len(rates) - 1 or rates[:-lag].std() == 0 or rates[lag:].std() == 0:
         return float('nan')
     return float(np.corrcoef(rates[:-lag], rates[lag:])[0, 1])
 
 
 def change_interval(rates: np.ndarray, share: float, step: float) -> float:
-    """Mean seconds between changes by more than ``share`` of the rate; infinite without any.
+    """Return the mean time in s between large changes of the rate; infinite if there is none.
 
-    A change is counted when the rate differs by more than ``share`` from the rate at the last
-    counted change.
+    A change is large when the rate differs by more than the share ``share`` from the rate at the
+    previous large change.
     """
     reference, last, changes = float(rates[0]), 0, 0
     for i, rate in enumerate(rates.tolist()):

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fleet_env.errors import TraceError, why_unread
 
-MOST_SAMPLES = 10_000_000  # maximum number of samples, for memory: eleven days of samples of 0.1 s
+MOST_SAMPLES = 10_000_000  # limits the memory of a trace; enough for eleven days in steps of 0.1 s
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +51,8 @@ class LinkTrace:
         self.rates: Floats = r
         self.period = float(period)
         self._ends: Floats = np.append(t[1:], self.period)
-        # Mbit carried from 0 to the start of each sample, and to the end of the period.
+        # Mbit carried from time 0 to the start of each sample. The last element is the amount up to
+        # the end of the period.
         self._carried: Floats = np.concatenate(([0.0], np.cumsum(r * (self._ends - t))))
         for array in (self.times, self.rates, self._ends, self._carried):
             array.setflags(write=False)
@@ -70,17 +71,20 @@ class LinkTrace:
         return float(self._carried[-1] / self.period)
 
     def rate_at(self, t: ArrayLike) -> Floats:
-        """Rates in Mbit/s at the times ``t`` (s, any shape, also negative); the same shape."""
+        """Return the rates in Mbit/s at the times ``t``, in the shape of ``t``.
+
+        ``t`` is in s; it has any shape, and times may be negative.
+        """
         phase = np.mod(np.asarray(t, dtype=np.float64), self.period)
         return self.rates[np.searchsorted(self.times, phase, side='right') - 1]
 
     def rate(self, t: float) -> float:
-        """Rate in Mbit/s at time ``t`` (s); for a single time faster than :meth:`rate_at`."""
+        """Return the rate in Mbit/s at one time ``t`` (s); this is faster than :meth:`rate_at`."""
         times, rates, _, _ = self._lists
         return rates[bisect_right(times, t % self.period) - 1]
 
     def carried(self, t: float) -> float:
-        """Mbit that the link carries from 0 to ``t`` seconds; O(log n)."""
+        """Return the Mbit that the link carries from time 0 to ``t`` (s); O(log n)."""
         times, rates, _, carried = self._lists
         cycles, phase = divmod(t, self.period)
         i = bisect_right(times, phase) - 1
@@ -99,20 +103,20 @@ class LinkTrace:
             return math.inf
         cycles = math.ceil(mbit / per_period) - 1
         rest = min(mbit - cycles * per_period, per_period)
-        # The first boundary at which enough was carried ends a sample with a positive rate.
+        # i: the sample in which `rest` is reached. Its rate is positive.
         i = max(bisect_left(carried, rest) - 1, 0)
         missing = rest - carried[i]
         within = min(missing / rates[i], ends[i] - times[i]) if missing > 0 else 0.0
         return cycles * self.period + times[i] + within
 
     def scaled(self, factor: float) -> 'LinkTrace':
-        """Return the same trace with every rate times ``factor`` (0 or more)."""
+        """Return this trace with every rate multiplied by ``factor`` (0 or more)."""
         if not (math.isfinite(factor) and factor >= 0):
             raise TraceError(f'scale factor {factor} must be finite and at least 0')
         return LinkTrace(self.times, self.rates * factor, self.period)
 
     def shifted(self, offset: float) -> 'LinkTrace':
-        """Return the trace that starts ``offset`` seconds later in this one."""
+        """Return this trace from time ``offset`` (s) on; the part before it moves to the end."""
         if not math.isfinite(offset):
             raise TraceError(f'offset {offset} s must be finite')
         offset %= self.period

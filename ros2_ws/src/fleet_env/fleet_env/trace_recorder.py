@@ -14,9 +14,9 @@ _MBIT_PER_BYTE = 8e-6
 class TraceRecorder:
     """Compute the trace of one link from the transfers over it.
 
-    The rate of a step is the amount carried divided by the time in which a transfer was under way.
-    A step without a transfer keeps the rate of the step before. A transfer of 0 bytes means a dead
-    link.
+    The rate of a step is the amount that was carried in the step, divided by the time in the step
+    during which a transfer was under way. A step without a transfer has the rate of the previous
+    step. A transfer of 0 bytes means a dead link.
 
     :param step: duration of one sample of the trace, s.
     :raises TraceError: ``step`` is not a positive time.
@@ -78,8 +78,9 @@ class TraceRecorder:
 def parse_iw(text: str) -> dict[str, float]:
     """Return station -> its tx bitrate in Mbit/s.
 
-    The result is empty without a connection. A station that has received nothing yet has NaN. The
-    bitrate is the coding rate of the card; programs get half to two thirds of it.
+    The result is empty if there is no connection. The bitrate of a station to which nothing was
+    sent yet is NaN. The bitrate is the coding rate of the card; programs get half to two thirds of
+    it.
 
     :param text: output of ``iw dev X link`` or ``iw dev X station dump``.
     :raises TraceError: the text is not the output of one of these commands.

@@ -1,4 +1,4 @@
-"""Turns actions of the policy into messages; without an action, sends what `safety` says."""
+"""Turns actions of the policy into messages; if there is no action, obeys the setting `safety`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .messages import TRAJECTORY, message_class, write
 
 
 class Writer:
-    """Turns commands of the machine into messages; remembers the last action."""
+    """Turns commands of `PolicyMachine` into messages; remembers the last action."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract

@@ -19,8 +19,8 @@ from .policy import Policy
 class TorchPolicy(Policy):
     """Any torch module: its arguments are the observations in the order of the contract.
 
-    Images arrive as float32 from 0 to 1. The module returns actions (1, n, d), (n, d), or a single
-    action, (1, d).
+    Images arrive as float32 from 0 to 1. The module returns n actions of d numbers, of shape
+    (1, n, d) or (n, d).
 
     :param module: the module, or ``package.module:name`` of a module or of a function that makes
         a module.
@@ -51,7 +51,7 @@ class TorchPolicy(Policy):
         return Scaled(self._module)
 
     def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the observations in order; images have 8 bits, which `Scaled` converts later."""
+        """Return the observations in the contract's order; `Scaled` converts uint8 images later."""
         return tuple(batch[name] for name in self._names)
 
     def actions(self, output: Any) -> torch.Tensor:
@@ -60,7 +60,7 @@ class TorchPolicy(Policy):
 
 
 class Scaled(torch.nn.Module):
-    """A module that first scales 8-bit inputs to 0 to 1, so that only 8 bits cross the link."""
+    """Scales uint8 inputs to [0, 1], then calls a module. So pixels cross the link as uint8."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ class LeRobotPolicy(Policy):
     """A policy of LeRobot, loaded from a folder on this machine; nothing is downloaded.
 
     The observations of the contract must have the names of the policy's input features, such as
-    `observation.images.top` and `observation.state`. The policy's processors normalise and
-    unnormalise.
+    `observation.images.top` and `observation.state`. The policy's processors normalise observations
+    and unnormalise actions.
 
     :param folder: folder with config.json, the weights and, since LeRobot 0.4, the processors.
     """

@@ -27,10 +27,10 @@ Network = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Actions (n, d), or the reason why there are none.
+    """The answer to a request: n actions of d numbers (n, d), or the reason why there are none.
 
-    ``where``: where they were computed. ``fault``: the policy is wrong. ``failure``: the place
-    could not compute. ``flaw``: a message could not be decoded.
+    ``where``: where the actions were computed. ``fault``: what is wrong with the policy.
+    ``failure``: why the place could not compute. ``flaw``: why a message could not be decoded.
     """
 
     request: int
@@ -49,7 +49,7 @@ class Computing:
     :param answer: is called with each answer, in this place's thread.
     :param awaited: says whether a request, given by its number, still counts; if not, it is not
         computed.
-    :param most: number of requests that may wait.
+    :param most: maximum number of requests that wait.
     """
 
     def __init__(self, name: str, policy: Policy, contract: Contract, network: Network,

@@ -62,7 +62,7 @@ class Numbers(Settings):
 
     @property
     def factor(self) -> float:
-        """Return the factor from a number of a message to the policy's unit."""
+        """Return the factor that converts a number of a message to the policy's unit."""
         return UNITS[self.unit]
 
 
@@ -171,7 +171,7 @@ class _Reader:
         return found
 
     def _complete(self, entry: N, path: tuple[str, ...]) -> N:
-        """Check an entry against the type of its messages; fill in a missing usual field."""
+        """Check an entry against the type of its messages; set ``field`` if the file omits it."""
         where = dotted(path)
 
         def refuse(text: str, key: str) -> ContractError:

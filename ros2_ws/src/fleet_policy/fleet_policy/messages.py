@@ -1,4 +1,4 @@
-"""Reads and writes the numbers in fields of ROS messages, which are given by name.
+"""Reads and writes numbers in ROS messages; a field of a message is given by its name.
 
 Messages of rclpy and of rosbags are read in the same way; messages to send are of rclpy's classes.
 """
@@ -20,8 +20,8 @@ _NUMBERS = ('float', 'double', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint
             'uint64', 'octet', 'boolean')
 _USUAL = {'std_msgs/msg/Float64MultiArray': 'data', 'std_msgs/msg/Float32MultiArray': 'data',
           'control_msgs/msg/MultiDOFCommand': 'values'}
-# Type -> quantity -> field. JointJog has none for positions: its displacements are relative, so a
-# robot that holds, which repeats the last numbers, would go on.
+# Type -> quantity -> field. JointJog has no field for positions: its displacements are relative. A
+# robot in safety mode `hold` repeats the last positions; with displacements it would go on moving.
 _BY_QUANTITY = {
     TRAJECTORY: {'position': 'positions', 'velocity': 'velocities', 'effort': 'effort'},
     'sensor_msgs/msg/JointState': {'position': 'position', 'velocity': 'velocity',
@@ -47,7 +47,7 @@ def message_class(kind: str) -> Any:
 
 
 def usual_field(kind: str, quantity: str) -> str:
-    """Return the field with the numbers of a type; '' if it has no usual one.
+    """Return the field that usually holds the numbers of a message type; '' if there is none.
 
     ``quantity``: position, velocity or effort.
     """
@@ -133,7 +133,7 @@ def _get(message: Any, path: str) -> Any:
 
 def write(message: Any, field: str, fields: Sequence[str], names: Sequence[str],
           values: NDArray[np.floating[Any]]) -> Any:
-    """Put numbers (n,) and the names of joints into a message, and return it."""
+    """Put numbers (n,) and the names of joints into a message; return the message."""
     if names:
         setattr(message, names_field(type(message)), list(names))
     for path, value in zip(fields, values.tolist(), strict=False):

@@ -1,4 +1,4 @@
-"""A robot for tests, benches and demonstrations: random images, and joints that obey at once."""
+"""A robot for tests, benches and demonstrations: random images, joints that move without delay."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RobotSettings(Settings):
 class MockRobot(Node):
     """Publishes every observation of a contract at its rate, and takes every action.
 
-    A list of numbers repeats the last action of the same length; without such an action it is 0.
-    ``received``: (entry, monotonic s, values (d,)) of each action, at most ``most``. ``silent``:
-    names of entries that are not published.
+    An observation that is a list of numbers repeats the last action of the same length; without
+    such an action its numbers are 0. ``received``: (entry, monotonic s, values (d,)) of the first
+    ``most`` actions. ``silent``: names of entries that are not published.
     """
 
     def __init__(self, contract: Contract | None = None, **options: Any) -> None:

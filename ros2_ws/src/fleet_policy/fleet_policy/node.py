@@ -41,8 +41,8 @@ WARM = 2               # number of inferences before the inference that is measu
 class PolicyNode(ManagedNode):
     """Runs a policy; `parameters.PolicySettings` declares the parameters.
 
-    The node publishes the contract's actions, `policy_status`, and its part of `/diagnostics`. Once
-    inactive, it sends no actions; before, it has put the robot into its safe state.
+    The node publishes the contract's actions, `policy_status`, and its part of `/diagnostics`. When
+    it becomes inactive, it puts the robot into its safe state; then it sends no more actions.
     """
 
     packages = ('fleet_policy', 'lopinfer_node', 'rog_tasks')
@@ -101,7 +101,7 @@ class PolicyNode(ManagedNode):
         super().shutdown()
 
     def interrupt(self) -> None:
-        """End in order, as on SIGTERM."""
+        """Put the robot into its safe state and end the node; called after a signal."""
         self.active = False
         if self.configured:
             self.deactivate()
@@ -153,7 +153,8 @@ class PolicyNode(ManagedNode):
         lasts = len(actions) / self.contract.rate
         self.get_logger().info(f'the robot computes {len(actions)} actions, for {lasts:.2f} s, in '
                                f'{seconds:.2f} s')
-        # A chunk must last while it is computed and while the next one is.
+        # The actions of a chunk must last until the next chunk has been computed. A chunk begins at
+        # the time of its observation, so its own computation uses a part of it, too.
         if seconds * (1 + self.settings.margin) > lasts:
             self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
                                       'server; use longer chunks or a smaller model')
@@ -182,7 +183,7 @@ class PolicyNode(ManagedNode):
             return
         try:
             self.observer.take(name, message, time.monotonic())
-            if name in self._undecodable:   # so that only an image that can be decoded ends it
+            if name in self._undecodable:   # only an image that can be decoded ends the fault
                 image(name, self.contract.observations[name], message)
                 self._undecodable.discard(name)
             self._bad.pop(name, None)

@@ -1,4 +1,4 @@
-"""Parameters of the node."""
+"""Parameters of the policy's node."""
 
 from __future__ import annotations
 

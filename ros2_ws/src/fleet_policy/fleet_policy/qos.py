@@ -5,8 +5,8 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 
 __all__ = ['ACTION', 'DIAGNOSTICS', 'OBSERVATION', 'STATUS']
 
-# Only the newest message of a sensor counts. Best effort works with reliable and best-effort
-# publishers.
+# Only the newest message of a sensor counts. A best-effort subscription receives from reliable and
+# from best-effort publishers.
 OBSERVATION = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                          reliability=ReliabilityPolicy.BEST_EFFORT,
                          durability=DurabilityPolicy.VOLATILE)

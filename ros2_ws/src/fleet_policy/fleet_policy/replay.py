@@ -1,4 +1,4 @@
-"""Plays a recording through policy and machine by the recording's clock: always the same actions.
+"""Replays a recording to a policy and its machine, on the recording's clock, reproducibly.
 
 Only the robot computes. Each answer arrives ``latency`` seconds after its request on this clock,
 however long the computation really takes.
@@ -43,7 +43,7 @@ class Replayed:
 
 def replay(contract: Contract, policy: Policy, events: Iterable[Event], latency: float = 0.1,
            settings: CoreSettings | None = None) -> Replayed:
-    """Play events through a policy.
+    """Pass events to a policy and execute its actions at the contract's rate.
 
     :raises DataFault: a message does not fit the contract.
     """

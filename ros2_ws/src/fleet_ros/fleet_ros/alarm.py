@@ -17,8 +17,9 @@ from rclpy.node import Node
 class Alarm:
     """Calls ``callback`` once at the time that was last set (monotonic seconds).
 
-    With a ``node`` the callback runs in its executor, otherwise in the alarm's own thread. Beside a
-    program that computes in Python, each further thread waits half a millisecond or more to run.
+    With a ``node`` the callback runs in its executor, otherwise in the alarm's own thread. The
+    latter saves a switch of threads, which takes half a millisecond or more while the program
+    computes in Python.
     """
 
     def __init__(self, callback: Callable[[], None], node: Node | None = None) -> None:

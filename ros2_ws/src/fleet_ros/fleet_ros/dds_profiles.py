@@ -1,4 +1,4 @@
-"""The profiles of Cyclone DDS and Fast DDS for a fleet; docs/network.md measures each setting."""
+"""The profiles of Cyclone DDS and Fast DDS for a fleet; docs/network.md has measurements."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fleet_env.fleet import ReachConfig
 LOOPBACK = 'lo'
 DATAGRAM = 1400  # B; IP fragments a larger datagram, and one lost fragment loses the datagram
 RECEIVE_BUFFER = 10_000_000  # B; the kernel gives no more than net.core.rmem_max
-ANNOUNCED = 5    # s between announcements of a process of Cyclone
-# True: the fleet uses `lo`; False: another interface.
-# Seconds between announcements of a process of Fast DDS. Fast DDS answers an announcement at most
-# once. If the answer is lost, two processes meet only at the next announcement, so Fast DDS has to
-# announce more often than Cyclone.
+ANNOUNCED = 5    # s between two discovery announcements of a process with Cyclone DDS
+# Seconds between two discovery announcements of a process with Fast DDS. Fast DDS answers an
+# announcement at most once. If the answer is lost, two processes meet only at the next
+# announcement, so Fast DDS has to announce more often than Cyclone DDS. In this and the following
+# tables, the key says whether the fleet uses the interface `lo`.
 ANNOUNCED_FAST = {True: 1, False: 2}
 LEASE = {True: 20, False: 150}  # s without an announcement after which a process is forgotten
 HEARTBEAT = 0.2  # s between a reliable writer's requests for missing acknowledgements
-LAST_WORDS = 0.2  # s that a writer of Cyclone waits for its last messages to be acknowledged
+LAST_WORDS = 0.2  # maximum s that a writer of Cyclone DDS waits for its last acknowledgements
 MULTICAST = '239.255.0.1'  # group of DDS discovery
 _SIOCGIFADDR = 0x8915  # Linux: address of an interface
-INDICES = {True: 119, False: 32}  # highest participant index to discover
+INDICES = {True: 119, False: 32}  # highest DDS participant index that discovery tries
 
 
 def is_loopback(network: ReachConfig) -> bool:
@@ -61,9 +61,9 @@ def cyclone_profile(network: ReachConfig) -> str:
 def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False) -> str:
     """Return the XML profile of Fast DDS, whose ``version`` is 2 (Jazzy) or 3 (Kilted).
 
-    A ``robot`` announces itself to its own machine, to the peers and to whom it hears, but not to
-    all by multicast. So robots discover the server's machine and its tools, which announce
-    themselves to all, but not one another.
+    A process with ``robot`` announces itself to its own machine, to the peers, and to processes
+    whose announcements it receives, but not by multicast. The server's machine and its tools
+    announce themselves by multicast. So robots discover these, but do not discover one another.
 
     :raises FleetFileError: the name of a peer cannot be resolved. Fast DDS would drop the whole
         profile, and the fleet would use every interface.
@@ -72,7 +72,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
     peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
     own = address_of(network.interface) if robot and not here else ''
     if own or (peers and not here):
-        peers.append(own or MULTICAST)  # a list with peers must hold multicast, too
+        peers.append(own or MULTICAST)  # a list of peers must name the multicast group, too
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'

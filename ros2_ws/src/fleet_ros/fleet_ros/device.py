@@ -20,7 +20,7 @@ def torch_device(name: str) -> Any:
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts
+    except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
         raise SettingError(f'device {name!r} cannot be used here: '
                            f'{str(error).splitlines()[0]}') from None
 

@@ -1,4 +1,4 @@
-"""The end of processes: by signals, with their launcher, and despite threads that compute.
+"""Ends processes: on a signal, when their launcher ends, and despite threads that still compute.
 
 A launcher sends its processes `SIGINT` or `SIGTERM`. After `ORDERLY` seconds it sends a second
 signal, and the processes end at once. After `LAST` more seconds it kills them.
@@ -22,8 +22,8 @@ ORDERLY = 2.5  # s that a process has for an orderly end after the first signal
 LAST = 1.5     # s between the second signal and the kill
 LAUNCHER = 'FLEET_LAUNCHER'  # environment variable with the process id of the launcher
 
-# Seconds within which a repeated signal does not count as a second one: after Ctrl+C a process
-# receives SIGINT from the terminal and again from `ros2 launch`.
+# Seconds within which a repeated signal does not count as a second signal, because after Ctrl+C a
+# process receives SIGINT from the terminal and again from `ros2 launch`.
 _SAME = 0.5
 _BOUND = 5     # s after which the kernel ends a process that should have ended at once
 _PR_SET_PDEATHSIG = 1
@@ -52,7 +52,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt in this context on a signal, also for an earlier signal."""
+        """Raise KeyboardInterrupt on a signal in this context; at once if a signal came before."""
         self._raises = True
         try:
             if self:
@@ -135,7 +135,7 @@ def end_with_launcher() -> None:
 def die_with(parent: int) -> None:
     """Arrange that the kernel kills this process when its parent ends; Linux only.
 
-    More exactly, the kernel kills it when the thread of the parent that started it ends.
+    More exactly, the kernel kills it when the thread that started it ends.
 
     :param parent: process id of the parent.
     """

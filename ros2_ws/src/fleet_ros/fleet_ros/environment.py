@@ -59,7 +59,7 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
         **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
-        'SKIP_DEFAULT_XML_FILE': '1',      # else Fast DDS merges a profile in the working directory
+        'SKIP_DEFAULT_XML_FILE': '1',  # else Fast DDS also applies a profile in the working folder
         'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
 
@@ -76,7 +76,7 @@ def fastdds_version() -> int:
 
 
 def fastdds_file() -> str:
-    """Return the variable that names the profile for the Fast DDS of this ROS 2."""
+    """Return the environment variable that names the profile to the Fast DDS of this ROS 2."""
     return FASTDDS_FILES[fastdds_version() - 2]
 
 
@@ -98,7 +98,7 @@ def _kept(profile: str) -> Path:
 
 
 def where_traffic_goes(network: ReachConfig) -> str:
-    """Return the sentence about the network that every start prints."""
+    """Return the sentence that each command prints at its start: which network the traffic uses."""
     domain = f'DDS domain {domain_of(network)}'
     domain += f', namespace {network.namespace}' * bool(network.namespace)
     if is_loopback(network):

@@ -28,7 +28,7 @@ _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([
 def leaves_machine(environment: Mapping[str, str]) -> bool:
     """Return whether DDS can reach other machines, or be reached from them.
 
-    The result is True if the environment variables do not exclude it.
+    The result is True unless the environment variables exclude this.
     """
     rmw = environment.get('RMW_IMPLEMENTATION') or get_rmw_implementation_identifier()
     reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
@@ -92,7 +92,7 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
     """Call `require_key` with the parameters of a node before the node joins the network.
 
     Only a node can read its parameters. So a temporary node reads them. It is confined to this
-    machine and to another DDS domain. It runs in a process of its own, because Fast DDS reads its
+    machine and to another DDS domain. It runs in a separate process, because Fast DDS reads its
     profile only once per process.
 
     :param name, namespace: name and namespace of the real node.

@@ -28,7 +28,7 @@ def declared(model: type[Settings]) -> Iterator[Knob]:
 
 
 def declare(node: Node, model: type[S], prefix: str = '') -> S:
-    """Declare the parameters that the node lacks; return the values of all as a ``model``.
+    """Declare the parameters of ``model`` that the node lacks; return the values of all of them.
 
     :param prefix: prefix of every parameter's name.
     """
@@ -74,7 +74,7 @@ def _declare(node: Node, name: str, knob: Knob) -> Any:
 def _descriptor(name: str, knob: Knob) -> ParameterDescriptor:
     """Return the descriptor that `ros2 param describe` shows.
 
-    Its text describes all limits, also those that its range cannot express.
+    Its text describes all limits, including limits that its range cannot express.
     """
     bounds = knob.bounds
     low, high = bounds.get('ge', bounds.get('gt')), bounds.get('le', bounds.get('lt'))

@@ -1,6 +1,6 @@
 """Copies data between the host and a GPU through a few page-locked buffers.
 
-An asynchronous copy needs page-locked memory, of which a process should use little. So all data is
+An asynchronous copy needs page-locked memory, and a process should use little of it. So all data is
 copied in parts through a ring of buffers, which are page-locked once. No GPU has run `Cuda` yet;
 the tests of `Staging` use another `Copies`.
 """

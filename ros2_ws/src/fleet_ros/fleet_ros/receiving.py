@@ -1,8 +1,9 @@
-"""Subscriptions that keep up with chunks of rows, and with the frames of a request.
+"""Subscriptions that keep up with bursts of messages, such as the chunks of a transfer.
 
 An executor of rclpy handles one message of a subscription per iteration. An iteration costs more
 time than the message, because it collects every entity of the nodes (bench/bench_receiving.py). The
-events executor of `rclpy.experimental` is cheaper, but lacks guard conditions, which alarms need.
+events executor of `rclpy.experimental` is cheaper, but lacks the guard conditions that
+`fleet_ros.alarm` needs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from rclpy.subscription import Subscription
 
-WAIT = 1_000_000_000  # ns between looks at whether the context is still valid
+WAIT = 1_000_000_000  # ns between two checks whether the context is still valid
 
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None],
@@ -66,7 +67,7 @@ class Receiving:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread after the running callback has ended; do not call this from one."""
+        """Stop the thread after the running callback; do not call this from a callback."""
         self._end = True
         with self._guard:
             self._guard.trigger_guard_condition()

@@ -1,4 +1,4 @@
-"""Decides when to repeat a message that something is missing: often at first, then less often."""
+"""Decides when to repeat a message about something missing: often at first, then less often."""
 
 from __future__ import annotations
 

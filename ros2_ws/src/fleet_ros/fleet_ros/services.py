@@ -78,9 +78,10 @@ def _destroy(node: Node, names: tuple[str, ...]) -> None:
 
 def _bounded(node: Node, answer: Callable[[Any, Any], Any], allowance: Allowance
              ) -> Callable[[Any, Any], Any]:
-    """Return a service callback like ``answer``, with an empty response to a call that is refused.
+    """Return a service callback that passes calls to ``answer``, but refuses some of them.
 
-    It refuses a call that is too large or invalid, or that comes when the allowance is used up.
+    It refuses a call that is too large or invalid, or that comes when the allowance is used up. The
+    response to a refused call is empty.
     """
     def refused(response: Any, reason: str) -> Any:
         node.get_logger().warning(f'refused a call of a parameter service: {reason}',

@@ -125,7 +125,7 @@ class OffloadedModel:
         return _modes()
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
-        """Trace the model with these example inputs and look for the server, in the background."""
+        """Trace the model with these example inputs; then look for the server in the background."""
         kwargs = dict(sorted(kwargs.items()))
         try:
             with _tracing:
@@ -250,7 +250,7 @@ def _claimed(robot: str) -> str:
 
 
 def _no_plain_tensor(leaves: list[Any]) -> str:
-    """Return what makes an input more than a plain tensor (words for a message); '' if nothing."""
+    """Describe an input that is not a plain tensor, such as 'of class X'; '' if all are plain."""
     for leaf in leaves:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return f'of class {type(leaf).__name__}'

@@ -1,1 +1,1 @@
-"""The protocol: no I/O, no clock, no thread, no ROS."""
+"""Decides what the robot executes and where it is computed; no I/O, clock, threads or ROS."""

@@ -23,7 +23,7 @@ TAKEN, REPEATED, LATE = 'taken', 'repeated', 'late'
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A chunk: actions (n, d) for the ticks from ``first`` on.
+    """A chunk: n actions of d numbers (n, d), for the ticks from ``first`` on.
 
     ``observed``: time of the observation, s.
     """
@@ -79,7 +79,7 @@ class ActionQueue:
         if self._half_life:
             return
         kept: list[Chunk] = []
-        # A chunk is not needed if the chunk of a later observation has begun and lasts as long.
+        # A chunk is not needed if the chunk of a later observation has begun and ends no earlier.
         for chunk in self._chunks:
             if chunk.first <= tick:
                 while kept and kept[-1].end <= chunk.end:

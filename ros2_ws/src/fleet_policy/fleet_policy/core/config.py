@@ -1,4 +1,4 @@
-"""Settings of the protocol."""
+"""Settings of `core`."""
 
 from __future__ import annotations
 

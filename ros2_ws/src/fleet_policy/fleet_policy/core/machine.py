@@ -4,14 +4,15 @@ It does no I/O and reads no clock. Its states:
 
     waiting -> running <-> starved;   any -> safe -> waiting
 
-In `running` there is an action for the tick. In `starved` and `safe` the robot does what the
-setting `safety` says; `safe` always has a reason. The first action ends `waiting`.
+The first action ends `waiting`. In `running` there is an action for the tick. In `starved` there is
+none. After a fault the state is `safe`, and `reason` describes the fault. In `starved` and `safe`
+the robot does what the setting `safety` says.
 
-The machine requests new actions when the queue falls below a share of a chunk, from the faster of
-the places that answer; earlier if only then its answer comes before the robot begins to compute.
-Even if requests are under way elsewhere, the robot begins to compute itself while the queue lasts
-long enough for this. So after the loss of the link new actions come less often, but every tick has
-an action.
+The machine requests new actions when the queue holds less than a share of a chunk. It asks the
+faster of the places that answer. It asks earlier if the answer would otherwise come after the robot
+itself begins to compute. The robot begins to compute, even if another place has requests, while the
+queue still lasts long enough for this computation. So after the loss of the link new actions come
+less often, but every tick has an action.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): S
          (SAFE, CLEARED): WAITING}
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
-REMEMBERED = 256     # number of the last requests whose answers the machine can assign
+REMEMBERED = 256     # maximum number of unanswered requests whose answers are still accepted
 RETRY = 10.0         # s after which the slower place is asked again, to measure it
 
 
@@ -43,8 +44,8 @@ class Infer:
     """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
     ``prefix``: the planned actions from ``observed`` on, which the robot will execute before the
-    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints needs them.
-    None if no action is planned.
+    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints, which means
+    that it completes a chunk from given actions, needs them. None if no action is planned.
     """
 
     place: str
@@ -101,10 +102,11 @@ class PolicyMachine:
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
-        """Take a chunk (n, d); return what became of it: 'taken', 'late', 'repeated', ...
+        """Take a chunk (n, d); return what happened to it.
 
-        It can also be 'unknown', 'dropped' (in the safe state), or the text of its fault.
-        ``where``: where the chunk was really computed, if not at the place that was asked.
+        The result is 'taken', 'late', 'repeated', 'unknown' (no such request), 'dropped' (in the
+        state `safe`), or a text that says what is wrong with the actions.
+        ``where``: where the chunk was computed, if not at the place that was asked.
         """
         if request not in self._open:
             return self._count('unknown' if request > self._number or request < 1 else 'repeated')
@@ -153,7 +155,7 @@ class PolicyMachine:
         self._explain()
 
     def reset(self) -> None:
-        """Begin anew without actions and faults; answers to former requests are not taken."""
+        """Begin anew without actions and faults; ignore answers to earlier requests."""
         self._latched = ''
         self._sensors.clear()
         self._queue.clear()
@@ -172,7 +174,8 @@ class PolicyMachine:
 
     def tick_of(self, seconds: float) -> int:
         """Return the tick in which a time lies."""
-        return math.floor(seconds * self.rate + 1e-6)   # k / rate must be in tick k
+        # The addend keeps k / rate in tick k in spite of rounding.
+        return math.floor(seconds * self.rate + 1e-6)
 
     @property
     def deadline(self) -> float:
@@ -226,15 +229,15 @@ class PolicyMachine:
 
     @property
     def _last_moment(self) -> float:
-        """Return how many s before the end of the queue the robot begins to compute itself."""
+        """Return how many s before the end of the queue the robot itself begins to compute."""
         return self.settings.margin * self.places[ROBOT].longest + 2 / self.rate
 
     def _asks_at(self, place: Place) -> float:
         """Return how many s before the end of the queue a place is asked for actions.
 
-        A slow robot begins to compute itself long before the end of the queue. Another place is
-        asked so early that its answer comes before that moment, if its answers are fast enough for
-        this, request after request.
+        A slow robot begins to compute long before the end of the queue. Another place is asked
+        early enough for its answer to come before that moment, unless its latency is so long that
+        the queue never lasts for this time when a request is sent (`_most_left`).
         """
         share = self.settings.request_share * self.longest / self.rate
         if place.name == ROBOT:
@@ -246,7 +249,10 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return for how many s the queue lasts at a request, if requests follow one another."""
+        """Return for how many s, at most, the queue lasts when a request is sent, if all goes well.
+
+        ``latency``: seconds from a request to its answer.
+        """
         return self.longest / self.rate - latency / self.settings.in_flight
 
     def _preferred(self, now: float) -> Place:
@@ -295,7 +301,7 @@ class PolicyMachine:
         return self.command.kind == ACT and self.command.age > self.settings.stale
 
     def begin_report(self) -> None:
-        """Let `warnings` tell what happens from now on, so that no stale action goes unsaid."""
+        """Make `warnings` cover everything from now on, so that no report omits a stale action."""
         self._reported = self.counts.copy()
 
     @property

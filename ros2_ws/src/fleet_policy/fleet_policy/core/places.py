@@ -91,7 +91,7 @@ class Place:
         self._losses += 1
 
     def expire(self, patience: float, now: float) -> None:
-        """Count requests as lost that are under way for too long."""
+        """Count a request as lost if it is under way for too long."""
         # Before the first answer the latency is unknown: a large model may be loaded or compiled.
         limit = max(patience, LATER * self.longest if self._latencies else 10 * patience)
         for request, sent in list(self._under_way.items()):

@@ -1,4 +1,4 @@
-"""`lopinfer bench`: measure the overhead of sharing over a link without delay."""
+"""`lopinfer bench`: measure the overhead of a shared inference if the link has no delay."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a publ
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Declare MODEL, the shape of its input, and its threads."""
+    """Declare the options for the model, the shape of its input, and the number of threads."""
     parser.add_argument('model', metavar='MODEL', help=MODEL_HELP)
     parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
                         help='shape of the input (default: 1x3x224x224)')
@@ -36,7 +36,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_machines(parser: argparse.ArgumentParser) -> None:
-    """Declare the profiles of robot and server."""
+    """Declare the options for the profiles of robot and server, and for the delay of the link."""
     parser.add_argument('--profile', type=Path, metavar='FILE',
                         help='profile of the robot (default: measure this machine)')
     parser.add_argument('--server-profile', type=Path, metavar='FILE',

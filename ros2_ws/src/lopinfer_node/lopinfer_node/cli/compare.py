@@ -1,4 +1,4 @@
-"""`lopinfer compare MODEL`: every method over bandwidth, or over a recorded link."""
+"""`lopinfer compare MODEL`: estimate every method at many bandwidths, or over a recorded link."""
 
 from __future__ import annotations
 

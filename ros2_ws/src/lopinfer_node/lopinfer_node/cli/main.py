@@ -28,7 +28,10 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code; an error of the user prints one line and gives 2."""
+    """Run one verb and return the exit code.
+
+    An error that is the user's fault is printed as one line; the exit code is then 2.
+    """
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     try:
         options = make_parser(name).parse_args(arguments)

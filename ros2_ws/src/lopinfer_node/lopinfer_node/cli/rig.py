@@ -1,8 +1,8 @@
 """A robot and a server on one machine with an emulated link: for the demo and the benches.
 
-The server is a process of its own, the robot is this process; each computes on one thread. They
-exchange messages over DDS. The token bucket that fleets use, too, gives the link its rate and
-delay.
+The server is a separate process, the robot is this process; each computes on one thread. They
+exchange messages over DDS. `ShapedLink`, which fleets use, too, emulates rate and delay of the
+link.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..runtime.planner import TablePlanner
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
 START = 120.0       # seconds that a server has to load, measure and accept plans
-WARM_UP = 2         # first requests, which are not measured
+WARM_UP = 2         # number of requests at the start that are not measured
 DEVICE_ONLY = 'device-only'
 
 
@@ -43,9 +43,10 @@ DEVICE_ONLY = 'device-only'
 class Measured:
     """The measured requests of one method; all times are in seconds.
 
-    `latency`: (requests,). `estimate`: latency that the plan expects. `device`, `server`,
+    `latency`: (requests,). `estimate`: latency that the planner expects. `device`, `server`,
     `transfer`, `overlap`: medians. `offloaded`: number of requests that used the server. `error`:
-    largest difference from the output of the unsplit model, relative to its largest element.
+    largest difference from the output of the unsplit model, relative to the largest element of
+    that output.
     """
 
     method: str

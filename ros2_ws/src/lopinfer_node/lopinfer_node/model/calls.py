@@ -99,9 +99,9 @@ class Call:
         return tuple(found.values())
 
     def bind(self, /, **changes: Any) -> Arithmetic:
-        """Return a function of the tensors `values` (whole or slices) that makes the call.
+        """Return a function that makes the call; it takes the tensors `values`, whole or sliced.
 
-        `changes` replace arguments; a replacement may hold values and weights too.
+        `changes` replace arguments of the call; a replacement may contain `Value` and `Weight`.
         """
         position = {value.index: i for i, value in enumerate(self.values)}
         arguments = {**self.arguments, **changes}

@@ -1,7 +1,7 @@
 """Checksums of the memory of weights: detect writes that PyTorch does not count.
 
-PyTorch does not count writes of another process through shared memory, writes of NumPy through an
-array on the same memory, and all writes to weights that were made in inference mode.
+PyTorch does not count a write of another process through shared memory, a write of NumPy through an
+array on the same memory, or any write to a weight that was made in inference mode.
 """
 
 from __future__ import annotations

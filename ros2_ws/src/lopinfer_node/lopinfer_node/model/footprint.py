@@ -17,12 +17,12 @@ EMPTY: Interval = (0, 0)
 
 @dataclass(frozen=True)
 class Footprint:
-    """The interval of one input, of `extent` indices, that each output interval needs.
+    """Which interval of an input with `extent` indices each output interval needs.
 
     `starts` and `ends` are int64 of shape (output extent,) and never decrease. The output interval
-    [a, b) needs [starts[a], ends[b - 1]), or nothing if this is empty. If a single output index
-    does not need an interval, or a later index needs earlier inputs, the tables hold a hull: the
-    exact hull or the whole input (`whole`).
+    [a, b) needs [starts[a], ends[b - 1]), or nothing if this is empty. If an output index needs
+    indices that are not contiguous, or if a later output index needs earlier indices, the tables
+    hold a hull: the smallest possible hull or the whole input (`whole`).
     """
 
     starts: np.ndarray
@@ -50,9 +50,10 @@ class Footprint:
 
 
 def _of(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
-    """Return the footprint in which output index i needs [starts[i], ends[i]), as a hull.
+    """Return the footprint in which output index i needs [starts[i], ends[i]).
 
-    The intervals are clipped to the input. An empty interval needs nothing.
+    The intervals are clipped to the input, and enlarged so that `starts` and `ends` never decrease.
+    An output index with an empty interval needs nothing.
     """
     starts, ends = np.clip(starts, 0, extent), np.clip(ends, 0, extent)
     empty = starts >= ends
@@ -95,8 +96,8 @@ def window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int
     start = np.arange(outputs) * stride - padding
     if dilation == 1:
         return _of(start, start + kernel, extent)
-    # A dilated kernel has holes. So the first and the last tap inside the input count, not the
-    # clipped hull.
+    # A dilated kernel has holes. So the interval reaches from the first to the last tap inside the
+    # input; the window clipped to the input may be larger.
     first = start + dilation * np.maximum(0, -(start // dilation))
     last = start + dilation * np.minimum(kernel - 1, (extent - 1 - start) // dilation)
     return _of(np.where(first <= last, first, extent), last + 1, extent)

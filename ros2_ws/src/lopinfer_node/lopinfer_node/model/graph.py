@@ -127,6 +127,6 @@ class Graph:
         return state.hexdigest()
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of local and of global operators (Table 4.1)."""
+        """Return the numbers of local and of global operators (thesis, Table 4.1)."""
         operators = [n for n in self.nodes if n.kind is Kind.OPERATOR]
         return sum(not n.is_global for n in operators), sum(n.is_global for n in operators)

@@ -10,7 +10,7 @@ import torch
 from . import zoo
 from .traced import Traced, trace
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # ImageNet's; most models expect them
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # of ImageNet; most models expect them
 
 
 class OfImages(torch.nn.Module):

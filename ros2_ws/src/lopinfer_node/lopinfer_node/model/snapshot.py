@@ -54,7 +54,7 @@ class Snapshot:
             raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
-        self._running = 0    # calls of the model itself, which may store results
+        self._running = 0    # number of calls of the model now under way, which may store results
         self._turn = 0
         self._seen = ''      # change that a background check has found
         found = self._taken.followed
@@ -129,7 +129,7 @@ class _Held:
                 continue
             if self.kind == MODULE and type(old) is type(new) and _keeps(new) \
                     and not followed.reads(key):
-                continue   # a result, which only the program reads
+                continue   # a stored result, which the model's code does not read
             yield key
 
     def _words(self, key: Any) -> str:
@@ -239,7 +239,7 @@ def _same(old: Any, new: Any) -> bool:
     if isinstance(old, _VALUES):
         return bool(old == new)
     if isinstance(old, (float, complex)):
-        return str(old) == str(new)   # a NaN is equal to itself, and 0.0 is not -0.0
+        return str(old) == str(new)   # as text, a NaN equals itself, and 0.0 differs from -0.0
     if isinstance(old, tuple):
         return len(old) == len(new) and all(map(_same, old, new))
     if type(old) in CONTAINERS and len(old) == len(new):
@@ -257,6 +257,6 @@ def _plain(value: Any) -> bool:
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether an object of this kind, if no code reads it, holds only results."""
+    """Return whether a value can only be a stored result if the model's code does not read it."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

@@ -1,4 +1,4 @@
-"""Restore after a trace what a model stores besides its results."""
+"""Restores the state of a model after a trace, and finds its hooks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def refuse_hooks(model: torch.nn.Module) -> None:
 
 
 def hooks_of(module: torch.nn.Module) -> dict[int, Any]:
-    """Return a module's forward hooks, except those of libraries."""
+    """Return a module's forward hooks, except hooks of PyTorch and of transformers."""
     return {k: hook for k, hook in (*module._forward_hooks.items(),
                                     *module._forward_pre_hooks.items())
             if not str(getattr(hook, '__module__', '')).startswith(('torch.', 'transformers.'))}

@@ -1,11 +1,11 @@
-"""Global operators by exchange of sufficient statistics (the thesis's future work, 4.7).
+"""Divides global operators: the sides exchange sufficient statistics (future work, thesis 4.7).
 
 An operator that aggregates over the divided axis needs the whole axis on one side. This module
-replaces such an operator: new operators aggregate stretches of the axis, and others combine these
-partial results. Then each side aggregates its own stretches, and only the statistics cross the
+replaces such an operator: new operators aggregate stretches of the axis, and further operators
+combine the results. Then each side aggregates its own stretches, and only the statistics cross the
 link: sums for a mean; the maximum and the sum of exponentials for a softmax; for attention also the
-partial results (as in FlashAttention). The new calls are ordinary operators, so planner, checker
-and runtime need no change. Results differ from the results of the model by rounding.
+attention of each stretch (as in FlashAttention). The new calls are ordinary operators, so planner,
+checker and runtime need no change. Results differ from the results of the model by rounding.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Rewriter:
         return Ref(len(self.shadows) - 1)
 
     def emit(self, overload: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Ref:
-        """Append a call and return its result; find shape and type by tensors without memory."""
+        """Append a call and return its result; get shape and type from a run on `meta` tensors."""
         def shadow(a: Any) -> Any:
             if isinstance(a, Ref):
                 return self.shadows[a.index]

@@ -28,8 +28,9 @@ from .tape import Record, Ref, Tape
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Replacements for operators that use only the shape or dtype of another tensor, name a device, or
-# rely on the memory layout, which changes when a tensor crosses the link.
+# Replacements for three kinds of operators: they use only the shape or dtype of another tensor,
+# they name a device, or they rely on the memory layout, which changes when a tensor crosses the
+# link.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
@@ -48,8 +49,9 @@ class _Aliased(Exception):
 
 def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
            structure: pytree.TreeSpec) -> Tape:
-    """Trace `model`, called with `inputs`, which are nested as `structure` says: (args, kwargs).
+    """Trace a call of `model` with the tensors `inputs`.
 
+    `structure` describes how the arguments (args, kwargs) of the call contain these tensors.
     Raises ModelError with the reason and the place in the model.
     """
     training = [name or 'the model' for name, m in model.named_modules() if m.training]
@@ -370,7 +372,7 @@ class _Reader:
 
 
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
-    """Return the record whose memory the result may share by the operator's schema, or None."""
+    """Return the record whose memory the result may share, according to the schema, or None."""
     if all(r.alias_info is None for r in target._schema.returns):
         return None
     return next((bound[a.name].index for a in target._schema.arguments

@@ -1,4 +1,4 @@
-"""A traced model: its graph for planning and its calls for running, without Python of the user.
+"""A traced model: its graph for planning, and its calls, which run without the user's Python code.
 
 `trace` makes a traced model from a module. `files.load` makes it from two files, which a robot may
 send to a server.
@@ -238,7 +238,7 @@ def _calls(traced: Traced, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ..
 
 
 def _others(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return other inputs in the same range: the elements of each tensor, shuffled and smaller."""
+    """Return other inputs with values in a similar range, such as the same elements, shuffled."""
     draw = torch.Generator().manual_seed(0)
     return [_other(leaf.cpu(), draw).to(leaf.device) for leaf in leaves]
 

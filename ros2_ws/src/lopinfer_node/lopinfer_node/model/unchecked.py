@@ -1,7 +1,7 @@
 """Checks that PyTorch's kernels omit and that a server needs.
 
 With invalid arguments a kernel ends its process or returns the content of other memory. Some faults
-depend on the numbers of a request, so a trial of the model does not find them.
+depend on the values in a request, so a trial of the model does not find them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> N
 def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
     """Return a safe integer division.
 
-    PyTorch's division ends the process if it divides the least integer by -1.
+    PyTorch's division ends the process if it divides the smallest integer of a type by -1.
     """
     def call(dividend: torch.Tensor, divisor: Any, **keywords: Any) -> Any:
         least = torch.iinfo(torch.result_type(dividend, divisor)).min

@@ -1,8 +1,8 @@
 """Baselines, in which each operator runs whole on one side.
 
 LOPInfer is compared with the baselines, and its search starts from them. Each baseline takes the
-same graph, costs and link as LOSS and returns a `Plan` for the same runtime. With a dead link every
-baseline is device-only.
+same graph, costs and link as LOPInfer's planner (`loss.py`) and returns a `Plan` for the same
+runtime. If the link is dead, every baseline computes everything on the device.
 """
 
 from __future__ import annotations

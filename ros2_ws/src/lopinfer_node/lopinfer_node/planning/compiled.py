@@ -70,12 +70,13 @@ class Problem(NamedTuple):
 class Work(NamedTuple):
     """Working arrays and results of an evaluation, all (2, nodes): [0] device, [1] server.
 
-    `cut`: device_to and server_from. `lo`, `hi`: hull of what a side's consumers need. `crosses`:
-    whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the times of this
-    transfer, in the row of the sending side. `begin`, `end`: times of the computation. Times are
-    stale if there is no such transfer or computation. `cause`: an operator waited for the transfer
-    of this node, -1 if it waited for the processor. `queue`: a transfer waited for the transfer of
-    this node, -1 if it waited for its producer. `previous`: the operator that the side computed
+    `cut`: the device computes the indices before [0], the server those from [1] on. `lo`, `hi`:
+    hull of what a side's consumers need. `crosses`: whether a side sends a part of the tensor;
+    `sent_from`, `sent_to`, `arrival`: the times of this transfer, in the row of the sending side.
+    `begin`, `end`: times of the computation. Times are stale if there is no such transfer or
+    computation. `cause`: the node whose transfer the operator waited for, -1 if it waited for the
+    processor. `queue`: the node whose transfer had to end before this node's transfer could begin,
+    -1 if the transfer waited for its producer. `previous`: the operator that the side computed
     before, -1 if there is none.
     """
 
@@ -175,7 +176,10 @@ def settle(p, w, most, least, as_is):
 
 @kernel
 def _cuts(n, need_to, need_from, most, least, stays):
-    """Return device_to and server_from of one operator: what each side needs, within the bounds."""
+    """Return the cuts of one operator, (end of the device's interval, start of the server's).
+
+    Each side computes what it needs, within the bounds.
+    """
     to, start = need_to, need_from
     if not stays:
         to, start = min(to, most), max(start, least)
@@ -273,7 +277,7 @@ def _ready(p, w, side, v):
 
 @kernel
 def _pass(p, w, v, latest):
-    """Set the time of an input or output: no side computes it, so it waits only for its parts."""
+    """Set the time of an input or output; it waits for tensors, but not for the processor."""
     ready, cause = _ready(p, w, DEVICE, v)
     local = 0.0
     for e in range(p.first[v], p.first[v + 1]):
@@ -286,7 +290,7 @@ def _pass(p, w, v, latest):
 
 @kernel
 def _next(begin, end, used, i, now):
-    """Return the first span that has not ended, whether it has begun, and when that changes."""
+    """Return the first span that has not ended, whether it has begun, and its next begin or end."""
     while i < len(begin) and (not used[i] or end[i] <= now):
         i += 1
     if i == len(begin):

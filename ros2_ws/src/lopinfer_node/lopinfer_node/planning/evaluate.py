@@ -112,7 +112,7 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
     :param table: one plan per bandwidth of `table.BANDWIDTHS`.
     :param trace: rates in Mbit/s; a controller measures these rates times `EFFICIENCY`.
     :param foresight: give each request the plan that is fastest at the rate that it will meet. No
-        controller knows this rate, so a difference that remains is not a matter of prediction.
+        real controller knows this rate; the result shows what a perfect prediction would achieve.
     :raises ValueError: there is not one plan per bandwidth.
     :raises TraceError: a request would never end.
     """

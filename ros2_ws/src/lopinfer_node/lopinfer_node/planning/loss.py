@@ -22,7 +22,7 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # beams that are kept besides the beams with a boundary at this position
+WIDTH = 6              # number of beams kept at a position, besides beams with a boundary there
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
 ALIVE = 4              # at such a position at most ALIVE times the bytes of the inputs are alive
 HEAT = 0.03            # refinement may continue from a plan that is worse by about this share

@@ -28,7 +28,7 @@ class Network:
     def source_side(self, source: int, sink: int) -> np.ndarray:
         """Return the nodes on the source's side of a minimum cut, bool of shape (nodes,).
 
-        If there are several minimum cuts, it takes the cut with the fewest nodes on that side.
+        If there are several minimum cuts, choose the cut with the fewest nodes on that side.
         Capacities are rounded to about 1e-9 of a known cut, which consists of all arcs into the
         sink or of all arcs out of the source.
         """

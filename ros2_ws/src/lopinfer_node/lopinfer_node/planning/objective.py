@@ -9,10 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Objective:
-    """What a plan should minimise: by default the latency.
+    """What a plan minimises: by default the latency.
 
-    With `weight` (s/J) this is latency + weight * energy of the device. With `deadline` (s) it is
-    the energy among the plans that meet the deadline, or the latency if no plan meets it.
+    With `weight` (s/J), a plan minimises latency + weight * energy of the device. With `deadline`
+    (s), it minimises the energy among the plans that meet the deadline, or the latency if no plan
+    meets it.
 
     :raises ValueError: both are given, or a value is negative or not finite.
     """

@@ -149,13 +149,13 @@ class Plan:
 
 
 def check(plan: Plan, small_transfers: bool = False) -> None:
-    """Prove a plan valid, or raise PlanError naming the operator and the interval.
+    """Raise PlanError unless a plan is valid; the error names the operator and the interval.
 
-    A plan is valid if intervals lie inside their tensors; the two sides together cover every
-    operator; an indivisible operator is computed whole; only one side computes a global operator;
-    inputs and outputs are on the device alone; and every interval that a side needs is computed by
-    this side or by the other. `small_transfers` also checks the transmission-efficiency rule: no
-    tensor larger than the model's input crosses the link.
+    A plan is valid if all of this holds: intervals lie inside their tensors; the two sides together
+    cover every operator; an indivisible operator is computed whole; only one side computes a global
+    operator; inputs and outputs are on the device alone; and every interval that a side needs is
+    computed by this side or by the other. `small_transfers` also checks the transmission-efficiency
+    rule: no tensor larger than the model's input crosses the link.
     """
     graph = plan.graph
     for side, index in np.argwhere((plan.own[..., 0] < 0) | (plan.own[..., 1] > graph.extents)):

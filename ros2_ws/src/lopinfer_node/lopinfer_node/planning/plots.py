@@ -1,4 +1,4 @@
-"""Pictures of plans: the operator timeline, latency over bandwidth, where a request's time goes.
+"""Figures: the timeline of a plan, latency over bandwidth, and the phases of a request.
 
 They correspond to Figures 4.15, 4.17 and 4.16 of the thesis. They need no display; the suffix of
 the file selects PNG, SVG or PDF.
@@ -21,8 +21,8 @@ from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
 
-# The colours are Okabe and Ito's, which colour-blind people can distinguish. An operator belongs to
-# the first class of which a word occurs in the operator's name.
+# (class, colour, words). Colour-blind people can distinguish these colours (by Okabe and Ito). An
+# operator belongs to the first class one of whose words occurs in the operator's name.
 _CLASSES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ('convolution', '#0072b2', ('conv',)),
     ('normalisation', '#e69f00', ('norm',)),
@@ -158,10 +158,10 @@ def draw_breakdown(timelines: Mapping[str, Timeline], path: str | Path, title: s
 
 
 def phases(timeline: Timeline) -> list[float]:
-    """Return where the latency goes: five durations in seconds, which add up to the latency.
+    """Return how long each phase lasts: five durations in seconds, which add up to the latency.
 
-    In them, in this order, only the robot computes, only the link carries bytes, only the server
-    computes, at least two of these three are busy, and none of them is busy.
+    In order: only the robot computes; only the link carries bytes; only the server computes; at
+    least two of these three are busy; none of them is busy.
     """
     spans = [np.stack([timeline.start[side], timeline.end[side]], 1) for side in (DEVICE, SERVER)]
     spans = [spans[DEVICE], timeline.transfers[:, 1:3], spans[SERVER]]

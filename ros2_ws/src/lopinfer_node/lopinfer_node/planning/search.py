@@ -4,8 +4,8 @@ Both work on bounds (`compiled.py`). A tensor is alive at position i if it is ma
 and used after i. A *boundary* at position i lets a part of all tensors that are alive there cross
 the link. At an upward boundary the server receives what it lacks of the first `fraction` of each
 tensor; at a downward boundary the device receives what it lacks of the rest. Between two boundaries
-each side computes what it needs, so both sides compute the halos. Or the operators between them are
-*held*: they are bounded by the same fraction, too, and every halo crosses the link.
+each side computes what it needs, so both sides compute the halos. If the operators between the
+boundaries are *held*, the same fraction bounds them, too; then every halo crosses the link.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def beam_search(p, w, positions, width, most, least):
         value[k] = _value(p, w, most[k], least[k])
         _path(p, w, value[k], on_path[k])
     for position in positions:
-        # One row for each way to extend a beam: its number, direction of the boundary (-1: none),
-        # side of the global operators, held, step.
+        # One row for each way to extend a beam: number of the beam, direction of the boundary
+        # (-1: none), side of the global operators, whether operators are held, step.
         ways = np.zeros((beams * (1 + 6 * STEPS), 5), np.int64)
         values = np.full((len(ways), 3), np.inf)
         made = 0

@@ -1,7 +1,8 @@
 """A plan for every bandwidth, made before the robot drives (thesis 4.4.4).
 
-A plan for one bandwidth helps to plan for others. So only every third bin has a beam search. Then
-every bin tries the best plans of all bins, and refines the best of them for its own bandwidth.
+The table has one bin for each bandwidth. A plan for one bandwidth helps to plan for others. So only
+every third bin has a beam search. Then every bin tries the best plans of all bins, and refines the
+best of them for its own bandwidth.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LEAST = 5000           # least number of evaluations of a bin, for a large graph
 
 
 class PlanTable(Sequence[Plan]):
-    """Plans by bandwidth in bytes/s, ascending; the first serves all below the second bandwidth.
+    """Plans by bandwidth in bytes/s, ascending; bandwidths below the second get the first plan.
 
     The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency`
     (s), `plans` (the distinct plans, each `Plan.own` as a flat list of integers, (2, nodes, 2) in
@@ -122,8 +123,9 @@ def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWID
     """Plan every bandwidth (bytes/s, both directions; ascending).
 
     The same seed gives the same table for any number of `workers` (threads; default: one per core).
-    `latency` and `message` of the link are in s, see `Link`. `evaluations` refine each bin; by
-    default there are more for a smaller graph. No plan is worse than a baseline at its bandwidth.
+    `latency` and `message` of the link are in s, see `Link`. `evaluations`: number of evaluations
+    that refine each bin; by default higher for a smaller graph. No plan is worse than a baseline at
+    its bandwidth.
     """
     workers = workers or len(os.sched_getaffinity(0))
     half = (evaluations or max(LEAST, EFFORT // len(graph))) // 2

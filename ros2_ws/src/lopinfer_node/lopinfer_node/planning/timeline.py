@@ -94,8 +94,8 @@ class Timeline:
 
     `start`, `end`: float64 (2, nodes), NaN if a side computes nothing. `transfers`: one row
     (queued, start, end, arrival) for each of `Plan.transfers`. `overlap`: seconds in which at least
-    two of device, server, uplink and downlink are busy. `hidden`: share of the time in which the
-    link is busy and a side computes, too. `energy`: energy of the device. Latency and energy are
+    two of device, server, uplink and downlink are busy. `hidden`: share of the link's busy time
+    during which a side computes, too. `energy`: energy of the device. Latency and energy are
     infinite if a tensor would have to cross a dead link.
     """
 
@@ -142,7 +142,9 @@ class _Schedule:
         self.start = np.full((2, len(graph)), np.nan)
         self.end = np.full((2, len(graph)), np.nan)
         self.rows = np.zeros((len(plan.transfers), 4))
-        # What each computation waited for (node, transfer or nothing), for the critical path.
+        # For the critical path. `waited`: (side, node) -> transfer that this computation waited
+        # for. `before`: (side, node) -> node that the side computed before. `queue`: transfer ->
+        # transfer that it waited for. None: nothing.
         self.waited: dict[tuple[int, int], int | None] = {}
         self.before: dict[tuple[int, int], int | None] = {}
         self.queue: dict[int, int | None] = {}

@@ -24,7 +24,7 @@ from .images import image_tensor, result_message
 
 
 class ClientNode(Node):
-    """Answer images of topic `image` on topic `lopinfer/result`; skip images that are not newest.
+    """Answers the newest image of topic `image` on topic `lopinfer/result`; skips older images.
 
     `parameters.ClientSettings` declares the parameters.
     """

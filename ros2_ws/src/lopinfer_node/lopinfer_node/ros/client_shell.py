@@ -62,7 +62,7 @@ from .convert import (
     to_ros,
 )
 
-UPLOAD_LIMIT = 10.0  # seconds for one part of the model
+UPLOAD_LIMIT = 10.0  # maximum seconds for the upload of one part of the model
 
 Planner = Callable[[Traced, np.ndarray, np.ndarray], Iterable[PlannedTable]]
 Tensors = tuple[torch.Tensor, ...]
@@ -105,7 +105,7 @@ class Client:
         self._changed = threading.Condition()   # guards machine and link
         self._turn = threading.Lock()           # one inference at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # to be published now: left the emulated link
+        self._ready: list[Piece | Ack] = []     # have left the emulated link, not yet published
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
@@ -159,7 +159,10 @@ class Client:
                 self._meter.enter('stalled', time.monotonic())
 
     def note_whole(self, reason: str) -> None:
-        """Count a request that the model itself computes on the robot; ``reason`` says why."""
+        """Count a request that runs whole on the robot, by the original model.
+
+        ``reason``: why the request is not shared.
+        """
         with self._changed:
             self.machine.report.requests += 1
             self.machine.alone = reason
@@ -302,7 +305,8 @@ class Client:
         reason = ''
         try:
             nbytes = sum(w.numel() * w.element_size() for w in self.traced.parameters.values())
-            announce(self._digest, nbytes, self._send_part)   # before the model is written to disk
+            # Ask first, because a refused model need not be written to disk.
+            announce(self._digest, nbytes, self._send_part)
             with tempfile.TemporaryDirectory() as folder:
                 save(self.traced, Path(folder))
                 send_model(Path(folder), self.traced.digest, self._send_part)

@@ -1,7 +1,8 @@
 """The server's shell: connects `ServerMachine` to a ROS 2 node, and computes the server's part.
 
 Four threads share one lock: the executor (messages, services, time), a thread that computes for all
-clients, a thread that tries and loads models, and a thread that checks and compiles plans.
+clients, a thread that runs trials of models and loads them, and a thread that checks and compiles
+plans.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Server:
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
         self._tables: dict[str, PlansRequest] = {}   # tables to be prepared, by client
-        self._ready: list[tuple[_Topics, Piece | Ack]] = []  # to be published now
+        # Messages that have left the emulated link, but are not published yet.
+        self._ready: list[tuple[_Topics, Piece | Ack]] = []
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
@@ -267,7 +269,7 @@ class Server:
             self.machine.on_model(digest, *costs, reason)
 
     def _try(self, digest: str) -> Trial:
-        """Return memory and profile of a model on this machine; try the model if not known yet."""
+        """Return the trial of a model on this machine; run it if no valid trial is stored."""
         folder = self.store.use(digest)
         path = folder / 'trial.json'
         try:
@@ -307,7 +309,7 @@ class Server:
             began = time.monotonic()
             try:
                 pieces = work.execution.compute(work.steps)
-            except Exception as error:  # one client's model must not end the others' server
+            except Exception as error:  # an error in one client's model must not end the server
                 self.node.get_logger().error(f'{work.client}: {type(error).__name__}: {error}')
                 with self._changed:
                     self.machine.on_failed(work)
@@ -326,7 +328,7 @@ class Server:
 
 def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None
                   ) -> list[Prepared]:
-    """Prove the plans of a request valid and return their programs, one for each bin.
+    """Check the plans of a request and return their programs, one for each bin.
 
     Raises PlanError for an invalid plan, RemoteError for an invalid table.
     """

@@ -48,10 +48,10 @@ OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
 CALL_LIMIT = 2.0       # seconds after which a call is repeated
 PREPARING_WAIT = 0.2   # seconds until a call is repeated if the answer was "ask again"
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
-SILENCE = 3.0          # seconds without an answer in CHECKING until the server is opened again
-BIN_SLACK = 0.25e6     # bytes/s; a rate may be measured this far below the bin that it belongs to
-HYSTERESIS = 0.02      # share by which another plan must be faster than the present one
-# An answer is late after LATER times the longest of the latest requests, but at the earliest
+SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
+BIN_SLACK = 0.25e6     # bytes/s; a measured rate at most this far below a bin belongs to the bin
+HYSTERESIS = 0.02      # share by which another plan must be faster than the table's chosen plan
+# An answer is late after LATER times the longest latency of recent requests, but not earlier than
 # LEAST_WAIT seconds after the expected time.
 LATER = 1.25
 LEAST_WAIT = 0.02
@@ -93,8 +93,8 @@ class PlannedTable:
 
     ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
     the best plan. ``estimates``: float (up, down), expected latency of that plan, s (NaN: unknown).
-    ``others`` and ``other_estimates`` (ways, up, down): plans to use instead if the chosen plan is
-    slower than its estimate.
+    ``others`` and ``other_estimates`` (alternatives, up, down): the same for the plans to use
+    instead if the chosen plan is slower than its estimate.
     """
 
     bandwidths: Sequence[float]
@@ -137,13 +137,13 @@ class Settings(fleet_env.settings.Settings):
 class Report:
     """Counters since the start, and times of the last request in s.
 
-    ``requests``: inferences; ``offloaded``: those finished with the server; ``fallbacks``: those
-    begun with the server and finished on the robot alone. ``bin``: position in the plan table of
-    the last request's plan. ``estimate``: expected latency of that plan, NaN on the robot alone;
-    ``latency``: measured latency. ``check``: time to detect changes of the model; ``estimate`` and
-    ``latency`` include it. ``device``, ``server``, ``transfer``: times in which the robot computed,
-    the server computed, and a direction of the link was busy. ``bytes_down``: bytes received since
-    the start.
+    ``requests``: number of inferences; ``offloaded``: how many of them were finished with the
+    server; ``fallbacks``: how many were begun with the server, but finished on the robot alone.
+    ``bin``: index of the last request's plan. ``estimate``: expected latency of this plan, NaN if
+    the robot computed alone. ``latency``: measured latency. ``check``: time to detect changes of
+    the model; ``estimate`` and ``latency`` include it. ``device``, ``server``, ``transfer``: times
+    in which the robot computed, the server computed, and a direction of the link was busy.
+    ``bytes_down``: bytes received since the start.
     """
 
     requests: int = 0
@@ -197,7 +197,7 @@ class ClientMachine:
         self._abandoned = False
         self._feedback = Feedback()        # measured latencies of the plans of the present table
         self._way = 0, math.nan            # plan that `choose` returned, and its estimate, s
-        self._expected = math.nan          # estimate corrected by measurements, and the check, s
+        self._expected = math.nan          # estimate corrected by measurements, plus the check, s
         self._limit = math.inf             # time at which the request stops waiting
         self._sending_since = math.inf
         self._bytes_down = 0               # bytes received in the present request
@@ -306,7 +306,9 @@ class ClientMachine:
         return up, down
 
     def _best_way(self, now: float) -> tuple[tuple[int, float], float]:
-        """Return the fastest plan by estimates and measurements, and its expected latency.
+        """Return ((index, estimate), expected latency) of the plan expected to be the fastest.
+
+        The expected latency is the estimate, corrected by measurements.
 
         The plan that the table has chosen stays, unless another plan is faster by `HYSTERESIS`.
         """
@@ -318,7 +320,10 @@ class ClientMachine:
         return ways[best], expected[best]
 
     def _alone_way(self) -> tuple[int, float]:
-        """Return the plan for a dead link, in which the robot computes everything."""
+        """Return (index, estimate) of the plan for a dead link, if the robot computes it alone.
+
+        Return (0, NaN) if the table is empty or this plan needs the server.
+        """
         if not len(self.table.plans) or self.table.shares(int(self.table.chosen[0, 0])):
             return 0, math.nan
         return self.table.ways(0, 0)[0]
@@ -363,9 +368,10 @@ class ClientMachine:
     def _patience(self, known: float, now: float) -> float:
         """Return the seconds that a request waits for the server.
 
-        After enough measurements it waits less. A request that waits twice the expected time and
-        then runs alone takes about three times the expected time. But if an answer takes longer
-        than in the longest of many requests, it is unlikely to come soon.
+        Without measurements, it waits for twice the expected time, or until the setting `deadline`
+        has passed after the expected time, if that is later. A request that waits so long and then
+        runs alone takes about three times the expected time. After enough measurements it waits
+        less, because an answer that takes longer than any recent answer is unlikely to come soon.
         """
         most = max(2 * known, known + self.settings.deadline)
         plan, estimate = self._way
@@ -513,7 +519,7 @@ class ClientMachine:
         return pieces
 
     def _note_sending(self, now: float) -> None:
-        """Add the time in which pieces of the request were in flight to the report."""
+        """Add to the report the time in which pieces of the request were in flight."""
         if self._sending_since < now:
             self.report.transfer += now - self._sending_since
         busy = self._request is not None and not self.outbox.idle

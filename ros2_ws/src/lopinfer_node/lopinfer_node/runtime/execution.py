@@ -65,12 +65,15 @@ class Execution:
                  transfers: Sequence[Transfer], run: AnyRun) -> None:
         self.route, self.run = route, run
         self._steps = steps
-        self._position = 0                # steps before it are computed
+        self._position = 0                # number of steps that are computed
         self._delivered: set[int] = set()
         self._inbox = Inbox({t.index: t.bytes for t in transfers if t.source != side})
 
     def take(self, piece: Piece) -> bool:
-        """Take a piece; return whether a transfer is now delivered. Raises RemoteError."""
+        """Take a piece; return whether it completes a transfer, which is then delivered.
+
+        Raises RemoteError for a piece that does not fit the plan.
+        """
         if piece.plan != self.route.plan or piece.bin != self.route.bin:
             raise RemoteError(f'piece of request {piece.request} does not belong to the plan of '
                               'its request')

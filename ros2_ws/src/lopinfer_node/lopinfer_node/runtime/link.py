@@ -3,10 +3,10 @@
 Pieces that queue behind one another form a train. The bandwidth is the rate at which the pieces of
 a train arrive: bytes divided by the time in which the link is busy, measured by the receiver's
 clock. Neither the sender's pauses nor the round trip count. Within a train, about the last
-`TRAIN_BYTES` count. A longer train has a larger weight in the estimate. A train that differs from
-the estimate by a factor of two replaces it. So after a fade the first train of a request or probe
-corrects the estimate. For an increase a probe is too short, because a busy receiver may read all
-its pieces at once.
+`TRAIN_BYTES` count. A longer train has a larger weight in the estimate. If a train's rate differs
+from the estimate by a factor of two or more, it replaces the estimate. So after a fade the first
+train of a request or probe corrects the estimate. A probe is too short to prove an increase of the
+rate, because a busy receiver may read all its pieces at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from .wire import MAX_PIECE
 
 INITIAL_RATE = 5e6       # bytes/s, until the first train
-PIECE_TIME = 0.003       # seconds that sending a piece should take; a fade costs no more than that
+PIECE_TIME = 0.003       # seconds that sending a piece should take; short, so a fade loses little
 MIN_PIECE = 4096         # bytes
 QUEUE_TIME = 0.02        # seconds of data that may be on their way beyond the round trip
 MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bytes
@@ -38,14 +38,14 @@ class LinkEstimate:
     rate: float = INITIAL_RATE
     round_trip: float = 0.02
     known: bool = False       # whether a train has been measured
-    delivered: int = 0        # bytes
+    delivered: int = 0        # bytes that have arrived
     backoff: float = 1.0      # factor on the time-out; each time-out that fires doubles it
     _trips: deque[float] = field(default_factory=lambda: deque([0.02], 64), repr=False)
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf
     _last: tuple[int, float] = (-1, 0.0)   # last packet, and the time of its arrival
     _before: float = math.inf              # rate before the present train; infinite: unknown
-    _bytes: float = 0.0                    # bytes and seconds of the present train, by weight
+    _bytes: float = 0.0                    # weighted bytes and seconds of the present train
     _seconds: float = 0.0
     _length: float = 0.0                   # bytes of the whole train
 

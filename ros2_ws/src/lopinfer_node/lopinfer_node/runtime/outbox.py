@@ -120,7 +120,7 @@ class Outbox:
         return sent
 
     def _lose(self, packet: int) -> None:
-        """Count a packet as lost; a late acknowledgement still counts."""
+        """Count a packet as lost; if its acknowledgement comes later, it counts as arrived."""
         sent = self._late[packet] = self._flight.pop(packet)
         if len(self._late) > MASK_BITS:
             del self._late[next(iter(self._late))]

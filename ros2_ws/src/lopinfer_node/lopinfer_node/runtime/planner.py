@@ -23,7 +23,8 @@ from .measure import measure
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
-# Seconds per transfer, measured on loopback: threads at both ends wake each other.
+# Seconds that each transfer costs besides its bytes, because threads at both ends must wake each
+# other; measured on loopback.
 MESSAGE = 0.001
 # A less simple plan must save the share MARGIN of the simpler plan's latency, plus TRANSFER seconds
 # for each additional transfer.
@@ -90,9 +91,9 @@ class TablePlanner:
 
         The search assumes links with equal rates in both directions. For other links, a plan made
         for another bandwidth may be better than the plan for the uplink's bandwidth. The simplest
-        plans run the whole model on one side. A layer plan must be better than the best of these by
-        a margin to replace it, and a plan of LOSS must be better than both by a margin, because
-        estimates are not more exact than the margin.
+        plans run the whole model on one side. A layer plan, which runs each operator whole on one
+        side, must be better than the best of these by a margin to replace it. A plan of LOSS must
+        be better than both by a margin. The margin allows for the error of the estimates.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
@@ -112,7 +113,7 @@ class TablePlanner:
         best = [np.where((kinds == k)[:, None, None], score, np.inf).argmin(0) for k in range(3)]
         chosen = best[0]
         for other in best[1:]:
-            with np.errstate(invalid='ignore'):   # inf - inf: a dead link
+            with np.errstate(invalid='ignore'):   # a dead link gives inf - inf
                 gain = _at(score, chosen) - _at(score, other)
             chosen = np.where((kinds[other] > 0) & (gain > self._margin(
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)

@@ -92,7 +92,7 @@ class Program:
                      for source, footprint in zip(node.inputs, node.footprints, strict=True))
 
     def _mark_last_uses(self) -> None:
-        """Mark the last use of intermediate tensors, which frees them.
+        """Mark the last use of each intermediate tensor; the tensor is freed after this step.
 
         Inputs are kept, because the device may have to finish alone.
         """
@@ -130,7 +130,8 @@ class Run:
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
-                own = tensor.detach().resolve_conj().resolve_neg()   # PyTorch delays both
+                # PyTorch may have delayed a conjugation or a negation of the tensor.
+                own = tensor.detach().resolve_conj().resolve_neg()
                 self._stretches[index] = [(0, extent, own.contiguous())]
         self._inputs = dict(self._stretches)
 

@@ -48,7 +48,7 @@ from .wire import (
 
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
 MAX_NAME = 200   # maximum characters of a client's name; ROS refuses longer topics
-MAX_NAMES = 1 << 20   # maximum bytes of a model's name and its parameters' names and hashes
+MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and hashes together
 REFUSALS = 64    # maximum number of refused models for which the reason of the refusal is kept
 TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
@@ -251,7 +251,8 @@ class ServerMachine:
         """Reserve memory for a model.
 
         ``loaded``, ``request`` and ``plan``: bytes of the model, of a request and of a plan.
-        Returns why there is not enough memory, else '', and actions to unload other models first.
+        Returns (reason, actions). The reason says why there is not enough memory; '' if there is.
+        The actions unload other models first.
         """
         model = self._models[digest]
         reason, actions = self._make_room(f'{model.name} and one request of it', loaded + request)
@@ -262,7 +263,8 @@ class ServerMachine:
     def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
         """Unload unused models, the oldest first, until enough bytes are free.
 
-        Returns why that is not possible, else '', and actions to unload the models.
+        Returns (reason, actions). The reason says why that is not possible; '' if it is. The
+        actions unload the models.
         """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}
@@ -365,7 +367,7 @@ class ServerMachine:
                        ) -> tuple[int, str, list[Action]]:
         """Start to check and compile a table, if there is memory for its plans."""
         model = self._models[request.digest]
-        numbers = 4 * max(1, len(model.fixed))   # numbers that encode one plan
+        numbers = 4 * max(1, len(model.fixed))   # count of the numbers that encode one plan
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
         session.asked, session.plans, session.refusal = request, (), ''
         session.plans_bytes = session.reserved = 0
@@ -428,7 +430,7 @@ class ServerMachine:
         if self.paused and (piece.transfer == PROBE or piece.request > session.number):
             return NOT_OPEN  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
-            if piece.part == piece.parts - 1 and session.outbox.idle:   # probe the way back
+            if piece.part == piece.parts - 1 and session.outbox.idle:   # probe the downlink, too
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
             return OK if session.plans else NO_PLAN
         if piece.request < session.number:

@@ -14,11 +14,11 @@ SHORTEST = 1e-3   # s; the overhead of a shorter pause is longer than the pause
 
 
 def computing_time() -> float:
-    """Return the time of a clock in s; its differences are the computing time of this thread.
+    """Return the present time in s of a clock that measures the computing time of this thread.
 
-    If one thread computes, the clock is the thread's processor time. It does not contain the time
-    of other processes on the processor, which a pause would multiply. If several threads compute,
-    the clock is the wall clock, because the calling thread waits for the others.
+    If one thread computes, the clock is the thread's processor time. It excludes the time of other
+    processes, because a pause would multiply this time, too. If several threads compute, the clock
+    is the wall clock, because the calling thread waits for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 

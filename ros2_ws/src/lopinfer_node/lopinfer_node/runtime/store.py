@@ -3,8 +3,8 @@
     <directory>/<digest>/graph.json, weights.safetensors      complete
     <directory>/<digest>.part/...                             still arriving
 
-A file arrives in parts. Before each part, the server names its offset. So after a lost call or a
-restart, or if a second robot sends the same model, no part is sent again.
+A file arrives in parts. Before each part, the server names the offset at which the part begins. So
+after a lost call or a restart, or if a second robot sends the same model, no part is sent again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Store:
             self._complete(folder)
 
     def remove(self, digest: str) -> None:
-        """Delete a model that does not match its digest."""
+        """Delete the files of a complete model."""
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:

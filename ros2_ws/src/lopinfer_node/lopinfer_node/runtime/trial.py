@@ -7,7 +7,8 @@ then reserves the memory that the trial has used.
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
 prints one JSON object: {"loaded": bytes, "request": bytes, "plan": bytes, "profile": {...}}, or
-{"error": text}.
+{"error": text}. MEMORY and LONGEST are the arguments of `Trier`. SERVER is the process id of the
+server; the trial ends when the server ends.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MAX_TEXT = 1000    # maximum characters of a reason, which may contain long name
 
 @dataclass(frozen=True)
 class Trial:
-    """Bytes that a model needs when it is ``loaded``, and for each ``request`` and ``plan``."""
+    """Profile of a model, and its bytes: when ``loaded``, and for each ``request`` and ``plan``."""
 
     profile: Profile
     loaded: int
@@ -127,7 +128,7 @@ def main(arguments: list[str]) -> int:
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
-    warm_up(torch.device('meta'))     # loads 70 MB of code, which are not part of the model
+    warm_up(torch.device('meta'))     # loads 70 MB of code, which is not part of the model
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)
@@ -164,7 +165,7 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
 
 
 def _plan_bytes(traced: Traced) -> int:
-    """Return the bytes that a plan takes, measured for one that halves each divisible operator."""
+    """Return the bytes of a plan, measured on a plan that halves each divisible operator."""
     whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
     cuts = np.where(whole, 0, traced.graph.extents // 2)
     tracemalloc.start()

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from ..errors import RemoteError
 
-PROBE = 0xFFFFFFFF      # transfer number of a piece that measures the link, for no request
-PROBE_PIECES = 4        # pieces of a probe
+PROBE = 0xFFFFFFFF      # transfer number of pieces that measure the link and belong to no request
+PROBE_PIECES = 4        # number of pieces in a probe
 MAX_PROBE = 240000      # maximum bytes of all pieces of a probe together
 MAX_PIECE = 245760      # maximum bytes of data in one piece
 MAX_PARTS = 0xFFFF
 MASK_BITS = 64
-HISTORY = 4 * MASK_BITS   # packets that a receiver remembers
+HISTORY = 4 * MASK_BITS   # number of packets that a receiver remembers
 
 OK, NOT_OPEN, NO_PLAN = 0, 1, 2  # status of an acknowledgement
 

@@ -28,7 +28,7 @@ BINARY = (
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
-    """Return the size of a broadcast operand at `axis` of the result; None: it has no such axis.
+    """Return the size that an operand has along `axis` of the result; None: it lacks this axis.
 
     `rank`: number of dimensions of the result.
     """

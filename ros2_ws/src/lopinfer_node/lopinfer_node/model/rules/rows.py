@@ -49,7 +49,7 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    if a == b and not batch:    # a part is needed as one factor, the whole as the other factor
+    if a == b and not batch:    # as one factor it is needed in part, as the other factor whole
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
             and v.axis is not None and v.axis + rank - len(v.shape) == axis
@@ -129,7 +129,8 @@ def attention(call: Call) -> Division:
             end = max(n[1] for v, n in zip(call.values, needs, strict=True) if v != query)
             visible = end if any(v.axis == rank - 2 for v in call.values if v != query) else keys
 
-            def on_slices(*tensors: torch.Tensor) -> torch.Tensor:   # frees the mask at the end
+            # Make the mask in each call, so that no memory holds it between calls.
+            def on_slices(*tensors: torch.Tensor) -> torch.Tensor:
                 at = torch.arange(max(visible, hi), device=tensors[0].device)
                 past = at[None, :visible] <= at[lo:hi, None]
                 return call.bind(attn_mask=Weight('causal', past), is_causal=False)(*tensors)
@@ -161,7 +162,7 @@ def layer_norm(call: Call) -> Division:
 
 @rule('softmax', '_softmax', 'log_softmax', '_log_softmax', 'cumsum')
 def along_one_axis(call: Call) -> Division:
-    """Divide along any axis except `dim`, along which the operator aggregates and is global."""
+    """Divide along any axis except `dim`: along `dim` the operator aggregates, so it is global."""
     value = call.values[0]
     assert value.axis is not None
     if value.axis == call.arguments['dim'] % len(value.shape):

@@ -37,15 +37,16 @@ def permute(call: Call) -> Division:
 
 @rule('view', 'reshape', '_unsafe_view', 'unflatten', 'flatten', 'squeeze', 'unsqueeze')
 def reshape(call: Call) -> Division:
-    """Divide along the axis at the same place in memory order.
+    """Divide along the axis of the result that corresponds to the divided axis of the input.
 
-    The divided axis either stays as it is, joins inner axes, or is split. An interval stays an
-    interval only if the divided axis is the outermost of the axes that are joined, or becomes the
-    outermost of the axes into which it is split.
+    For both axes, the product of the sizes of all outer axes is the same. The divided axis either
+    stays as it is, joins inner axes, or is split. An interval stays an interval only if the divided
+    axis is the outermost of the axes that are joined, or becomes the outermost of the axes into
+    which it is split.
     """
     value = call.values[0]
     assert value.axis is not None
-    if 'dtype' in call.arguments:   # the bytes of the last axis, read as another type
+    if 'dtype' in call.arguments:   # the operator reinterprets the last axis as another type
         return indivisible(call) if value.axis == len(value.shape) - 1 else same_axis(call, value)
     before = int(np.prod(value.shape[:value.axis], dtype=np.int64))
     inner = int(np.prod(value.shape[value.axis + 1:], dtype=np.int64))
@@ -76,7 +77,10 @@ def reshape(call: Call) -> Division:
 
 
 def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
-    """Return the axis of `shape`, longer than 1, that has `before` outer elements, or None."""
+    """Return the first axis longer than 1 for which the product of earlier sizes is `before`.
+
+    Return None if `shape` has no such axis.
+    """
     outer, found = 1, []
     for axis, size in enumerate(shape):
         if outer == before and size > 1:
@@ -126,9 +130,10 @@ def slice_(call: Call) -> Division:
 
 @rule('select')
 def select(call: Call) -> Division:
-    """Divide along the divided axis of the input, unless the operator selects an index of it.
+    """Divide along the divided axis of the input.
 
-    Then the result is indivisible and needs only the selected index.
+    If the operator selects an index of this axis, the result is indivisible and needs only the
+    selected index.
     """
     value = call.values[0]
     dim = call.arguments['dim'] % len(value.shape)
@@ -204,7 +209,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
                     divided_here = isinstance(t, Value) and t.axis == axis
                     pieces.append(piece if divided_here
                                   else piece.narrow(axis, start - int(offset), end - start))
-            return torch.cat(pieces, axis).to(call.dtype)   # pieces may have a narrower type
+            return torch.cat(pieces, axis).to(call.dtype)   # its inputs may have a narrower type
         return on_slices
 
     return Division(axis, tuple(footprints), part)
@@ -303,7 +308,7 @@ def interpolate(call: Call) -> Division:
         return same_axis(call, value)
     if not call.dtype.is_floating_point or call.dtype is torch.float64 and 'nearest' in call.op \
             or _ambiguous(call, value):
-        return indivisible(call)   # PyTorch's kernels round differently
+        return indivisible(call)   # `_neighbours` would round otherwise than PyTorch's kernels
     below, above, weight = _neighbours(call, value)
     footprint = ranges(below, above + 1, value.extent)
     target = list(call.shape[2:])

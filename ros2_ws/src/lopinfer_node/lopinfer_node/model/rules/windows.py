@@ -42,10 +42,10 @@ def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 
 
 
 def _first(call: Call) -> tuple[Value, int, int] | None:
-    """Return the operand, its number of spatial dimensions, and which one is divided (< 0: none).
+    """Return (operand, number of its spatial dimensions, index of the divided spatial dimension).
 
-    Returns None if the operand is not divided, or if other arguments depend on the inputs of the
-    model, too.
+    The index is below 0 if the batch or the channels are divided. Return None if the operand is not
+    divided, or if other arguments depend on the inputs of the model, too.
     """
     value = call.arguments.get('input', call.arguments.get('self'))
     if not isinstance(value, Value) or value.axis is None or len(call.values) != 1:
