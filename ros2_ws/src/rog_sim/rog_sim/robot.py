@@ -53,7 +53,7 @@ class Robot:
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Result | None = None
         self._sent_anchor: Any = None  # the anchor of SVRG that the other process has
-        self._evaluating = 0  # iteration of the evaluation that is under way; 0: none
+        self._evaluating = 0  # iteration whose model is being evaluated; 0: none
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
         """Start to compute a gradient on the present model; if ``evaluate``, also evaluate it."""
@@ -95,10 +95,10 @@ class Robot:
         event loop.
 
         :param order: gradient to compute; None: no gradient, and the loss is NaN.
-        :param anchor: the anchor of SVRG, which the other process does not share, if it is new;
-            empty: it has not changed.
+        :param anchor: tuple with the new anchor of SVRG, which is not in shared memory; empty if
+            the anchor has not changed.
         :param evaluate: whether to evaluate the model; if not, the accuracy is NaN.
-        :param portrait: whether to do nothing but return the task's outputs for figures.
+        :param portrait: if True, only return the task's outputs for figures.
         """
         if portrait:
             return self.task.portrait(self.model)

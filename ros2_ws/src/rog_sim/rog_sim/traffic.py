@@ -21,8 +21,8 @@ class PublishedModel:
     push_bytes: int
 
 
-# ConvMLP-M has 16.95 million elements. Its push has 2,118,750 bytes of bits, plus the smallest
-# amount of metadata that a push of the authors' artifact needed (facts.md).
+# ConvMLP-M has 16.95 million elements. A push has 2,118,750 bytes with one bit per element, plus
+# the least metadata that a push of the authors' artifact needed (facts.md).
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
