@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _open_what_is_closed() -> None:
     """Open stdin, stdout and stderr on the null device if the process was started without them.
 
-    Otherwise the next file or socket becomes the output, and `sys.stdout` is None.
+    Otherwise the next file or socket that is opened would receive the output, and `sys.stdout`
+    would be None.
     """
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         try:
