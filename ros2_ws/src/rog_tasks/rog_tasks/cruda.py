@@ -33,7 +33,7 @@ class Cruda(Classification):
 
     It has the options and errors of :class:`~rog_tasks.classify.Classification`, and these options:
 
-    :param seed: random seed of the fog, too.
+    :param seed: random seed of `Classification`, and of the fog.
     :param fog, brightness: strength of the shift, see :class:`rog_tasks.shift.Shift`.
     :param pretrain_epochs: number of passes over the clean images in :meth:`pretrain`.
     :param pretrain_seed: random seed of the model's initialisation and of :meth:`pretrain`, so that

@@ -100,7 +100,8 @@ class Crimp(Task):
         """Yield the robot's `Explorer` at each step, because its samples depend on the map."""
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        # If robots see different places, the mean of their gradients is `world` times too small.
+        # If robots see different places, the mean of their gradients is `world` times too small;
+        # the gain `world` corrects this.
         return repeat(Explorer(self._frames(rank, world), self._every, self._rays, float(world),
                                self._number('samples', rank)))
 
@@ -111,7 +112,7 @@ class Crimp(Task):
         samples = batch.step(model)
         distances, colours = model(samples.points, batch.gain)
         seen = colours[:len(samples.colours)] - samples.colours
-        # Without any measured depth there are no samples.
+        # If no depth is known, there are no samples, so avoid a division by 0.
         return ((distances - samples.distances) ** 2).sum() / 2 / max(len(distances), 1) \
             + COLOUR * (seen ** 2).sum(1).sum() / 2 / max(len(seen), 1)
 
@@ -185,7 +186,9 @@ class Crimp(Task):
 
     @cached_property
     def _survey(self) -> list[Frames]:
-        """Some frames of the recording, or of each robot's; empty if it is not on this machine."""
+        """Some frames of the recording or of each robot's recording; empty if none is on this
+        machine.
+        """
         assert self._source
         own = '{rank}' in self._source.target
         folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]

@@ -45,7 +45,7 @@ class CameraSource(Source):
         self._changed = threading.Condition()
         self._closed = False
         self._hint = ''
-        self._blocked = math.inf  # time at which the training began to wait
+        self._blocked = math.inf  # time since which the training waits; infinity: it does not wait
 
     @property
     def image_topic(self) -> str:
