@@ -54,9 +54,7 @@ class Scene:
         return nearest, self._colour(origins + nearest[:, None] * directions, box)
 
     def _colour(self, points: Tensor, box: Tensor) -> Tensor:
-        """Return the colours (n, 3) of points (n, 3); ``box`` (n,): on which box each point
-        lies.
-        """
+        """Return the colours (n, 3) of points (n, 3); ``box`` (n,): box of each point."""
         wave = self.waves[box]
         pattern = torch.sin(torch.einsum('nk,nck->nc', points, wave[..., :3]) + wave[..., 3])
         return (self.tints[box] + 0.22 * pattern).clamp(0, 1)

@@ -186,9 +186,7 @@ class Crimp(Task):
 
     @cached_property
     def _survey(self) -> list[Frames]:
-        """Some frames of the recording or of each robot's recording; empty if none is on this
-        machine.
-        """
+        """Some frames of each recording, or of the only one; empty if none is on this machine."""
         assert self._source
         own = '{rank}' in self._source.target
         folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]
