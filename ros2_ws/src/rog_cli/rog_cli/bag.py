@@ -85,7 +85,7 @@ def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str
 
 
 def _last_run(path: Path, topics: dict[str, tuple[str, ...]]) -> float:
-    """Return the time, in s, of the server's first status in the last run; -inf for a single run."""
+    """Return the time in s of the server's first status in the last run; -inf for a single run."""
     begin, run = -math.inf, None
     for _, now, message in Recording(str(path), topics) if topics else ():
         if run is not None and message.run != run:
