@@ -36,7 +36,7 @@ def _build() -> Any:
     check.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
-    warm_up()  # compile before robots wait: they would take the server for dead
+    warm_up()  # compile now, because robots that already wait would take the server for dead
     return node
 
 
