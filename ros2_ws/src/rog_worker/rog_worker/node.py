@@ -86,8 +86,8 @@ from rog_tasks.sources import Source
 from .sources import Watch
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
-PATIENCE = 3  # heartbeat limits with refusals after which another robot must have our name
-LONGEST = 1e9  # s; the elapsed time in a status is wrong if it is longer (30 years)
+PATIENCE = 3  # heartbeat limits; a robot refused for longer gives up: another robot has its name
+LONGEST = 1e9  # s; a longer elapsed time in a status is wrong (30 years)
 LOOK = 0.1     # s between two checks whether a waiting call must still wait
 
 
@@ -110,7 +110,7 @@ class WorkerNode(ManagedNode):
         super().__init__('worker', WorkerSettings, **options)
 
     def is_drivable(self) -> bool:
-        """See `rog_ros.parameters.is_drivable`."""
+        """Return whether anyone may change the node's lifecycle state; see `rog_ros.parameters`."""
         return is_drivable(self, WorkerSettings)
 
     def configure(self) -> None:
@@ -384,8 +384,8 @@ class WorkerNode(ManagedNode):
             self.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
-            # After the heartbeat limit the server drops a former process of this robot. If it still
-            # refuses, another robot has the same name.
+            # After the heartbeat limit the server drops a former process of this robot. If the
+            # server still refuses, another robot has the same name.
             if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
                 self.leave(shown(response.reason, 600))
                 return
@@ -485,7 +485,8 @@ class WorkerNode(ManagedNode):
     def report(self, state: str = '') -> None:
         """Publish the status. It is also the heartbeat, so the emulated link delays it like data.
 
-        :param state: state of a last status, `PAUSED` or `STOPPED`; empty: the present state.
+        :param state: state in the last status before a pause or the end, `PAUSED` or `STOPPED`;
+            empty: the present state.
         """
         now = time.monotonic()
         self._has_ended = self._has_ended or state == STOPPED
