@@ -110,7 +110,7 @@ def _sections(fleet: FleetConfig) -> dict[str, Any]:
 
 
 def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
-    """Declare the parameters of each robot on the server's node; return robot -> their values.
+    """Declare the parameters of each robot on the server's node; return robot -> values.
 
     :raises ConfigError: a name is invalid, or given twice.
     :raises SettingError: a value is invalid; the message names the parameter.

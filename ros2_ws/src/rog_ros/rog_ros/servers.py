@@ -106,7 +106,7 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
 
 
 class Order:
-    """Decides whether a proved status of another server is new, or an old status that is repeated.
+    """Decides whether a proved status of a server is new, or an old status that is repeated.
 
     Of two statuses of the same process, the one with the higher count is newer. Of two processes of
     the same run, the one with the higher start is newer. Otherwise the times of the servers' clocks
