@@ -29,9 +29,9 @@ def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
 
 
 def robots_and_network() -> list[DeclareLaunchArgument]:
-    """Return the launch arguments `robots`, `only` and those of the network (`ReachConfig`).
+    """Return the launch arguments `robots`, `only` and the network settings (`ReachConfig`).
 
-    Launch files without a fleet file have them.
+    Launch files without a fleet file declare them.
     """
     return [
         DeclareLaunchArgument('robots', default_value='robot1',
@@ -81,7 +81,7 @@ def environment(network: ReachConfig) -> list[Any]:
 
 
 def enclave(context: Any, name: str) -> list[str]:
-    """Return the ROS arguments that set a node's enclave; an empty list without `enclave`.
+    """Return the ROS arguments that set a node's enclave; none if the argument `enclave` is empty.
 
     :param name: namespace of the node, for example /robot1.
     :raises RuntimeError: SROS 2 is not enabled.
@@ -106,7 +106,7 @@ def enforced(context: Any) -> list[Any]:
 
 
 def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return node parameters with the types of texts set.
+    """Return node parameters in which every text has the type string.
 
     Without a type, launch reads a text as YAML, so the name ``2024`` would become a number.
     """
