@@ -1,9 +1,9 @@
 """The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
-The computer or the link of one robot is `SLOWER` times as slow as that of the others. With the
-split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have data of
-all classes. The highest learning rate is near the limit at which training becomes unstable. All
-methods train for the same time, so a method that waits makes fewer iterations.
+One robot has a computer or a link that is `SLOWER` times as slow as those of the other robots. With
+the split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have
+data of all classes. The highest learning rate is near the limit at which training becomes unstable.
+All methods train for the same time, so a method that waits makes fewer iterations.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The links of ROG's published outdoor runs: how the authors replayed a record to four robots.
 
 The authors' script sets each sample of the record as the rate of the robot's network card. With
-probability 1/2 it then holds the sample for 10 to 90 s. Then the record's own step passes (sources:
-scripts/replay_bandwidth.py of hku-systems/ROG, and the Stop lines in the logs of its runs). So an
-hour of a run uses about 140 successive samples of the record, and the rates change slowly. The
-random draws depend only on the worker: a worker has the same link, sample by sample, in all
-published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these links. The table gives the share of
-the time with a rate below 5 or 10 Mbit/s, and the mean rate, of the four workers (a sample of 0
-counts as 59 Mbit/s; standard deviation over seeds in brackets):
+probability 1/2 it then holds the sample for 10 to 90 s. Then it waits for the time until the
+record's next sample (sources: scripts/replay_bandwidth.py of hku-systems/ROG, and the Stop lines in
+the logs of its runs). So an hour of a run uses about 140 successive samples of the record, and the
+rates change slowly. The random draws depend only on the worker: a worker has the same link, sample
+by sample, in all published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these links. The table
+gives the share of the time with a rate below 5 or 10 Mbit/s, and the mean rate, of the four workers
+(a sample of 0 counts as 59 Mbit/s; standard deviation over seeds in brackets):
 
                                   below 5    below 10   some of 4 below 10   mean, Mbit/s
     logs, first hour, every run   .34        .40        .96                  57.0
