@@ -26,7 +26,7 @@ class ChildFleet:
     :param config: settings of the transfers in the parent fleet.
     """
 
-    silent_until = 0.0  # s; a child fleet never drops out
+    silent_until = 0.0  # seconds; a child fleet never drops out
 
     def __init__(self, name: str, server: ServerMachine, robots: Mapping[str, Robot | ChildFleet],
                  config: TransferConfig, incarnation: int) -> None:

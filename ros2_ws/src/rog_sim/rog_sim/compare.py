@@ -29,8 +29,8 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
     :param seeds: number of seeds, at least 1.
     :param target: accuracy, 0 to 1, see `compare_runs`.
     :param times: times in s, see `compare_runs`.
-    :param run: function that executes one run; the runs then follow one after another. Default: a
-        run in virtual time.
+    :param run: function that executes one run; the runs then follow one after another. Default:
+        parallel runs in virtual time.
     :raises ConfigError: a method is unknown or is in the list twice. `run_jobs` describes the other
         errors and parameters.
     """

@@ -34,7 +34,7 @@ from rog_core.errors import ConfigError, RogError
 from .interrupts import interrupts_blocked
 
 FLEET_FILE = 'fleet.yaml'
-ANSWER_S = 10.0  # s to wait at most for a Dask scheduler, and then for its first worker
+ANSWER_S = 10.0  # seconds to wait at most for a Dask scheduler, and then for its first worker
 Simulate = Callable[..., Summary]
 RunDone = Callable[[str, int], None]
 Results = Generator[tuple[int, dict[str, bytes]], None, None]  # results of `_run`
@@ -102,7 +102,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        for job in due:  # if this fails, it should fail now, not after hours of computing
+        for job in due:  # now, so that a failure does not come after hours of computing
             job.directory.mkdir(parents=True, exist_ok=True)
         # On this machine unfinished runs are killed; their temporary files are removed with
         # `scratch`. A cluster cancels unfinished runs, and each run removes its own files.

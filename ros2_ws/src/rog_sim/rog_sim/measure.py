@@ -42,7 +42,7 @@ class Run:
         return self.summary.duration_s
 
     def smoothed(self, window: int) -> Run:
-        """Return the run with the mean of the last ``window`` accuracies of the server's model.
+        """Return the run with the server's accuracies averaged over ``window`` evaluations.
 
         The first mean covers the first ``window`` accuracies. A run with fewer evaluations of the
         server's model is returned unchanged.

@@ -172,7 +172,7 @@ def _end_with_parent() -> None:
 def _answer(call: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     try:
         return pickle.dumps((call(*arguments), None, ''))
-    except BaseException as error:  # SystemExit of a task, too
+    except BaseException as error:  # also the SystemExit of a task
         where = f'\n\n{traceback.format_exc()}'
         try:
             answer = pickle.dumps((None, error, where))

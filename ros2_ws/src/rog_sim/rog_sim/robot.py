@@ -46,7 +46,7 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        self.silent_until = 0.0  # s; until this time the robot has dropped out and sends nothing
+        self.silent_until = 0.0  # time (s) until which the robot has dropped out and sends nothing
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
@@ -56,7 +56,7 @@ class Robot:
         self._evaluating = 0  # iteration whose model is being evaluated; 0: none
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
-        """Start to compute a gradient on the present model; if ``evaluate``, also evaluate it."""
+        """Start to compute a gradient; if ``evaluate``, start to evaluate the model, too."""
         self._evaluating = self.machine.finished if evaluate else 0
         anchor = self.store.anchor
         new, self._sent_anchor = (() if anchor is self._sent_anchor else (anchor,)), anchor

@@ -16,7 +16,7 @@ from rog_sim.model_outputs import SERVER, ModelOutputs, read_model_outputs
 
 from . import style
 
-WINDOW = 30  # iterations that the micro-events figure shows before and after the worst moment
+WINDOW = 30  # iterations in the figure `micro` before and after the moment that it shows
 
 
 def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = None) -> list[Path]:
