@@ -67,7 +67,7 @@ def played(path: Path, namespace: str = '') -> Played:
 
 
 def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str, str]:
-    """Return topic -> type of the statuses of one fleet."""
+    """Return name -> message type of the status topics of one fleet."""
     found = {name: kind for name, kind in sorted(types.items()) if kind in CLASSES}
     if not found:
         raise RecordError(f'holds no statuses of a fleet ({", ".join(CLASSES)}); its topics are '

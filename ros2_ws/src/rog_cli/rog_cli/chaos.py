@@ -35,14 +35,14 @@ from .processes import LINGER
 ROBOTS = '5'
 DISK_MIB = 64        # size of the server's disk, which the disk-full fault fills, MiB
 RESULT = 'chaos.json'
-JOIN = 120.0         # s within which all robots must join
-DRAIN = 120.0        # s within which a run must end after its minutes plus the server's absences
-START = 60.0         # s that a process may take from its start to its first status
-HELD_UP = 1.0        # s; if this process is delayed longer, the machine counts as overloaded
-SAMPLE = 5.0         # s between two samples of the memory of the processes
+JOIN = 120.0         # seconds within which all robots must join
+DRAIN = 120.0        # seconds to end the run after its minutes plus the server's absences
+START = 60.0         # seconds that a process may take from its start to its first status
+HELD_UP = 1.0        # seconds; if this process is delayed longer, the machine counts as overloaded
+SAMPLE = 5.0         # seconds between two samples of the memory of the processes
 FADED = 0.05         # Mbit/s; a lower rate of a link, or of its share of the air, counts as a fade
-SNAPSHOT = 180.0     # s that a restarted robot may take to receive the whole model
-STEP = 0.25          # s between two checks of the fleet
+SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
+STEP = 0.25          # seconds between two checks of the fleet
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

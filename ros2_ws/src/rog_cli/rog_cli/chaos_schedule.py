@@ -19,7 +19,7 @@ OF_A_ROBOT = {KILL: (0.5, 60.0, 3), PAUSE: (1.0, 60.0, 3), BLACKOUT: (1.0, 120.0
 OF_THE_SERVER = {RESTART: (0.5, 10.0, 1), DISK_FULL: (5.0, 30.0, 1)}
 _ALL = {**OF_A_ROBOT, **OF_THE_SERVER}
 GAP = 8.0        # mean time between the starts of two successive faults, s
-QUIET = 60.0     # s without faults at the beginning and at the end of a run; see `quiet`
+QUIET = 60.0     # seconds without faults at the beginning and at the end of a run; see `quiet`
 APART = 30.0     # least time between two faults that must not overlap (see `schedule`), s
 PRESENT = 2      # least number of robots that are neither killed, paused nor in a blackout
 

@@ -1,4 +1,4 @@
-"""`rog doctor`: find what prevents a fleet on this machine and network."""
+"""`rog doctor`: find what prevents a fleet from running on this machine and network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOOD, WARN, BAD = 'ok', 'warning', 'problem'
 COLORS = {GOOD: 'green', WARN: 'yellow', BAD: 'red'}
 
 BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
-CLOCK = 0.5           # s that clocks may differ; each starts the traces of emulated links
+CLOCK = 0.5           # largest difference of clocks, s; traces of emulated links use them
 ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
@@ -59,7 +59,7 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """Return how many s the clock there is behind, plus the shortest delay; None if unknown."""
+        """Return how many s the process's clock is behind, plus the shortest delay, or None."""
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 

@@ -36,7 +36,7 @@ from .fork_server import kill
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace
-START_LIMIT = 60.0    # s within which the radio must start, also on a busy machine
+START_LIMIT = 60.0    # seconds within which the radio must start, also on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 _LINES = 1 << 17      # bytes at the end of AIR_FILE that hold two lines of up to a hundred robots
 SERVER = 'server'

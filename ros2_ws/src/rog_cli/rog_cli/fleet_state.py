@@ -19,7 +19,7 @@ ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
 POINTS = 400     # maximum number of points of a curve; beyond, every other point is dropped
 EVENTS = 200     # number of the last events that are remembered
-SILENT = 5.0     # s without a status after which the silence is reported
+SILENT = 5.0     # seconds without a status after which the silence is reported
 APART = ('away', 'retired')  # states that only the server knows
 
 
@@ -62,7 +62,7 @@ class Robot:
     energy: float = math.nan
 
     def cells(self) -> dict[str, str]:
-        """Return the numbers as texts by the name of their column; empty before any status."""
+        """Return column -> number as text; the texts are empty before the first status."""
         if not self.heard:
             return dict.fromkeys(COLUMNS, '')
         texts = (str(self.iteration), number(self.loss, '.3f'),
@@ -95,7 +95,7 @@ class Fleet:
     keyed: bool = False
     minimum: str = ''  # the MTA and the MTA time, in words
     above: str = ''    # which robot of the parent fleet this fleet is, in words
-    left: float = math.nan  # s until the run is over, if the listener knows its duration
+    left: float = math.nan  # seconds until the run is over, if the listener knows its duration
 
     @property
     def time(self) -> str:

@@ -25,10 +25,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 600.0  # s within which the fork server must load everything, also on a busy machine
+LIMIT = 600.0  # seconds within which the fork server must load everything, also on a busy machine
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
-_GONE = 10.0        # s within which a killed process ends, unless it waits for a device
+_GONE = 10.0        # seconds within which a killed process ends, unless it waits for a device
 _MESSAGE = 1 << 18  # largest datagram, B; it holds the environment variables of a process
 _TITLE = 250        # B reserved in the command line, in which each process writes its own command
 _PR_SET_CHILD_SUBREAPER = 36
@@ -129,7 +129,7 @@ class ForkServer:
 
 
 def _adopt(wanted: bool) -> None:
-    """Let this process adopt descendants whose parent ends; if not ``wanted``, end that."""
+    """Start (if ``wanted``) or stop adopting descendants whose parent process ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 

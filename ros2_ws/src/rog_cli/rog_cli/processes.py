@@ -21,8 +21,8 @@ from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 from .fork_server import Child, ForkServer, kill, possible
 
-LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
-_STEP = 0.05   # s between two checks whether a process has ended
+LINGER = 10.0  # seconds that a robot may take to evaluate the final model when the run is over
+_STEP = 0.05   # seconds between two checks whether a process has ended
 
 
 def how_it_ended(code: int) -> str:
@@ -185,7 +185,7 @@ class FleetProcesses:
         self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
-        """Wait until all processes have ended; ask the others to end, and finally kill them.
+        """Wait until all processes have ended; ask late ones to end, and finally kill them.
 
         :param patience: s until the processes are asked, s until they are asked again, and so on.
         :param hurry: returns whether to end the first of these waits at once.

@@ -35,7 +35,7 @@ from fleet_env.trace import LinkTrace
 
 UNLIMITED = 1000.0  # rate of a link with neither trace nor rate, Mbit/s
 BEGIN = 'begin'     # the order that starts the traces
-ORPHANS = 8.0       # s within which processes must end after their launcher is gone
+ORPHANS = 8.0       # seconds within which processes must end after their launcher is gone
 BURST = 64          # maximum number of frames read from one device before the next device is read
 _FRAME = 65536
 _GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the device is down, or its queue is full

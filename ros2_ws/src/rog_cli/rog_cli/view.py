@@ -67,7 +67,7 @@ class Monitor:
 
     @property
     def robots(self) -> dict[str, Any]:
-        """Robot -> its last `TrainingStatus`."""
+        """Return robot -> its last `TrainingStatus`."""
         return self.state.robots
 
     def heard(self, name: str) -> float:
@@ -129,7 +129,7 @@ def live_table(fleet: Fleet) -> Table:
                  caption=Text('\n'.join(fleet.causes())), caption_justify='left')
     made.add_column('robot', no_wrap=True)
     made.add_column('state', overflow='ellipsis')  # the column that is cut on a narrow terminal
-    columns = [column for column in COLUMNS if column != 'power']  # for 80 characters per line
+    columns = [column for column in COLUMNS if column != 'power']  # too wide for 80 characters
     for column in columns:
         made.add_column('\n'.join(filter(None, (column, COLUMNS[column]))), justify='right',
                         no_wrap=True)
