@@ -61,7 +61,8 @@ class Cruda(Classification):
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
 
         The user's cache directory keeps the result under a digest of everything that the result
-        depends on, if the data has a digest (image folders, digits) and the code is available.
+        depends on, if the data has a digest (image folders, digits) and the code of the model is
+        available.
         """
         code = _source_of(model)
         if not (self._data.digest and code):

@@ -79,7 +79,7 @@ class Task(ABC):
         A run in virtual time calls this for the model of every robot and of the server.
         `rog_sim.figures` draws these arrays. For a robot: ``truth`` and ``estimate``, positions (n,
         3) in m. For the server: ``top`` (H, W, 3), the colours, 0 to 1, seen from above; ``height``
-        (H, W) in m; ``extent``, the four bounds of x and y in m.
+        (H, W) in m; ``extent``, (lowest x, highest x, lowest y, highest y) in m.
         """
         return {}
 
@@ -210,7 +210,7 @@ def measure(task: Task, model: 'nn.Module') -> float:
 
 
 def measure_clean(task: Task, model: 'nn.Module') -> float:
-    """Return the metric as `measure` does, but in the world before its change; NaN without one."""
+    """Return the metric in the world before its change, as `measure` does; NaN if unchanged."""
     return _metric(task.evaluate_clean, model, 'evaluate_clean')
 
 

@@ -42,8 +42,9 @@ class Layout:
     ``frames``: lists the frames in a folder. ``scale``: value of a depth pixel at 1 m. ``camera``:
     the camera of the depth images, if the folder has no file of intrinsics. ``alike``: whether
     images have the size of their depth images. ``intrinsics``: name of the file of intrinsics, and
-    number of rows and columns of its matrix. ``aside``: for a second camera that takes the colours,
-    its focal length in pixels of ``camera``, and its distance to the right of ``camera``, m.
+    number of rows and columns of its matrix. ``aside``: if a second camera takes the colours, its
+    focal length, in pixels of ``camera``, and its distance to the right of ``camera``, m; else
+    None.
     """
 
     frames: Callable[[Path], list[_Frame]]

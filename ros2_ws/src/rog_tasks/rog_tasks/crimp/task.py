@@ -28,7 +28,7 @@ FAR = 1.0
 
 _CELLS = 1e8  # largest number of cells in a map
 
-_VIEWS, _PIXELS = 24, 96  # number of views, and of pixels in each, to measure a map's depth
+_VIEWS, _PIXELS = 24, 96  # views with which a map's depth is compared, and pixels of each
 _SURVEY = 4 * _VIEWS      # number of frames from which the bounds of a recording's map are computed
 
 

@@ -151,7 +151,7 @@ class CameraSource(Source):
                     raise SourceClosed(f'the run ended before {self.image_topic} gave an image')
                 buffer.settle(self._clock())
                 taken = buffer.take(need)
-            found = [self._decode(frame.picture) for frame in taken]  # without the lock
+            found = [self._decode(frame.picture) for frame in taken]  # slow, so without the lock
             with self._changed:
                 for frame, (pixels, error) in zip(taken, found, strict=True):
                     buffer.keep(frame, pixels, error)

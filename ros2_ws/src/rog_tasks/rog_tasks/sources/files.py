@@ -60,7 +60,7 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """Prepare to read these images; only prepared images of a compressed tar can be read.
+        """Load these images if ``path`` is a compressed tar; `read` finds only loaded images in it.
 
         :raises DataError: the images would take more memory than is allowed.
         """
