@@ -13,7 +13,7 @@ from rog_ros import qos
 from rog_ros.parameters import SERVER
 from rog_ros.servers import Others, refusal
 
-SECONDS = 2.0  # s that are enough to find another server, even if one announcement is lost
+SECONDS = 2.0  # seconds that are enough to find another server, even if one announcement is lost
 _LEAST = 0.3   # least time, s, to read the messages that arrived during the imports
 
 

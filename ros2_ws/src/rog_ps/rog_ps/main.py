@@ -41,9 +41,9 @@ def _build() -> Any:
 
 
 def _look_at_settings() -> Others:
-    """Raise an error for a full disk, a damaged checkpoint or a damaged key.
+    """Check disk, checkpoint and key; return the `Others` of this server.
 
-    This happens before the imports, which take seconds.
+    A fault raises an error here, before the imports, which take seconds.
     """
     node = Node('parameter_server', namespace=f'/{SERVER}', start_parameter_services=False,
                 enable_rosout=False)

@@ -109,11 +109,11 @@ class ParameterServerNode(ManagedNode):
         self._incomplete = False   # whether a part of the records could not be written
         self._unsaved = ''         # why the last checkpoint was not written; else empty
         self._peers: dict[str, Peer] = {}       # by name of the robot
-        self._emulated: list[ShapedLink] = []   # links of the peers that are emulated
+        self._emulated: list[ShapedLink] = []   # emulated links of the peers
         self.dropped: Counter[str] = Counter()  # sender -> number of refused messages
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
-        self._elapsed_before = 0.0         # s of training before the last restart of the server
+        self._elapsed_before = 0.0         # seconds of training before the server's last restart
         self._finish_by = math.inf         # when to end without the robots' last evaluations
         self._away: set[str] = set()       # robots that are reported as away
         self._paused: set[str] = set()     # robots that have left the fleet for a pause
