@@ -87,8 +87,8 @@ from .sources import Watch
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 PATIENCE = 3  # heartbeat limits; a robot refused for longer gives up: another robot has its name
-LONGEST = 1e9  # s; a longer elapsed time in a status is wrong (30 years)
-LOOK = 0.1     # s between two checks whether a waiting call must still wait
+LONGEST = 1e9  # seconds; a longer elapsed time in a status is wrong (30 years)
+LOOK = 0.1     # seconds between two checks whether a waiting call must still wait
 
 
 class NoServerError(RogError, TimeoutError):
@@ -104,7 +104,7 @@ class WorkerNode(ManagedNode):
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
     machine: WorkerMachine | None = None
     error = ''  # why the run ended; empty: without error
-    patience = math.inf  # s for which `join` waits until a server accepts this robot
+    patience = math.inf  # seconds for which `join` waits until a server accepts this robot
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', WorkerSettings, **options)
@@ -180,7 +180,7 @@ class WorkerNode(ManagedNode):
             self._act(self.machine.resume(time.monotonic()))
 
     def deactivate(self) -> None:
-        """Leave the fleet for a pause, so that it does not wait; keep the pending rows."""
+        """Leave the fleet for a pause, so that no robot waits; keep the pending rows."""
         machine = self.machine
         if machine is not None and machine.state not in (PAUSED, STOPPED):
             machine.pause(time.monotonic())
