@@ -1,4 +1,4 @@
-"""Parameters of the two nodes: settings of the fleet file, and settings that only a node has."""
+"""Parameters of worker node and server node: settings of the fleet file, and the nodes' own."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from .message_auth import Signature
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')
 AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
-YOUNG = 10.0  # s after its start in which a server may still give way to another server
-FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by as much
+YOUNG = 10.0  # seconds after its start in which a server may give way to another server
+FRESH = 30.0  # seconds for which a server's proved status counts; clocks may differ so far
 NAMED = 80    # maximum characters shown of a machine's or a method's name
 
 
@@ -46,8 +46,8 @@ class Others:
 
     :param signature: signature of the fleet key; None: the fleet has no key.
     :param run: identity of the run that our server resumes; 0: a new run. A status of this run does
-        not count: either its former server is dead, or it still holds the lock of the directory,
-        and then our server fails to lock it.
+        not count: either the run's former server is dead, or it still holds the lock of the
+        directory, and our server cannot lock the directory.
     :param process: public number of our own process; 0: it publishes no statuses.
     """
 
