@@ -17,9 +17,9 @@ from rog_ros.parameters import SERVER
 
 from .source import View, view_of
 
-STEP = 0.5      # s between two views
-ANSWER = 10.0   # s within which the server must answer a call
-AGAIN = 5.0     # s after which a server that has not answered the parameter call is asked again
+STEP = 0.5      # seconds between two views
+ANSWER = 10.0   # seconds within which the server must answer a call
+AGAIN = 5.0     # seconds between two parameter calls to a server that does not answer
 CONTROL, MINUTES = 'security.control', 'minutes'
 
 
