@@ -53,7 +53,7 @@ def _start(context):
     here = chosen(context, names(context, 'robots'))
     reach = network(context)
     options = given(context, _PROGRAM)
-    from_flat(Settings, options)  # raises an error before anything is started
+    from_flat(Settings, options)  # invalid options raise an error before anything starts
     programs = [_program(f'{reach.namespace}/{name}'.strip('/'), context, options) for name in here
                 if name != 'server' and value(context, 'program')]
     server = None
@@ -76,7 +76,7 @@ def _program(robot, context, options):
 
 
 def _after(server, programs):
-    """Return a handler that starts the programs when the server serves; before, they fail."""
+    """Return a handler that starts the programs when the server, which they need, is ready."""
     waiting = list(programs)
 
     def on_output(event):

@@ -23,7 +23,7 @@ ONLY = DeclareLaunchArgument('only', default_value='', description='start only t
 
 
 def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
-    """Return launch arguments; ``texts``: name -> description. An empty value changes nothing."""
+    """Return launch arguments with empty default values; ``texts``: name -> description."""
     return [DeclareLaunchArgument(name, default_value='', description=text)
             for name, text in texts.items()]
 
@@ -50,7 +50,7 @@ def names(context: Any, argument: str) -> list[str]:
 
 
 def chosen(context: Any, robots: Sequence[str]) -> list[str]:
-    """Return which of `server` and ``robots`` the argument `only` starts here.
+    """Return the names in `server` and ``robots`` to start here, as the argument `only` says.
 
     :raises RuntimeError: `only` contains another name.
     """
