@@ -28,8 +28,8 @@ from .study import Case, Study, Table, with_training
 CAPACITIES = {'a': [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2,
               'b': [1] * 5 + [2] * 3 + [3] * 3 + [4] * 4 + [5] * 5}
 SCHEMES = ('dgh-gc', 'gc', 'hgc', 'gcc', 'dcgc')
-PACE = 0.15              # s that a computer of 600 MHz needs for the gradient of one shard's batch
-LATE = 1.0               # s that a late gradient takes longer
+PACE = 0.15              # seconds of a computer of 600 MHz for the gradient of a shard's batch
+LATE = 1.0               # additional seconds of a late gradient
 OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
 SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
 PERIODS = (100, 50, 30, 20, 10)  # values of b: rounds until `dgh-gc` regroups the robots

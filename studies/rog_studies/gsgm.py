@@ -28,13 +28,13 @@ from rog_sim.table import spread
 from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
-PACE, LATE = 0.1, 0.1   # s for a gradient of the fastest learner, s that a late gradient adds
-ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # s per round of the slowest learner, with its mean delay
+PACE, LATE = 0.1, 0.1   # seconds for a gradient of the fastest learner; additional seconds if late
+ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # seconds per round of the slowest learner, with its delays
 SVRG_EVERY = 20         # iterations between full gradients
-SVRG_LONGER = 4         # factor on a run's duration with SVRG: half of its work are corrections
+SVRG_LONGER = 4         # factor on the duration of a run with SVRG, whose work is half corrections
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push: twice the paper's rates
-LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # of a run of gsgm, approximately
+LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # minimum per run, approximately
 # Learners -> rounds of a run with noise; after these the accuracy of gsgm no longer rises.
 NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s

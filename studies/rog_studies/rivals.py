@@ -68,7 +68,7 @@ SEED = 1000                     # seed of the tuning; the tables use the seeds 1
 BASE = 'bsp'                    # method by whose time `of_bsp` divides
 OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
 LONGEST = 1440.0                # longest duration of a run, min
-EVALUATE_S = 15.0               # s between measurements of the server's model
+EVALUATE_S = 15.0               # seconds between measurements of the server's model
 # Number of measurements in a mean. The best single measurement would depend on luck.
 WINDOW = 4
 # The outer step of DiLoCo. Publications use rate 0.7 and momentum 0.9, and for short runs momentum
