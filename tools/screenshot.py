@@ -20,8 +20,8 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / 'docs' / 'images'
 SIZE = 1400, 1080        # pixels of the browser window, which shows the page without scrolling
-SECONDS = 45             # s of the run shown in view.png, so that the curves have a shape
-EVERY, LAST = 4, 56      # s of the run between two frames of view.gif, and until view.gif ends
+SECONDS = 45             # seconds of the run shown in view.png, so that the curves have a shape
+EVERY, LAST = 4, 56      # seconds of the run between two frames of view.gif, and until its end
 SCALE = 0.6              # factor on the size of the frames of view.gif
 LIMIT = 300              # maximum s for all frames together, and for the end of a process
 QT = os.environ.get('QT_PYTHON', sys.executable)

@@ -116,7 +116,7 @@ def short() -> int:
 
 
 def everything() -> int:
-    """Test `testing`, and with colcon every package as `make setup` has built it.
+    """Test every package with colcon, as `make setup` has built it, and the folder `testing`.
 
     At most `AT_ONCE` processes run at the same time.
     """
