@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 300.0  # s; what takes longer counts as stuck, also on a busy machine
+LIMIT = 300.0  # seconds; a wait that takes longer has failed, also on a busy machine
 
 # Linux may give the ports of a domain above 101 to any connection.
 _DOMAINS = range(1, 102)
@@ -66,7 +66,7 @@ def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str
 
 def fewer(number: int) -> int:
     """Return ``number``; in `make test` a tenth of it, at least 1."""
-    from hypothesis import settings  # here, because not every package's tests need it
+    from hypothesis import settings  # imported here, because not all tests need it
     return max(1, number * settings().max_examples // 100)
 
 
@@ -78,7 +78,7 @@ def examples(number: int) -> Any:
 
 def mostly_long(values: Iterable[Any], *quick: Any) -> list[Any]:
     """Return parameters of a test: `make test-all` uses all, `make test` only ``quick``."""
-    import pytest  # here, because benches use this module without it
+    import pytest  # imported here, because benches do not need it
     assert set(quick) <= set(values := [*values]), 'a quick one is not among the values'
     return [value if value in quick else pytest.param(
         *value if isinstance(value, tuple) else [value], marks=pytest.mark.long)
