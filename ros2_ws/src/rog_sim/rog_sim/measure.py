@@ -59,7 +59,7 @@ class Run:
     def accuracy_after(self, iterations: ArrayLike) -> Series:
         """Return the mean accuracy after ``iterations`` [n] of each robot.
 
-        It is NaN until every robot has an accuracy.
+        The accuracy is NaN until every robot has an accuracy.
         """
         return self._accuracy(1, iterations)
 

@@ -176,7 +176,7 @@ def _answer(call: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
         where = f'\n\n{traceback.format_exc()}'
         try:
             answer = pickle.dumps((None, error, where))
-            pickle.loads(answer)  # fails if the constructor of the error needs other arguments
+            pickle.loads(answer)  # fails if the error's constructor does not accept `error.args`
             return answer
         except Exception:
             return pickle.dumps((None, RuntimeError(f'{type(error).__name__}: {error}'), where))

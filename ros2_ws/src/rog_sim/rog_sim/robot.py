@@ -95,8 +95,8 @@ class Robot:
         event loop.
 
         :param order: gradient to compute; None: no gradient, and the loss is NaN.
-        :param anchor: tuple with the new anchor of SVRG, which is not in shared memory; empty if
-            the anchor has not changed.
+        :param anchor: tuple with the new anchor of SVRG (model and full gradient of the last full
+            pass), which is not in shared memory; empty if the anchor has not changed.
         :param evaluate: whether to evaluate the model; if not, the accuracy is NaN.
         :param portrait: if True, only return the task's outputs for figures.
         """

@@ -13,8 +13,8 @@ from rog_core.model.partition import RowPartition
 class PublishedModel:
     """Size of a published model.
 
-    ``rows``: number of rows by the published rule. ``push_bytes``: bytes of a push of all rows with
-    one bit per element.
+    ``rows``: number of rows, counted by the published rule. ``push_bytes``: bytes of a push of all
+    rows with one bit per element.
     """
 
     rows: int
