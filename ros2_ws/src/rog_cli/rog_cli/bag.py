@@ -72,7 +72,7 @@ def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str
     if not found:
         raise RecordError(f'holds no statuses of a fleet ({", ".join(CLASSES)}); its topics are '
                           f'{some(sorted(types)) or "none"}', str(path))
-    fleets = [fleet_namespace(fleet_namespace(name))  # '/blue' of '/blue/rog/fleet_status'
+    fleets = [fleet_namespace(fleet_namespace(name))  # '/blue' from '/blue/rog/fleet_status'
               for name, kind in found.items() if kind == FLEET]
     if len(fleets) > 1 and namespace not in fleets:
         raise RecordError(f'holds {len(fleets)} fleets; choose one by --namespace: {some(fleets)}',

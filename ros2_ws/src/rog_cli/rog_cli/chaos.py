@@ -40,7 +40,7 @@ DRAIN = 120.0        # seconds to end the run after its minutes plus the server'
 START = 60.0         # seconds that a process may take from its start to its first status
 HELD_UP = 1.0        # seconds; if this process is delayed longer, the machine counts as overloaded
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
-FADED = 0.05         # Mbit/s; a lower rate of a link, or of its share of the air, counts as a fade
+FADED = 0.05         # Mbit/s; a link whose rate or share of the air is lower counts as faded
 SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
 STEP = 0.25          # seconds between two checks of the fleet
 

@@ -59,7 +59,7 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """Return how many s the process's clock is behind, plus the shortest delay, or None."""
+        """Return how many s its clock is behind ours, plus the shortest delay; None if unknown."""
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 

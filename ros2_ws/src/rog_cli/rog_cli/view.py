@@ -109,7 +109,7 @@ class Monitor:
             self._executor.spin_once(timeout_sec=left)
 
     def shown(self) -> Fleet:
-        """Return the fleet as it is shown now."""
+        """Return the displayed state of the fleet now."""
         return self.state.shown(time.monotonic())
 
     def __enter__(self) -> Monitor:
