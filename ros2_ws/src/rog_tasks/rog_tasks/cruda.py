@@ -31,7 +31,8 @@ change that training, change this text, too."""
 class Cruda(Classification):
     """Recognition under fog and brightness shift, with any model on any image data set.
 
-    It has the options and errors of :class:`~rog_tasks.classify.Classification`, and these options:
+    The task has the options and errors of :class:`~rog_tasks.classify.Classification`, and these
+    options:
 
     :param seed: random seed of `Classification`, and of the fog.
     :param fog, brightness: strength of the shift, see :class:`rog_tasks.shift.Shift`.

@@ -30,7 +30,7 @@ _LARGEST = 2**31
 def mnist(root: str = 'data') -> ImageData:
     """Load MNIST (http://yann.lecun.com/exdb/mnist): grey images of 28x28, 10 classes.
 
-    It reads the four IDX files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and
+    Read the four IDX files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and
     ``t10k-...``, each uncompressed or with the suffix ``.gz``.
     """
     return _idx_data(root, 'MNIST')

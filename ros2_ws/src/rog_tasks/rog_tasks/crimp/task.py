@@ -129,7 +129,7 @@ class Crimp(Task):
         return float('nan') if robot is None else robot.error()
 
     def depth_error(self, model: nn.Module) -> float:
-        """Return the mean absolute error, in m, of the map's depth; a pixel counts at most `FAR`.
+        """Return the mean absolute error, in m, of the map's depth, at most `FAR` for a pixel.
 
         The depth is compared with views along all ways through the generated flat, or with frames
         of the recording, at their true poses and at pixels of known depth. The error is NaN if the
