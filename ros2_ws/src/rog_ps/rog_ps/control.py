@@ -41,7 +41,7 @@ class Calls:
         self._done: set[int] = set()
 
     def refusal(self, made: int, now: int) -> str:
-        """Return why a call is refused; an empty text means that it counts.
+        """Return why a call is refused; if it is accepted, remember its time and return ''.
 
         :param made: time at which the caller made the call, ns since 1970.
         :param now: present time of the server's clock, ns since 1970.
@@ -80,7 +80,7 @@ class Control:
         node.held.callback(node.remove_on_set_parameters_callback, self._on_set_parameters)
 
     def _unproved(self, request: Any) -> str:
-        """Return why a call does not prove that its caller has the fleet key; empty: it does."""
+        """Return why a call does not prove that its caller has the fleet key, or '' if it does."""
         if self._key is None:
             return ''
         try:
