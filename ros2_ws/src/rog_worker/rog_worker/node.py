@@ -142,8 +142,8 @@ class WorkerNode(ManagedNode):
         self._has_ended = False               # whether the last status was sent
         self._request: Any = None             # future of the latest registration
         self._refused_since = math.inf
-        self._reminder = Reminder()           # for the message that there is no server
-        self._turn = threading.Event()        # set: the training thread may continue
+        self._reminder = Reminder()           # says when to log again that there is no server
+        self._turn = threading.Event()        # is set when the training thread may continue
         self._granted: Compute | None = None
         self._began = False                   # whether an iteration was granted
         self._computed: tuple[Array, SgdConfig] | None = None  # gradient for the state machine
@@ -330,8 +330,8 @@ class WorkerNode(ManagedNode):
     def _is_proved(self, message: Any, ours: bool) -> bool:
         """Return whether a status is from a server with the fleet key, and is new.
 
-        In a fleet with a key no other status counts: neither to find a server, nor to decide
-        whether the server is alive and knows this robot.
+        In a fleet with a key, the robot ignores all other statuses: it does not use them to find a
+        server, or to decide whether the server is alive and knows this robot.
 
         :param ours: whether the status names the server that has accepted this robot.
         """
@@ -424,7 +424,7 @@ class WorkerNode(ManagedNode):
                     self.get_logger().info(checksum_of(action.message.transfer,
                                                        self.machine.accumulator.weights))
             elif isinstance(action, Compute):
-                if not self._began:  # energy and times count from the first grant on
+                if not self._began:  # measure energy and times from the first grant on
                     self._began = True
                     self._meter.restart(now)
                 self._grant(action)
