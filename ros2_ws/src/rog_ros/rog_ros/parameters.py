@@ -59,7 +59,7 @@ class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
 
 
 class RobotEntry(Computer):
-    """Settings of one robot among the server's parameters; the server needs them from the start."""
+    """Parameters of the server's node for one robot; needed before the robot registers."""
 
     link: LinkConfig = LinkConfig(trace='')
 

@@ -154,7 +154,7 @@ class Loyalty:
         self._place = (0, 0)  # run and start of the server that has accepted the robot
 
     def listens(self, own: bool, now: float) -> bool:
-        """Return whether a message counts.
+        """Return whether the robot uses a message from a server.
 
         :param own: whether the message is from the server that has accepted the robot.
         """
