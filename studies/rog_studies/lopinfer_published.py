@@ -16,8 +16,8 @@ follows:
 - `__setitem__` lines have no shape. Such an operator makes the next version of the tensor to which
   it writes; later calls read only the latest version.
 - Kernel sizes are not in the file. The four torchvision models have the kernels of torchvision.
-  KAPAO is yolov5l6; its `__getitem__` of stride 2 counts as reading both columns of a pair, one
-  more than it needs. AGRNav has the kernels of LMSCNet: convolutions of size 3, with dilation 1, 2
+  KAPAO is yolov5l6. Its `__getitem__` of stride 2 needs one column of each pair; this module
+  assumes that it needs both. AGRNav has the kernels of LMSCNet: convolutions of size 3, with dilation 1, 2
   and 3 in its head; transposed convolutions of size 6 at stride 2, else of the size of the stride.
 
 The file has only the time of a whole operator, not the time of a share of it. Therefore this module

@@ -15,7 +15,7 @@ gives the share of the time with a rate below 5 or 10 Mbit/s, and the mean rate,
     seed 0, first hour            .34        .40        .96                  56.9
     seed 0, 24,290 s              .33        .40        .87                  54.3
     seeds 1 to 20, first hour     .33 (.02)  .37 (.02)  .93 (.06)            58.6 (2.5)
-    the same, from worker/6       .34 (.03)  .38 (.03)  .82 (.05)            58.5 (3.0)
+    the same, default `start`     .34 (.03)  .38 (.03)  .82 (.05)            58.5 (3.0)
 
 In the logs a share of .49 to .51 of the samples is held, for 50.3 s on average, and the mean rates
 of workers 1 to 4 in the first hour are 28.7, 70.5, 48.2 and 80.6 Mbit/s.
