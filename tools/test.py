@@ -22,7 +22,7 @@ GROUPS = {'core': ['rog_core', 'rog_methods_local'], 'sim': ['rog_sim', 'rog_cli
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.
 KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up()']
-# Groups and packages that use no such kernels, and so need not wait for them.
+# Groups and packages that do not use these kernels, so they need not wait for them.
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The tests of these packages take longest. They begin first, so that none of them runs alone at the
 # end.
