@@ -17,8 +17,9 @@ follows:
   it writes; later calls read only the latest version.
 - Kernel sizes are not in the file. The four torchvision models have the kernels of torchvision.
   KAPAO is yolov5l6. Its `__getitem__` of stride 2 needs one column of each pair; this module
-  assumes that it needs both. AGRNav has the kernels of LMSCNet: convolutions of size 3, with dilation 1, 2
-  and 3 in its head; transposed convolutions of size 6 at stride 2, else of the size of the stride.
+  assumes that it needs both. AGRNav has the kernels of LMSCNet: convolutions of size 3, with
+  dilation 1, 2 and 3 in its head, and transposed convolutions, of size 6 at stride 2, else of the
+  size of the stride.
 
 The file has only the time of a whole operator, not the time of a share of it. Therefore this module
 splits the time into a fixed part and a part that is proportional to the share, with one constant
