@@ -26,7 +26,7 @@ THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
 
 
 def is_sourced() -> bool:
-    """Return whether a ROS 2 is sourced, except one that this file has installed."""
+    """Return whether a ROS 2 other than one that this file has installed is sourced."""
     prefixes = filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))
     return any((Path(prefix) / 'share' / 'rclpy').is_dir()
                and not (Path(prefix) / 'pyvenv.cfg').exists() for prefix in prefixes)

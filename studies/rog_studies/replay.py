@@ -47,7 +47,8 @@ def replay(record: LinkTrace, worker: int, seed: int, duration: float, factor: f
     :param hold_probability: probability that a sample is held.
     :param hold_low, hold_high: shortest and longest hold in whole seconds, both included.
     :param zero_as: rate in Mbit/s that replaces a sample of 0, not multiplied by ``factor``. In our
-        traces 0 means no link. The authors' shaper applied no limit, and their cards reached 59.
+        traces 0 means no link. But for a sample of 0 the authors' shaper set no limit, and their
+        cards reached 59 Mbit/s.
     :param start: index of the first sample; by default ``worker``/6 of the record's length.
     :param overhead: seconds that setting a sample takes, in addition to the record's step.
     :raises TraceError: a parameter is out of range, or the record has fewer than 3 samples.

@@ -342,7 +342,8 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
 def _keep_records(records: Mapping[str, LinkTrace], out: Path) -> None:
     """Write the records into ``out``, if they are not there yet.
 
-    :raises ConfigError: ``out`` already holds other records, so a table would mix runs on both.
+    :raises ConfigError: ``out`` already holds other records; a table must not mix runs on different
+        records.
     """
     place = out / 'records'
     place.mkdir(exist_ok=True)

@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass
 class Heard:
-    """The statuses of one process. ``late``: delay of each status after its time stamp, s."""
+    """The statuses of one process. ``late``: s from each status's time stamp to its arrival."""
 
     role: str
     host: str

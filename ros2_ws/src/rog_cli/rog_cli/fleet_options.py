@@ -1,4 +1,4 @@
-"""Command-line options to choose a fleet, to change its settings, and to run in parallel."""
+"""Command-line options to choose a fleet, change its settings, and compute runs in parallel."""
 
 from __future__ import annotations
 

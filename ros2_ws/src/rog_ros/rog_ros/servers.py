@@ -17,7 +17,7 @@ from .message_auth import Signature
 PROVIDERS = ('rog_ros', 'rog_suite')
 AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
 YOUNG = 10.0  # seconds after its start in which a server may give way to another server
-FRESH = 30.0  # seconds for which a server's proved status counts; clocks may differ so far
+FRESH = 30.0  # maximum age of a proved status that counts, s; clocks may differ by as much
 NAMED = 80    # maximum characters shown of a machine's or a method's name
 
 
@@ -90,8 +90,7 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     The server that has trained for a shorter time ends, but only within `YOUNG` seconds after its
     start.
 
-    :param mine: our server's elapsed time of the run in s, count of its last status, and
-        incarnation.
+    :param mine: our server's seconds of the run, count of its last status, and incarnation.
     :param other: status of the other server, which may be a moment old.
     :param age: seconds since the start of our server.
     """

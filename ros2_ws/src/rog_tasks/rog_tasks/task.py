@@ -90,7 +90,7 @@ def _without_shard(cls: type) -> str:
 
 
 class _Plain(Task):
-    """Wraps an object with a task's methods whose class does not derive from :class:`Task`."""
+    """Wraps an object that has a task's methods but is not a :class:`Task`."""
 
     def __init__(self, inner: Any):
         self._inner = inner

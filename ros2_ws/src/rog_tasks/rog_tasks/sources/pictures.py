@@ -22,8 +22,8 @@ LARGEST = 64 * 2**20
 FORMATS = ('JPEG', 'PNG')
 SUFFIXES = ('.jpg', '.jpeg', '.png')
 
-# EXIF orientation -> operation that sets an image upright. A turned camera does not turn the image,
-# it only stores the orientation.
+# EXIF orientation -> operation that sets an image upright. A camera that is held sideways does not
+# rotate the image; it only stores the orientation.
 _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
             4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
             6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
