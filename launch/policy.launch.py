@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup policy.launch.py policy:=module:Policy; --show-args: all knobs."""
+"""ros2 launch rog_bringup policy.launch.py policy:=module:Policy; --show-args: all arguments."""
 
 from fleet_env.settings import Text, from_flat
 from fleet_policy.parameters import PolicySettings
@@ -36,7 +36,7 @@ def _start(context):
     reach = network(context)
     texts = _PAIR.given(context, 'robot')
     texts.setdefault('server', Text(f'{reach.namespace}/lopinfer'))
-    settings = from_flat(PolicySettings, texts)  # refused before anything is started
+    settings = from_flat(PolicySettings, texts)  # raises if invalid, before anything starts
     if not settings.policy and set(here) - {'server'}:
         raise RuntimeError('policy must be package.module:Class, got nothing: give policy:=...')
     robots = [name for name in here if name != 'server']
@@ -49,7 +49,7 @@ def _start(context):
 
 
 def _server(reach, settings, texts):
-    """The server that the setting `inference` asks for; None if nobody computes beside robots."""
+    """Return the server that the setting `inference` requires; None if the robots compute alone."""
     if settings.inference == 'lopinfer':
         return Node(package='lopinfer_node', executable='lopinfer_server', output='screen',
                     namespace=f'{reach.namespace}/lopinfer', **TIMES,

@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup rrto.launch.py: a server and programs that use it; --show-args: knobs."""
+"""ros2 launch rog_bringup rrto.launch.py: a server and its programs; --show-args: arguments."""
 
 import re
 import shlex
@@ -30,7 +30,9 @@ from rrto_bridge.server.parameters import ServerSettings
 
 from launch import LaunchDescription
 
-_NAME = 'server'  # the robots ask for it by name, which the default (the machine's) does not tell
+# The programs need the server's name. The server's own default, the name of its machine, is not
+# known here.
+_NAME = 'server'
 _SERVER = arguments(ServerSettings)
 _PROGRAM = {name: text for name, text in arguments(Settings).items()
             if name not in ('server', 'namespace')}
@@ -51,7 +53,7 @@ def _start(context):
     here = chosen(context, names(context, 'robots'))
     reach = network(context)
     options = given(context, _PROGRAM)
-    from_flat(Settings, options)  # said before anything is started
+    from_flat(Settings, options)  # invalid options raise an error before anything starts
     programs = [_program(f'{reach.namespace}/{name}'.strip('/'), context, options) for name in here
                 if name != 'server' and value(context, 'program')]
     server = None
@@ -74,7 +76,7 @@ def _program(robot, context, options):
 
 
 def _after(server, programs):
-    """Start the programs when the server serves: one that finds no server ends."""
+    """Return a handler that starts the programs when the server, which they need, is ready."""
     waiting = list(programs)
 
     def on_output(event):

@@ -1,4 +1,4 @@
-"""What the tests of several packages share: domains, environments, processes, patience."""
+"""Helpers for the tests of several packages: DDS domains, environments, processes, waiting."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 300.0  # seconds after which something is stuck, even on a machine that is busy
+LIMIT = 300.0  # seconds; a wait that takes longer has failed, also on a busy machine
 
-# Above 101 the ports of a domain may be those of anybody's connection (Linux hands them out).
+# Linux may give the ports of a domain above 101 to any connection.
 _DOMAINS = range(1, 102)
 _SHARE = 8
 _claimed: dict[int, Any] = {}  # domain -> its lock file, held until this process ends
 
 
 def free_domain() -> int:
-    """A DDS domain that nobody on this machine is in, and that no other test process is given.
+    """Return a DDS domain that no process on this machine uses and no other test process holds.
 
-    A process takes `_SHARE` of them, then its own again, so that there are some for others.
+    A process claims `_SHARE` domains and then reuses them, so that other processes find some.
     """
     if len(_claimed) >= _SHARE:
-        for domain in list(_claimed)[1:]:  # conftest.py sets the first for all tests
+        for domain in list(_claimed)[1:]:  # conftest.py uses the first domain for all tests
             if _is_quiet(domain):
-                _claimed[domain] = _claimed.pop(domain)  # the last to be given again
+                _claimed[domain] = _claimed.pop(domain)  # now the last one to be reused
                 return domain
     folder = Path(tempfile.gettempdir()) / f'fleet_testing_{os.getuid()}'
     folder.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def free_domain() -> int:
 
 
 def _is_quiet(domain: int) -> bool:
-    """Whether no process has the port of a domain's first participant."""
+    """Return whether no process uses the port of a domain's first participant."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind(('127.0.0.1', 7400 + 250 * domain + 10))
@@ -59,26 +59,26 @@ def _is_quiet(domain: int) -> bool:
 
 
 def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str]:
-    """What a process needs to be in this domain and find what is in the folders."""
+    """Return environment variables for a process in this domain that imports from ``folders``."""
     path = os.pathsep.join([*map(str, folders), os.environ.get('PYTHONPATH', '')])
     return {**os.environ, 'PYTHONPATH': path, 'ROS_DOMAIN_ID': str(domain), **more}
 
 
 def fewer(number: int) -> int:
     """Return ``number``; in `make test` a tenth of it, at least 1."""
-    from hypothesis import settings  # not every package's tests need it
+    from hypothesis import settings  # imported here, because not all tests need it
     return max(1, number * settings().max_examples // 100)
 
 
 def examples(number: int) -> Any:
-    """Decorates a property: hypothesis tries so many examples; in `make test` a tenth of them."""
+    """Return a decorator: hypothesis tries ``number`` examples; in `make test` a tenth of them."""
     from hypothesis import settings
     return settings(max_examples=fewer(number))
 
 
 def mostly_long(values: Iterable[Any], *quick: Any) -> list[Any]:
-    """Parameters of a test, all for `make test-all`, and for `make test` the quick ones alone."""
-    import pytest  # benches use this module, too
+    """Return parameters of a test: `make test-all` uses all, `make test` only ``quick``."""
+    import pytest  # imported here, because benches do not need it
     assert set(quick) <= set(values := [*values]), 'a quick one is not among the values'
     return [value if value in quick else pytest.param(
         *value if isinstance(value, tuple) else [value], marks=pytest.mark.long)
@@ -95,7 +95,7 @@ def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: '
 
 
 class Lines:
-    """A process whose lines, on stdout and stderr, can be waited for."""
+    """A process and the lines of its output, for which a test can wait."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -113,12 +113,12 @@ class Lines:
                 self._changed.notify_all()
 
     def lines(self) -> list[str]:
-        """The lines so far."""
+        """Return the lines so far, of stdout and stderr."""
         with self._changed:
             return list(self._lines)
 
     def wait(self, pattern: str) -> str:
-        """The first line that matches; fails if none comes."""
+        """Return the first line that matches ``pattern``; fail if none comes within `LIMIT`."""
         def found() -> str:
             return next((line for line in self._lines if re.search(pattern, line)), '')
         with self._changed:
@@ -126,13 +126,13 @@ class Lines:
             return found()
 
     def ended(self) -> tuple[int, str]:
-        """Wait until it ends; exit code and all that it wrote."""
+        """Wait until the process ends; return its exit code and its whole output."""
         code = self.process.wait(LIMIT)
         for reader in self._readers:
             reader.join(LIMIT)
         return code, ''.join(self.lines())
 
     def interrupt(self) -> tuple[int, str]:
-        """End it and its group, which it leads, as Ctrl+C does; exit code and all that it wrote."""
+        """End the process and its group, as Ctrl+C does; return what `ended` returns."""
         os.killpg(self.process.pid, signal.SIGINT)
         return self.ended()

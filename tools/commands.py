@@ -19,7 +19,7 @@ Made by `make reference` from the parsers of the commands. `--help` after any of
 
 def leaves(parser: argparse.ArgumentParser, text: str
            ) -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Yield every parser without verbs of its own, and its description.
+    """Yield (parser, description) for every parser that has no verbs.
 
     :param text: description of ``parser``.
     """

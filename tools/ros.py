@@ -26,7 +26,7 @@ THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
 
 
 def is_sourced() -> bool:
-    """Return whether a ROS 2 is sourced that is not from an environment made by this file."""
+    """Return whether a ROS 2 other than one that this file has installed is sourced."""
     prefixes = filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))
     return any((Path(prefix) / 'share' / 'rclpy').is_dir()
                and not (Path(prefix) / 'pyvenv.cfg').exists() for prefix in prefixes)
@@ -73,7 +73,7 @@ def set_include_paths() -> None:
 
 
 def build() -> None:
-    """Build all packages into the environment; a changed Python file takes effect without this."""
+    """Build all packages into the environment; changed Python files need no new build."""
     environment = dict(os.environ)
     for name in ('AMENT_PREFIX_PATH', 'CMAKE_PREFIX_PATH'):
         others = [p for p in environment.get(name, '').split(os.pathsep) if p != str(PREFIX)]

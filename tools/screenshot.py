@@ -1,6 +1,7 @@
 """Writes docs/images/view.png and view.gif: the page of `rog view` while the outdoor demo trains.
 
-Needs a browser: `pip install PyQt6-WebEngine`, in this Python or in that which QT_PYTHON names.
+Needs a browser: `pip install PyQt6-WebEngine`, in this Python or in the Python that QT_PYTHON
+names.
 """
 
 import contextlib
@@ -18,17 +19,17 @@ from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / 'docs' / 'images'
-SIZE = 1400, 1080        # pixels: what fits without scrolling
-SECONDS = 45             # of the run, that curves have a shape
-EVERY, LAST = 4, 56      # s of the run: a frame of the animation each so many, until then
-SCALE = 0.6              # of its frames
-LIMIT = 300              # s that anything may take
+SIZE = 1400, 1080        # pixels of the browser window, which shows the page without scrolling
+SECONDS = 45             # seconds of the run shown in view.png, so that the curves have a shape
+EVERY, LAST = 4, 56      # seconds of the run between two frames of view.gif, and until its end
+SCALE = 0.6              # factor on the size of the frames of view.gif
+LIMIT = 300              # maximum s for all frames together, and for the end of a process
 QT = os.environ.get('QT_PYTHON', sys.executable)
 
 
 @contextlib.contextmanager
 def started(*command, **options):
-    """A process; it ends by Ctrl+C."""
+    """Start a process; send it SIGINT when the context ends."""
     process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE,
                                stdin=subprocess.PIPE, start_new_session=True, **options)
     try:
@@ -51,7 +52,7 @@ def write(frames, path):
 
 
 def main():
-    """Start fleet, page and browser, and look."""
+    """Start fleet, page and browser; take and write the pictures."""
     clean = {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'LD_LIBRARY_PATH')}
     frames = []
     with tempfile.TemporaryDirectory() as out, \

@@ -13,15 +13,16 @@ ROOT = Path(__file__).parent.parent
 REPORTS = Path(sys.prefix) / 'build'  # where `make setup` has built the workspace
 BASES = ['--base-paths', 'ros2_ws/src', 'launch', 'studies']
 SHORT = ['-m', 'not long', '--hypothesis-profile=few']
-# Each group runs in a Python process of its own, all at the same time. Fewer processes than
-# packages, because starting one and importing PyTorch takes as long as many tests. RRTO replaces
-# PyTorch's `cuda`, so it is alone. The groups take about equally long; `rest` has all other tests.
+# Each group of packages is tested in its own Python process, and all groups run at the same time.
+# There are fewer groups than packages, because the start of a process with PyTorch takes as long as
+# many tests. RRTO replaces PyTorch's `cuda`, so it has its own group. The groups take about equally
+# long; `rest` has all other tests.
 GROUPS = {'core': ['rog_core', 'rog_methods_local'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
           'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.
 KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up()']
-# Groups and packages that use no such kernels, and so need not wait for them.
+# Groups and packages that do not use these kernels, so they need not wait for them.
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The tests of these packages take longest. They begin first, so that none of them runs alone at the
 # end.
@@ -48,7 +49,7 @@ def pytest(name: str, where: list[Path], *options: str) -> list[str]:
 def run(commands: dict[str, list[str]], at_once: int) -> bool:
     """Run commands, ``at_once`` at the same time, and print the output of each.
 
-    Those that use kernels begin when the kernels have been compiled. Return whether all commands
+    Commands that use kernels begin when the kernels have been compiled. Return whether all commands
     ended with exit code 0.
     """
     commands = {'kernels': KERNELS, **commands}
@@ -101,7 +102,7 @@ def conclude(names: list[str], fine: bool) -> int:
 def colcon(verb: str, *arguments: str, log: str = 'log') -> list[str]:
     """Return the command of a colcon verb.
 
-    Two that run at the same time need different log folders ``log``.
+    Two commands that run at the same time need different log folders ``log``.
     """
     return ['colcon', '--log-level', 'error', '--log-base', log, verb, *BASES, '--merge-install',
             '--install-base', sys.prefix, '--build-base', str(REPORTS), *arguments]
@@ -115,7 +116,7 @@ def short() -> int:
 
 
 def everything() -> int:
-    """Run the tests of every package with colcon, as `make setup` has built it, and of `testing`.
+    """Test every package with colcon, as `make setup` has built it, and the folder `testing`.
 
     At most `AT_ONCE` processes run at the same time.
     """

@@ -1,4 +1,4 @@
-"""Draws the three ways through the code as pictures: a gradient, an inference, an operator.
+"""Draws three ways through the code as pictures: of a gradient, an inference and an operator.
 
 `python tools/ways.py` writes `docs/images/way_*.svg`. `testing/test_ways.py` runs each way and
 checks that the functions are called in the order of the picture.
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Way:
-    """The functions that one thing passes, in the order of their first calls."""
+    """The functions that handle a gradient, inference or operator, in order of first calls."""
 
     package: str
     title: str

@@ -23,15 +23,15 @@ ONLY = DeclareLaunchArgument('only', default_value='', description='start only t
 
 
 def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
-    """Return launch arguments; ``texts``: name -> description. An empty value changes nothing."""
+    """Return launch arguments with empty default values; ``texts``: name -> description."""
     return [DeclareLaunchArgument(name, default_value='', description=text)
             for name, text in texts.items()]
 
 
 def robots_and_network() -> list[DeclareLaunchArgument]:
-    """Return the launch arguments `robots`, `only` and those of the network (`ReachConfig`).
+    """Return the launch arguments `robots`, `only` and the network settings (`ReachConfig`).
 
-    Launch files without a fleet file have them.
+    Launch files without a fleet file declare them.
     """
     return [
         DeclareLaunchArgument('robots', default_value='robot1',
@@ -50,7 +50,7 @@ def names(context: Any, argument: str) -> list[str]:
 
 
 def chosen(context: Any, robots: Sequence[str]) -> list[str]:
-    """Return which of `server` and ``robots`` the argument `only` starts here.
+    """Return the names in `server` and ``robots`` to start here, as the argument `only` says.
 
     :raises RuntimeError: `only` contains another name.
     """
@@ -81,7 +81,7 @@ def environment(network: ReachConfig) -> list[Any]:
 
 
 def enclave(context: Any, name: str) -> list[str]:
-    """Return the ROS arguments that set a node's enclave; an empty list without `enclave`.
+    """Return the ROS arguments that set a node's enclave; none if the argument `enclave` is empty.
 
     :param name: namespace of the node, for example /robot1.
     :raises RuntimeError: SROS 2 is not enabled.
@@ -106,7 +106,7 @@ def enforced(context: Any) -> list[Any]:
 
 
 def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return node parameters with the types of texts set.
+    """Return node parameters in which every text has the type string.
 
     Without a type, launch reads a text as YAML, so the name ``2024`` would become a number.
     """

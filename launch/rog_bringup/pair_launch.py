@@ -1,4 +1,4 @@
-"""The launch description of a server and its robots, made from the models of their settings."""
+"""The launch description of a server and its robots, made from the classes of their settings."""
 
 from __future__ import annotations
 

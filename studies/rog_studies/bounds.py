@@ -1,9 +1,9 @@
 """The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
-The computer or the link of one robot is `SLOWER` times as slow as that of the others. With the
-split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have data of
-all classes. The highest learning rate is near the limit at which training becomes unstable. All
-methods train for the same time, so a method that waits makes fewer iterations.
+One robot has a computer or a link that is `SLOWER` times as slow as those of the other robots. With
+the split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have
+data of all classes. The highest learning rate is near the limit at which training becomes unstable.
+All methods train for the same time, so a method that waits makes fewer iterations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .study import Case, Study, Table, with_training
 METHODS = ('bsp', 'ssp:4', 'asp', 'rsp:4', 'rsp:20')
 RATES = (0.005, 0.02, 0.05)     # learning rates, from the task's own up to nearly unstable
 COUNTS = (4, 16)                # robots of a fleet
-PACE = 0.4                      # s for one gradient
+PACE = 0.4                      # seconds for one gradient
 SLOWER = 10.0
 PUSH_MBIT = 0.17                # Mbit in a push of all rows of DigitNet with one bit per element
 MINUTES = 5.0

@@ -1,10 +1,10 @@
 """Simulates ROG's outdoor runs and compares the results with the published figures.
 
 All inputs are from the authors: the record that they replayed to four robots, the seconds per
-iteration for computing, compressing and equalising, and the bytes of their model. Only one number
-is fitted, `EFFICIENCY`: the share of the link's set rate that a transfer reaches. The authors
-measured .97 at 1 to 10 Mbit/s and .78 at 30 to 60 Mbit/s; transfers spend most of their time on
-slow links.
+iteration for computing, for compressing and for the sleep that equalises the robots, and the bytes
+of their model. Only one number is fitted, `EFFICIENCY`: the share of a link's configured rate that
+a transfer reaches. The authors measured .97 at 1 to 10 Mbit/s and .78 at 30 to 60 Mbit/s; transfers
+spend most of their time on slow links.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TABLE = (Published('bsp', 186, .97 + .67 + .85, 6.5, 10.1, .15),
 
 @dataclass(frozen=True)
 class Measured:
-    """The simulator's results for one row.
+    """The simulator's results for one row of `TABLE`.
 
     ``iterations``: mean over the robots, for each seed. ``transfer``, ``stall``: mean s per
     iteration.
@@ -89,7 +89,7 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
     :param workers: 1 to 8. Workers 5 to 8 begin in the record halfway between the published starts.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    # With this learning rate BSP's curve is about as many iterations long as the published curve.
+    # With this learning rate, BSP learns in about as many iterations as in the published curve.
     training = TrainingConfig(pace=.92, codec_pace=.33, traffic='convmlp-m', evaluate_every=5,
                               learning_rate=2e-5)
     fleet = FleetConfig(

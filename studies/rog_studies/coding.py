@@ -1,10 +1,10 @@
 """The study of gradient coding: DGH-GC, Section 6, tables 3 to 5 and figures 6 to 10.
 
-Groups A and B are those of Table 2. For group B, Table 2 lists 19 nodes, but the text has 20, of
-which 5 run at 3 GHz; this study uses 20. A capacity is the clock rate divided by 600 MHz. Links
-have 3 to 5 MB/s, and two robots hold each part of the data (r = 2). The paper does not say how
-often nodes are late. In the cases that measure time, a third of the robots, drawn by the seed, are
-late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes `LATE` longer.
+The robots of groups A and B are from Table 2. For group B, Table 2 lists 19 nodes, but the text has
+20, of which 5 run at 3 GHz; this study uses 20. A capacity is the clock rate divided by 600 MHz.
+Links have 3 to 5 MB/s, and two robots hold each part of the data (r = 2). The paper does not say
+how often nodes are late. In the cases that measure time, a third of the robots, drawn by the seed,
+are late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes `LATE` longer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from .study import Case, Study, Table, with_training
 CAPACITIES = {'a': [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2,
               'b': [1] * 5 + [2] * 3 + [3] * 3 + [4] * 4 + [5] * 5}
 SCHEMES = ('dgh-gc', 'gc', 'hgc', 'gcc', 'dcgc')
-PACE = 0.15              # s that a computer of 600 MHz needs for the gradient of one shard's batch
-LATE = 1.0               # s that a late gradient takes longer
+PACE = 0.15              # seconds of a computer of 600 MHz for the gradient of a shard's batch
+LATE = 1.0               # additional seconds of a late gradient
 OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
 SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
-PERIODS = (100, 50, 30, 20, 10)  # b: rounds after which `dgh-gc` groups the robots again
-GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # k: numbers of groups into which the robots are divided
+PERIODS = (100, 50, 30, 20, 10)  # values of b: rounds until `dgh-gc` regroups the robots
+GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # values of k: number of groups of robots
 MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # rounds after which the study reports accuracies
-# Without momentum, because momentum would amplify the changes that error feedback sends late.
+# `PLAIN` has no momentum, because momentum would amplify the changes that error feedback sends
+# late.
 PLAIN = {'learning_rate': 0.1, 'momentum': 0.0}
-# The granularity is the layer: a codec sends at least one element of each unit, so with rows a push
-# could not be sparse enough.
+# The unit of transmission is the layer, not the row. A codec sends at least one element of each
+# unit, so with rows a push could not be sparse enough.
 ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'batch_size': 8,
             'granularity': 'layer'}
 

@@ -1,4 +1,4 @@
-"""The studies of GSGM, Section V: learners that each see one corner of the data.
+"""The studies of GSGM, Section V: learners that each have one or a few classes of the data.
 
 As in the paper, all methods have the same learning rate, except that it is ten times as high
 without momentum. The paper's rate applies to one push. Ours applies to the averaged gradient, so it
@@ -28,13 +28,13 @@ from rog_sim.table import spread
 from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
-PACE, LATE = 0.1, 0.1   # s for a gradient of the fastest learner, s that a late gradient adds
-ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # s per round of the slowest learner, with its mean delay
+PACE, LATE = 0.1, 0.1   # seconds for a gradient of the fastest learner; additional seconds if late
+ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # seconds per round of the slowest learner, with its delays
 SVRG_EVERY = 20         # iterations between full gradients
-SVRG_LONGER = 4         # factor on a run's duration with SVRG; corrections are half of its work
+SVRG_LONGER = 4         # factor on a run's duration with SVRG: half of the work is corrections
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push: twice the paper's rates
-LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # a run of gsgm has at least about this many of each
+LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # minimum per run, approximately
 # Learners -> rounds of a run with noise; after these the accuracy of gsgm no longer rises.
 NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
@@ -127,7 +127,7 @@ def settled(method: MethodResult, first: MethodResult) -> str:
 
 
 def accuracy_gain(method: MethodResult, first: MethodResult) -> str:
-    """Return the peak accuracy of the first variant minus that of this variant, in points."""
+    """Return by how many points the first variant's peak accuracy exceeds this variant's."""
     return f'{100 * (first.accuracy_peak.mean - method.accuracy_peak.mean):+.2f}'
 
 

@@ -2,22 +2,24 @@
 
 A CSV file has one line per recorded call. The line holds the time of the whole call on both
 machines (ms), the bytes of its result, the calls whose tensors it takes, the shape of its result,
-and `local_dim`, the axis along which the authors divide it. This module uses the columns so:
+and `local_dim`, the axis along which the authors divide the result. This module uses the columns as
+follows:
 
 - `excluded` calls (`dim`, shape queries, constants) make no tensor that depends on the input. They
   do not become operators; their time counts for the next operator.
-- At `masked` calls the authors' layer partition does not cut. Most of these calls lie inside a
-  block of branches; at some, only one tensor passes, and a cut would be possible. The column
-  describes a limit of the authors' planner, not of the model. This module ignores it.
-- The axis is the width of the image (for AGRNav, of the voxel grid). Operators without this axis
+- The authors' layer partition never cuts the model at `masked` calls. Most of these calls lie
+  inside a block of branches; at some, only one tensor passes, and a cut would be possible. The
+  column describes a limit of the authors' planner, not of the model. This module ignores it.
+- `local_dim` is the width of the image (for AGRNav, of the voxel grid). Operators without this axis
   are not divided: fully connected layers, and KAPAO's detections after `view`, which mixes width
   and height.
 - `__setitem__` lines have no shape. Such an operator makes the next version of the tensor to which
   it writes; later calls read only the latest version.
 - Kernel sizes are not in the file. The four torchvision models have the kernels of torchvision.
-  KAPAO is yolov5l6; its `__getitem__` of stride 2 counts as reading both columns of a pair, one
-  more than it needs. AGRNav has the kernels of LMSCNet: convolutions of size 3, with dilation 1, 2
-  and 3 in its head; transposed convolutions of size 6 at stride 2, else as wide as the stride.
+  KAPAO is yolov5l6. Its `__getitem__` of stride 2 needs one column of each pair; this module
+  assumes that it needs both. AGRNav has the kernels of LMSCNet: convolutions of size 3, with
+  dilation 1, 2 and 3 in its head, and transposed convolutions, of size 6 at stride 2, else of the
+  size of the stride.
 
 The file has only the time of a whole operator, not the time of a share of it. Therefore this module
 splits the time into a fixed part and a part that is proportional to the share, with one constant
@@ -47,10 +49,10 @@ from lopinfer_node.planning.profile import Profile
 # Seconds per launch. With 170 us the computed device-only latency is close to the published mean
 # of all six models (computed / published, ms: VGG 86.9 / 87, ConvNeXt 207 / 198, ResNet 87.5 / 87,
 # DenseNet 73 / 75, KAPAO 389 / 397, AGRNav 774 / 782). The sum of the times in the file is not
-# (ResNet 65, DenseNet 55). Also, ResNet152 gains nothing from computing half of the columns: 87.4
-# ms (the authors measured 90 ms for half, 85 ms for all).
+# close to the published mean (ResNet 65, DenseNet 55). Also, ResNet152 gains nothing from computing
+# half of the columns: 87.4 ms (the authors measured 90 ms for half, 85 ms for all).
 DEVICE_LAUNCH = 170e-6
-# Seconds per launch: the largest value that leaves the sums of the server's times as published,
+# Seconds per launch: the largest value with which the sums of the server's times stay as published,
 # 14.5 ms for the 514 operators of ResNet.
 SERVER_LAUNCH = 28e-6
 MACHINES = ('Jetson Xavier NX', 'RTX 3080')
@@ -229,7 +231,7 @@ def _c3(bottlenecks: int) -> list[int]:
     return [1] + [1, 3] * bottlenecks + [1, 1]
 
 
-# Kernel sizes along the width, in the order of the calls; in `_WINDOWS` pairs (kernel, dilation).
+# Kernel sizes along the width, in the order of the calls; `_WINDOWS` has pairs (kernel, dilation).
 _RESNET = [7] + [k for n in (3, 8, 36, 3) for k in [1, 3, 1, 1] + [1, 3, 1] * (n - 1)]
 _DENSENET = [7] + [k for n in (6, 12, 24) for k in [1, 3] * n + [1]] + [1, 3] * 16
 _CONVNEXT = [4] + [7] * 3 + [2] + [7] * 3 + [2] + [7] * 27 + [2] + [7] * 3

@@ -1,13 +1,13 @@
 """The links of ROG's published outdoor runs: how the authors replayed a record to four robots.
 
 The authors' script sets each sample of the record as the rate of the robot's network card. With
-probability 1/2 it then holds the sample for 10 to 90 s. Then the record's own step passes (sources:
-scripts/replay_bandwidth.py of hku-systems/ROG, and the Stop lines in the logs of its runs). So an
-hour of a run uses about 140 successive samples of the record, and the rates change slowly. The
-random draws depend only on the worker: a worker has the same link, sample by sample, in all
-published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these links. The table gives the share of
-the time with a rate below 5 or 10 Mbit/s, and the mean rate, of the four workers (a sample of 0
-counts as 59 Mbit/s; standard deviation over seeds in brackets):
+probability 1/2 it then holds the sample for 10 to 90 s. Then it waits for the time until the
+record's next sample (sources: scripts/replay_bandwidth.py of hku-systems/ROG, and the Stop lines in
+the logs of its runs). So an hour of a run uses about 140 successive samples of the record, and the
+rates change slowly. The random draws depend only on the worker: a worker has the same link, sample
+by sample, in all published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these links. The table
+gives the share of the time with a rate below 5 or 10 Mbit/s, and the mean rate, of the four workers
+(a sample of 0 counts as 59 Mbit/s; standard deviation over seeds in brackets):
 
                                   below 5    below 10   some of 4 below 10   mean, Mbit/s
     logs, first hour, every run   .34        .40        .96                  57.0
@@ -15,7 +15,7 @@ counts as 59 Mbit/s; standard deviation over seeds in brackets):
     seed 0, first hour            .34        .40        .96                  56.9
     seed 0, 24,290 s              .33        .40        .87                  54.3
     seeds 1 to 20, first hour     .33 (.02)  .37 (.02)  .93 (.06)            58.6 (2.5)
-    the same, from worker/6       .34 (.03)  .38 (.03)  .82 (.05)            58.5 (3.0)
+    the same, default `start`     .34 (.03)  .38 (.03)  .82 (.05)            58.5 (3.0)
 
 In the logs a share of .49 to .51 of the samples is held, for 50.3 s on average, and the mean rates
 of workers 1 to 4 in the first hour are 28.7, 70.5, 48.2 and 80.6 Mbit/s.
@@ -47,7 +47,8 @@ def replay(record: LinkTrace, worker: int, seed: int, duration: float, factor: f
     :param hold_probability: probability that a sample is held.
     :param hold_low, hold_high: shortest and longest hold in whole seconds, both included.
     :param zero_as: rate in Mbit/s that replaces a sample of 0, not multiplied by ``factor``. In our
-        traces 0 means no link. The authors' shaper applied no limit, and their cards reached 59.
+        traces 0 means no link. But for a sample of 0 the authors' shaper set no limit, and their
+        cards reached 59 Mbit/s.
     :param start: index of the first sample; by default ``worker``/6 of the record's length.
     :param overhead: seconds that setting a sample takes, in addition to the record's step.
     :raises TraceError: a parameter is out of range, or the record has fewer than 3 samples.

@@ -68,11 +68,11 @@ SEED = 1000                     # seed of the tuning; the tables use the seeds 1
 BASE = 'bsp'                    # method by whose time `of_bsp` divides
 OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
 LONGEST = 1440.0                # longest duration of a run, min
-EVALUATE_S = 15.0               # s between measurements of the server's model
+EVALUATE_S = 15.0               # seconds between measurements of the server's model
 # Number of measurements in a mean. The best single measurement would depend on luck.
 WINDOW = 4
-# The outer step of DiLoCo. The published values are rate 0.7 and momentum 0.9, and momentum 0.3 to
-# 0.5 for short runs.
+# The outer step of DiLoCo. Publications use rate 0.7 and momentum 0.9, and for short runs momentum
+# 0.3 to 0.5.
 OUTER = '+rate=0.7+momentum=0.5'
 
 
@@ -245,7 +245,7 @@ def records_of(data: Path | None) -> dict[str, LinkTrace]:
 
 
 def linked(fleet: FleetConfig, links: str, record: LinkTrace, place: Path) -> FleetConfig:
-    """Return the fleet with links that follow a record; its seed decides from where.
+    """Return the fleet with links that replay a record; the fleet's seed changes the replay.
 
     Outdoor records are replayed as in the published runs, by holding samples. The indoor record is
     replayed as it was recorded; each robot and each seed starts at another second of it.
@@ -287,7 +287,8 @@ def study_of(name: str, plan: Plan, chosen: Mapping[str, dict[str, Any]],
 def tuning_of(name: str, plan: Plan, records: Mapping[str, LinkTrace], place: Path) -> Study:
     """Return the study that tunes the methods on one task.
 
-    It has a case for each method, with a variant for each try. `study_of` explains the parameters.
+    The study has a case for each method, with a variant for each try. `study_of` explains the
+    parameters.
     """
     task = plan.tasks[name]
     fleet = changed(_fleet(task, plan.tuning * plan.minutes, records, place), seed=SEED)
@@ -341,7 +342,8 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
 def keep_records(records: Mapping[str, LinkTrace], out: Path) -> None:
     """Write the records into ``out``, if they are not there yet.
 
-    :raises ConfigError: ``out`` already holds other records, so a table would mix runs on both.
+    :raises ConfigError: ``out`` already holds other records; a table must not mix runs on different
+        records.
     """
     place = out / 'records'
     place.mkdir(exist_ok=True)
@@ -470,7 +472,7 @@ def _cell(method: Mapping[str, Any], name: str, scale: float = 1.0) -> str:
 def text_of(found: Mapping[str, Any], scale: float = 1.0, digits: int | None = None) -> str:
     """Return a measure as mean ± half of its interval.
 
-    If some seeds have no value, the text also says how many have one.
+    If some seeds have no value, the text also says how many seeds have a value.
     """
     known = sum(map(math.isfinite, found['values']))
     half = Spread(found['mean'], found['high'] - found['mean'])

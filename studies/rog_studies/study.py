@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a row for each case whose name begins with ``cases``, a column per variant.
+    """A table: a row for each case whose name begins with ``cases``, a column for each variant.
 
     ``cell``: function that returns the text of a cell from the results of a variant and of the
     first variant of the same case.

@@ -67,12 +67,12 @@ def played(path: Path, namespace: str = '') -> Played:
 
 
 def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str, str]:
-    """Return topic -> type of the statuses of one fleet."""
+    """Return name -> message type of the status topics of one fleet."""
     found = {name: kind for name, kind in sorted(types.items()) if kind in CLASSES}
     if not found:
         raise RecordError(f'holds no statuses of a fleet ({", ".join(CLASSES)}); its topics are '
                           f'{some(sorted(types)) or "none"}', str(path))
-    fleets = [fleet_namespace(fleet_namespace(name))  # '/blue' of '/blue/rog/fleet_status'
+    fleets = [fleet_namespace(fleet_namespace(name))  # '/blue' from '/blue/rog/fleet_status'
               for name, kind in found.items() if kind == FLEET]
     if len(fleets) > 1 and namespace not in fleets:
         raise RecordError(f'holds {len(fleets)} fleets; choose one by --namespace: {some(fleets)}',
@@ -85,7 +85,7 @@ def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str
 
 
 def _last_run(path: Path, topics: dict[str, tuple[str, ...]]) -> float:
-    """Return the time in s of the server's first status of the last run; -inf for a single run."""
+    """Return the time in s of the server's first status in the last run; -inf for a single run."""
     begin, run = -math.inf, None
     for _, now, message in Recording(str(path), topics) if topics else ():
         if run is not None and message.run != run:
@@ -119,7 +119,7 @@ def _take(state: FleetState, message: Any, now: float) -> None:
 
 
 def write_run(path: Path, folder: Path, namespace: str = '') -> None:
-    """Write the run records that can be made from the recorded statuses.
+    """Write the run records that can be made from the recorded statuses into ``folder``.
 
     :raises RecordError: as `played`.
     """

@@ -1,4 +1,4 @@
-"""`rog chaos`: run a real fleet on an emulated network, and inject faults as robots meet them."""
+"""`rog chaos`: run a real fleet on an emulated network, and inject faults that robots meet."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from .processes import LINGER
 ROBOTS = '5'
 DISK_MIB = 64        # size of the server's disk, which the disk-full fault fills, MiB
 RESULT = 'chaos.json'
-JOIN = 120.0         # s within which all robots must join
-DRAIN = 120.0        # s within which a run must end after its minutes and the server's absences
-START = 60.0         # s that a process may take from its start to its first status
-HELD_UP = 1.0        # s; if this process is later than this, the machine is overloaded
-SAMPLE = 5.0         # s between two samples of the memory of the processes
-FADED = 0.05         # Mbit/s; a lower rate of a link, or of its share of the air, counts as a fade
-SNAPSHOT = 180.0     # s that the snapshot for a robot may take after the robot was started again
-STEP = 0.25          # s between two checks of the fleet
+JOIN = 120.0         # seconds within which all robots must join
+DRAIN = 120.0        # seconds to end the run after its minutes plus the server's absences
+START = 60.0         # seconds that a process may take from its start to its first status
+HELD_UP = 1.0        # seconds; if this process is delayed longer, the machine counts as overloaded
+SAMPLE = 5.0         # seconds between two samples of the memory of the processes
+FADED = 0.05         # Mbit/s; a link whose rate or share of the air is lower counts as faded
+SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
+STEP = 0.25          # seconds between two checks of the fleet
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -89,15 +89,15 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # Silence counts from the last heartbeat that was sent, which may be a period old, and the
-        # server looks for silent robots once in a period.
+        # The server counts the silence of a robot from its last heartbeat, which may be a period
+        # old. It looks for silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
-        self.down: set[str] = set()         # processes killed, and not started again
+        self.down: set[str] = set()         # processes that were killed and not started again
         self.checkpoints = 0
-        self.held_up = 0                    # how often the machine did not keep up
+        self.held_up = 0                    # how often the machine was overloaded
         self._held_until = -math.inf
-        self._started: dict[str, float] = {}  # process -> when it was started again
+        self._started: dict[str, float] = {}  # process -> time of its restart
         self.ended = 0.0
         self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
                         if robot.link.trace or robot.link.rate}
@@ -301,7 +301,7 @@ class _Run:
             if changed == self._newest[0]:
                 return
             iteration, finite = _read_checkpoint(self.disk)
-        except Exception as error:  # any fault of the file
+        except Exception as error:  # the file may be damaged in any way
             self.watch.report(now, 'bad checkpoint', SERVER, f'it cannot be read: {error}')
             return
         self.checkpoints += 1
@@ -374,7 +374,7 @@ def _read_checkpoint(directory: Path) -> tuple[int, bool]:
 
 @contextmanager
 def _small_disk(path: Path) -> Iterator[None]:
-    """Mount a small file system at ``path`` in this context; only this process sees it."""
+    """Mount a small file system at ``path``, visible to this process and its children only."""
     own_mounts()
     subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={DISK_MIB}m', 'rog-chaos', str(path)],
                    check=True, timeout=30.0)

@@ -18,10 +18,10 @@ OF_A_ROBOT = {KILL: (0.5, 60.0, 3), PAUSE: (1.0, 60.0, 3), BLACKOUT: (1.0, 120.0
               LINK_IMPAIRMENT: (5.0, 120.0, 4)}
 OF_THE_SERVER = {RESTART: (0.5, 10.0, 1), DISK_FULL: (5.0, 30.0, 1)}
 _ALL = {**OF_A_ROBOT, **OF_THE_SERVER}
-GAP = 8.0        # s between two beginnings, on average
-QUIET = 60.0     # s without faults at the beginning and at the end of a run; see `quiet`
-APART = 30.0     # s without faults for a robot, or the server, after a fault
-PRESENT = 2      # least number of robots that are neither killed, paused nor out of range
+GAP = 8.0        # mean time between the starts of two successive faults, s
+QUIET = 60.0     # seconds without faults at the beginning and at the end of a run; see `quiet`
+APART = 30.0     # least time between two faults that must not overlap (see `schedule`), s
+PRESENT = 2      # least number of robots that are neither killed, paused nor in a blackout
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ class Fault:
 
 
 def quiet(duration: float) -> float:
-    """Return how long, in s, a run of ``duration`` seconds has no faults at either end."""
+    """Return the time without faults at each end of a run of ``duration`` seconds, in s."""
     return min(QUIET, duration / 6)
 
 
 def schedule(seed: int, robots: Sequence[str], duration: float) -> list[Fault]:
     """Return the faults for a run of ``duration`` seconds, in order of their start.
 
-    Equal arguments give equal schedules. Faults may overlap, except two faults that make the same
-    robot absent, two other faults of the same robot, and two faults of the server. At least
-    `PRESENT` robots can always take part.
+    Equal arguments give equal schedules. Two faults do not overlap if both make the same robot
+    absent, if both impair the link of the same robot, or if both are faults of the server. Other
+    faults may overlap. At least `PRESENT` robots can always take part.
     """
     chance = random.Random(seed)
     found: list[Fault] = []
     for start in _beginnings(chance, duration):
         kind = chance.choices(list(_ALL), [often for *_, often in _ALL.values()])[0]
         shortest, longest, _ = _ALL[kind]
-        # Draw the logarithm of the length, because many real faults last only seconds.
+        # Draw the logarithm of the duration uniformly, because many real faults last only seconds.
         length = shortest * (longest / shortest) ** chance.random()
         fault = Fault(start, min(length, duration - quiet(duration) - start), kind,
                         SERVER if kind in OF_THE_SERVER else chance.choice(list(robots)),

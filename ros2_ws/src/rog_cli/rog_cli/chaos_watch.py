@@ -1,4 +1,4 @@
-"""Check from outside that a fleet with faults keeps its promises. No I/O, no clock."""
+"""Checks observations of a fleet with faults: progress, memory, equal rows. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any
 CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
 # A process may grow by FLAT_MIB, or by FLAT_SHARE of its memory if that is more.
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15
-AGE = 120.0                        # s that a process must have lived before its memory is judged
-BUSY = 0.95                        # share of the time from which on a direction counts as busy
+AGE = 120.0                        # least lifetime of a process whose memory is judged, s
+BUSY = 0.95                        # a direction counts as busy from this share of the time on
 
 
 @dataclass(frozen=True)
 class Seen:
     """One robot at one time.
 
-    ``iteration``: number of its finished iterations. ``away``: whether the server has it as away.
-    ``unable``: kind of the fault that keeps the robot from working; empty: the robot can work.
+    ``iteration``: number of its finished iterations. ``away``: whether the server counts the robot
+    as away. ``unable``: kind of the fault that keeps the robot from working; empty: the robot can
+    work.
     """
 
     iteration: int
@@ -33,7 +34,8 @@ def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, fl
     """Return the rate in Mbit/s that the shared air offered each robot in its worse direction.
 
     ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``. The
-    rate of a direction that was not busy all the time is infinity, because it lacked nothing.
+    rate of a direction that was not busy all the time is infinity, because the air did not limit
+    it.
     """
     seconds = after['t'] - before['t']
     found = {}
@@ -78,7 +80,7 @@ class Watch:
     bound: float
     limit: float
     violations: list[Violation] = field(default_factory=list)
-    # Cause -> for each return of a robot, the seconds until it has made an iteration.
+    # Cause of an absence -> for each return of a robot, the seconds until its next iteration.
     returns: dict[str, list[float]] = field(default_factory=dict)
     # Robot -> longest time without an iteration while it could work, s.
     pauses: dict[str, float] = field(default_factory=dict)
@@ -137,7 +139,7 @@ def growth(samples: Sequence[tuple[float, float]]) -> float | None:
 
 
 def grew(samples: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the memory of a process grows."""
+    """Return whether the memory of a process grows by more than `FLAT_MIB` and `FLAT_SHARE`."""
     found = growth(samples)
     return found is not None and found > max(FLAT_MIB, FLAT_SHARE * samples[-1][1])
 

@@ -1,4 +1,4 @@
-"""`rog control`: stop a running fleet, save it, or change its method; authenticated by its key."""
+"""`rog control`: stop a running fleet, save it, or change its method; the fleet's key signs it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Controls:
     def call(self, service: str, **values: str) -> Any:
         """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
 
-        With a key, the future accepts only an answer to this call that the key proves.
+        With a key, the future accepts only an answer to this call that is signed with the key.
         """
         self.silence = SILENT_SERVER
         request = SERVICES[service].Request(server=self._monitor.fleet.incarnation,

@@ -1,4 +1,4 @@
-"""`rog doctor`: find what prevents a fleet on this machine and network."""
+"""`rog doctor`: find what prevents a fleet from running on this machine and network."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ GOOD, WARN, BAD = 'ok', 'warning', 'problem'
 COLORS = {GOOD: 'green', WARN: 'yellow', BAD: 'red'}
 
 BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
-CLOCK = 0.5           # s that clocks may differ; traces of emulated links begin by the clock
+CLOCK = 0.5           # largest difference of clocks, s; traces of emulated links use them
 ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
-# Number of first statuses of a process that are not compared with the clock, because they may be
+# The first `_SETTLED` statuses of a process are not compared with the clock, because they may be
 # old.
 _SETTLED = 1
 
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass
 class Heard:
-    """The statuses of one process. ``late``: delay of each status after its time stamp, s."""
+    """The statuses of one process. ``late``: s from each status's time stamp to its arrival."""
 
     role: str
     host: str
@@ -59,7 +59,7 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """Return how many s its clock is behind, plus the shortest delay; None if unknown."""
+        """Return how many s its clock is behind ours, plus the shortest delay; None if unknown."""
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 
@@ -148,7 +148,7 @@ def buffers(rmem_max: int | None, loopback: bool) -> Finding:
 
 
 def domain(network: ReachConfig, environ: Any) -> Finding:
-    """Check that domain and environment fit the fleet."""
+    """Check the fleet's DDS domain, and the variables for DDS in ``environ``."""
     number = domain_of(network)
     if number > 101:
         return Finding('domain', WARN, f'the UDP ports of domain {number} may be in use: Linux '
@@ -273,7 +273,7 @@ def _number(path: str) -> int | None:
 
 
 def _multicast_comes_back(network: ReachConfig) -> bool:
-    """Whether this machine receives its own multicast packet on the interface.
+    """Return whether this machine receives its own multicast packet on the interface.
 
     The packet has a time to live of 0, so no other machine receives it.
     """

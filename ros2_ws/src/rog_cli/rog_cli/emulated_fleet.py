@@ -13,12 +13,13 @@ from fleet_ros.environment import dds_environment
 from .emulated_network import INTERFACE, SERVER, EmulatedNetwork, without_shaping
 from .processes import FleetProcesses
 
-# Seconds after the first robot has joined after which the traces begin, even if others are missing.
+# When the first robot has joined, the traces begin after at most this many seconds, even if other
+# robots are missing.
 JOIN_LIMIT = 30.0
 
 
 class EmulatedFleet(FleetProcesses):
-    """Starts server and robots in the namespaces of a network, whose links seem real to them."""
+    """Starts server and robots in network namespaces, in which the emulated links look real."""
 
     apart = True
 

@@ -2,9 +2,10 @@
 
 The server's namespace holds a bridge: the access point. Each robot's namespace has a TAP device.
 For each robot the bridge has a port, which is a TAP device, too; `rog_cli.radio` carries frames
-between these two devices. The namespaces have no route to the outside and no names. They exist as
-long as a process runs in them or a file of them is open; then the kernel removes them with their
-devices. The processes in them end with this process, even if this process is killed.
+between these two devices. The namespaces have no route to the outside and no names. A namespace
+exists as long as a process runs in it or a file descriptor refers to it; afterwards the kernel
+removes the namespace and its devices. The processes in the namespaces end with this process, even
+if this process is killed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .fork_server import kill
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # in every namespace
-START_LIMIT = 60.0    # s within which the radio must start, also on a busy machine
+START_LIMIT = 60.0    # seconds within which the radio must start, also on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 _LINES = 1 << 17      # bytes at the end of AIR_FILE that hold two lines of up to a hundred robots
 SERVER = 'server'
@@ -59,7 +60,7 @@ def addresses(robots: Sequence[str]) -> dict[str, str]:
 
 
 def ports(robots: Sequence[str]) -> dict[str, str]:
-    """Return robot -> device that is its port of the bridge; such names have at most 15 letters."""
+    """Return robot -> name of its port of the bridge; Linux allows at most 15 letters."""
     return {name: f'to{index}' for index, name in enumerate(robots)}
 
 
@@ -70,7 +71,7 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
     """
     lines = ['link set lo up']
     if name == SERVER:
-        # The bridge does not look for groups or loops, so that it forwards from the start.
+        # Switch off multicast snooping and loop detection, so that the bridge forwards at once.
         lines.append(f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
                      'mcast_snooping 0')
         for port in ports(robots).values():
@@ -105,7 +106,7 @@ def ip_counters(snmp: str) -> dict[str, int]:
 
 
 class EmulatedNetwork:
-    """Namespaces and radio of a fleet. As a context, it moves its thread to the server's namespace.
+    """Namespaces and radio of a fleet. The context moves its thread to the server's namespace.
 
     :param fleet: the fleet with the traces of its robots.
     :param out: directory of the run; ``air.jsonl`` in it receives the radio's counters line by
@@ -215,7 +216,7 @@ class EmulatedNetwork:
     def _set_environment(self) -> None:
         """Let DDS in this process and its child processes use only the emulated network."""
         self._environment = dict(os.environ)
-        # Without shared memory, which would bypass the radio.
+        # Switch off shared memory, which would bypass the radio.
         os.environ['FASTDDS_BUILTIN_TRANSPORTS'] = 'UDPv4'
         os.environ.update(dds_environment(changed(self.fleet.network, interface=INTERFACE)))
 
@@ -227,7 +228,8 @@ class EmulatedNetwork:
         """End the processes in the namespaces, release the namespaces, write the summary."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
         end_processes_in(self._inodes())
-        # Leave the namespace before the radio ends, because it then kills all processes there.
+        # Leave the namespace before the radio ends, because the radio then kills all processes in
+        # the namespaces.
         if self._home >= 0:
             _set_namespace(self._home)
         if self._radio is not None and self._radio.stdin is not None:

@@ -98,7 +98,7 @@ def _up(options: argparse.Namespace) -> int:
         _check_places(fleet, below)
         for one in (fleet, *below.values()):  # check here once, instead of in every process
             check_task(one.training.task, one.training.task_options)
-        if 'server' in names:  # a machine of robots alone need not have the method's package
+        if 'server' in names:  # a machine with only robots may lack the method's package
             from rog_core.method_check import check_method  # imports numba, which is slow
 
             for one in (fleet, *below.values()):
@@ -245,7 +245,7 @@ def _result(processes: FleetProcesses, interruption: Interruption,
 
 
 def _names(fleet: FleetConfig, only: str | None) -> list[str]:
-    """Return the processes to start here: the server and all robots, or those of ``--only``."""
+    """Return the processes to start here: the server and all robots, or the names in ``--only``."""
     known = ['server', *(robot.name for robot in fleet.robots)]
     if only is None:
         return known

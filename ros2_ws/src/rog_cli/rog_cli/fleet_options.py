@@ -1,4 +1,4 @@
-"""Command-line options to choose a fleet, to change its settings, and to run in parallel."""
+"""Command-line options to choose a fleet, change its settings, and compute runs in parallel."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def resumed(options: argparse.Namespace) -> bool:
 
 
 def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
-    """Return the fleet with the options applied; raise `FleetFileError` or `ConfigError` if bad."""
+    """Return the fleet with the options applied.
+
+    :raises FleetFileError, ConfigError: the fleet file or an option is invalid.
+    """
     given = vars(options)
     changes: dict[str, Any] = {
         'training.sync': given.get('sync'), 'training.traffic': given.get('traffic'),

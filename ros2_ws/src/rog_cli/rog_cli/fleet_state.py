@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from rog_core.errors import shown
 
-ROBOTS = 256     # largest number of robots shown, as at a server
+ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
-POINTS = 400     # maximum number of points of a curve; beyond, every other point is dropped
+POINTS = 400     # maximum number of points of a curve; a longer curve loses every other point
 EVENTS = 200     # number of the last events that are remembered
-SILENT = 5.0     # s without a status after which the silence is reported
+SILENT = 5.0     # seconds without a status after which the silence is reported
 APART = ('away', 'retired')  # states that only the server knows
 
 
@@ -36,10 +36,10 @@ class Robot:
     """The displayed state of one robot.
 
     ``state``: the state that the robot reports, or ``away`` or ``retired`` if the server says so.
-    ``doing``: the state, and the robots that it waits for. ``why``: why others wait for it, or no
-    longer wait. ``heard``: whether it has sent a status; before its first status all numbers are
-    unknown. ``silent``: s since its last status. ``link``: rate in Mbit/s, emulated or measured.
-    Other units are s, W and J.
+    ``doing``: the state, and the robots for which this robot waits. ``why``: why others wait for
+    this robot, or no longer wait. ``heard``: whether the robot has sent a status; before its first
+    status all numbers are unknown. ``silent``: s since its last status. ``link``: rate in Mbit/s,
+    emulated or measured. Other units are s, W and J.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Robot:
     energy: float = math.nan
 
     def cells(self) -> dict[str, str]:
-        """Return the numbers as texts by the name of their column; empty before any status."""
+        """Return column -> number as text; the texts are empty before the first status."""
         if not self.heard:
             return dict.fromkeys(COLUMNS, '')
         texts = (str(self.iteration), number(self.loss, '.3f'),
@@ -94,8 +94,8 @@ class Fleet:
     elapsed: float = 0.0
     keyed: bool = False
     minimum: str = ''  # the MTA and the MTA time, in words
-    above: str = ''    # the robot of the parent fleet that it is, in words
-    left: float = math.nan  # s until the run is over, if the listener knows its duration
+    above: str = ''    # which robot of the parent fleet this fleet is, in words
+    left: float = math.nan  # seconds until the run is over, if the listener knows its duration
 
     @property
     def time(self) -> str:
@@ -170,7 +170,7 @@ CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a 
 class FleetState:
     """The received statuses of a fleet. ``now`` is the listener's time in s, from any origin.
 
-    ``above``: the robot of a parent fleet that the fleet is, in words. ``minutes``: duration of the
+    ``above``: which robot of a parent fleet this fleet is, in words. ``minutes``: duration of the
     run, 0 if unknown. No status contains these two.
 
     When another run begins, all events and curves are dropped, because its times start at 0 again.
@@ -243,7 +243,8 @@ class FleetState:
         state = seen.state if seen is not None and (own is None or seen.state in APART) \
             else own.state if own is not None else '?'
         state = doing = shown(state, NAME)
-        # Either status may be old. So show whom the robot waits for only if both say that it waits.
+        # The status of the server or of the robot may be old. So show for whom the robot waits only
+        # if both statuses say that it waits.
         if seen is not None and seen.waiting_for and state == 'waiting':
             doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
         why = '' if seen is None else shown(seen.why)

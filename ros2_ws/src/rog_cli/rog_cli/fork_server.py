@@ -25,12 +25,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 600.0  # s within which the fork server must load everything, also on a busy machine
+LIMIT = 600.0  # seconds within which the fork server must load everything, also on a busy machine
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
-_GONE = 10.0        # s within which a killed process ends, unless it waits for a device
+_GONE = 10.0        # seconds within which a killed process ends, unless it waits for a device
 _MESSAGE = 1 << 18  # largest datagram, B; it holds the environment variables of a process
-_TITLE = 250        # B reserved in the arguments, which each process overwrites with its command
+_TITLE = 250        # B reserved in the command line, in which each process writes its own command
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -129,12 +129,12 @@ class ForkServer:
 
 
 def _adopt(wanted: bool) -> None:
-    """Make this process adopt its descendants whose parent ends, or stop that."""
+    """Start (if ``wanted``) or stop adopting descendants whose parent process ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
 def possible() -> bool:
-    """Whether this system lets a process adopt its descendants, as Linux does."""
+    """Return whether this system lets a process adopt its descendants, as Linux does."""
     return sys.platform == 'linux'
 
 

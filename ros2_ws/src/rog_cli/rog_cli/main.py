@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser(name).parse_args(arguments)
         return _run(options)
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for output that is not flushed yet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # receives the output that is not flushed yet
         return 128 + signal.SIGPIPE
     except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _open_what_is_closed() -> None:
     """Open stdin, stdout and stderr on the null device if the process was started without them.
 
-    Otherwise the next file or socket becomes the output, and `sys.stdout` is None.
+    Otherwise the next file or socket that is opened would receive the output, and `sys.stdout`
+    would be None.
     """
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         try:

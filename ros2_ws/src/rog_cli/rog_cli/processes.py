@@ -21,8 +21,8 @@ from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 from .fork_server import Child, ForkServer, kill, possible
 
-LINGER = 10.0  # s that a robot may take to evaluate the final model when the run is over
-_STEP = 0.05   # s between two checks whether a process has ended
+LINGER = 10.0  # seconds that a robot may take to evaluate the final model when the run is over
+_STEP = 0.05   # seconds between two checks whether a process has ended
 
 
 def how_it_ended(code: int) -> str:
@@ -50,7 +50,7 @@ class FleetProcesses:
     :param names: `server` and names of robots: the processes that run on this machine.
     """
 
-    apart = False  # whether each process has a `place` of its own
+    apart = False  # whether each process runs in its own network namespace
 
     def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False
                  ) -> None:
@@ -68,13 +68,13 @@ class FleetProcesses:
     # -- starting ---
 
     def start(self, name: str, fork_server: ForkServer | None = None) -> None:
-        """Start the process of ``server`` or of a robot; also to start it again after its end."""
+        """Start the process of ``server`` or of a robot, also again after the process has ended."""
         command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
         with self.log(name).open('ab') as log, self.place(name):
-            # In a session of its own, so that Ctrl+C reaches only the launcher, which ends the
-            # fleet in order.
+            # Start the process in its own session, so that Ctrl+C reaches only the launcher, which
+            # ends the fleet in order.
             self.processes[name] = fleet.processes[own] = fork_server.start(command, log, env) \
                 if fork_server else subprocess.Popen(
                     [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
@@ -119,7 +119,7 @@ class FleetProcesses:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment variables of a process."""
-        # One thread per process: the fleet shares this machine, and its robots are small.
+        # One thread per process, because all processes share this machine and the models are small.
         return {**os.environ, **self.reach(name), 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1',
                 **launched()}
 
@@ -138,7 +138,7 @@ class FleetProcesses:
     # -- watching ---
 
     def follow(self, status: Any) -> None:
-        """Handle a `FleetStatus`, or None, while the fleet is watched; here do nothing."""
+        """Handle the last `FleetStatus` (None before the first) while watching; here do nothing."""
 
     def log(self, name: str) -> Path:
         """Return the path of a process's log."""
@@ -185,7 +185,7 @@ class FleetProcesses:
         self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
-        """Wait until all processes have ended; ask the others to end, and finally kill them.
+        """Wait until all processes have ended; ask late ones to end, and finally kill them.
 
         :param patience: s until the processes are asked, s until they are asked again, and so on.
         :param hurry: returns whether to end the first of these waits at once.

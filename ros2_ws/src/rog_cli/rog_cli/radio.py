@@ -35,14 +35,14 @@ from fleet_env.trace import LinkTrace
 
 UNLIMITED = 1000.0  # rate of a link with neither trace nor rate, Mbit/s
 BEGIN = 'begin'     # the order that starts the traces
-ORPHANS = 8.0       # s within which processes must end after their launcher is gone
+ORPHANS = 8.0       # seconds within which processes must end after their launcher is gone
 BURST = 64          # maximum number of frames read from one device before the next device is read
 _FRAME = 65536
-_GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the queue of a device is full, or it is down
+_GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the device is down, or its queue is full
 
 
 def traces_of(fleet: FleetConfig) -> dict[str, LinkTrace]:
-    """Return robot -> the rate of its link, as the fleet file says."""
+    """Return robot -> trace of its link, as the fleet file says."""
     links = {robot.name: robot.link for robot in fleet.robots}
     return {name: link_trace(link) if link.trace or link.rate else LinkTrace([0.0], [UNLIMITED])
             for name, link in links.items()}
@@ -66,7 +66,7 @@ class Forwarder:
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
-        self.late = 0.0     # longest delay of a frame beyond its time, s
+        self.late = 0.0     # longest delay of a frame after the time at which it was due, s
         self.dropped = 0    # number of frames that a full device did not take
 
     def run(self, every: float) -> None:

@@ -39,8 +39,9 @@ COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting':
 class Monitor:
     """A node that listens to the status topics of the fleet.
 
-    :param key: key of the fleet or of a robot. With a key, a status of the server counts only if
-        the key proves it and it is newer than the last one; anybody may repeat an old status.
+    :param key: key of the fleet or of a robot. With a key, a status of the server counts only if it
+        is signed with the key and newer than the last status, because anybody can repeat an old
+        status.
     :param above, minutes: see `FleetState`.
     """
 
@@ -66,7 +67,7 @@ class Monitor:
 
     @property
     def robots(self) -> dict[str, Any]:
-        """Robot -> its last `TrainingStatus`."""
+        """Return robot -> its last `TrainingStatus`."""
         return self.state.robots
 
     def heard(self, name: str) -> float:
@@ -81,7 +82,7 @@ class Monitor:
             return
         try:
             robot_name(robot)
-        except ConfigError:  # only a foreign server sends such a name; it is shown without a topic
+        except ConfigError:  # invalid name, sent by a foreign server: show it, but do not subscribe
             return
         self._subscribed.add(robot)
 
@@ -108,7 +109,7 @@ class Monitor:
             self._executor.spin_once(timeout_sec=left)
 
     def shown(self) -> Fleet:
-        """Return the fleet as it is shown now."""
+        """Return the displayed state of the fleet now."""
         return self.state.shown(time.monotonic())
 
     def __enter__(self) -> Monitor:
@@ -128,7 +129,7 @@ def live_table(fleet: Fleet) -> Table:
                  caption=Text('\n'.join(fleet.causes())), caption_justify='left')
     made.add_column('robot', no_wrap=True)
     made.add_column('state', overflow='ellipsis')  # the column that is cut on a narrow terminal
-    columns = [column for column in COLUMNS if column != 'power']  # a terminal has 80 characters
+    columns = [column for column in COLUMNS if column != 'power']  # too wide for 80 characters
     for column in columns:
         made.add_column('\n'.join(filter(None, (column, COLUMNS[column]))), justify='right',
                         no_wrap=True)
@@ -142,7 +143,7 @@ def live_table(fleet: Fleet) -> Table:
 def show(monitor: Monitor, once: bool, timeout: float) -> int:
     """Show the fleet once or until it stops; return the exit code, 1 if no fleet is found in time.
 
-    On a terminal this shows a live table, elsewhere it prints a line per robot now and then.
+    On a terminal this shows a live table; elsewhere it prints a line per robot every 5 s.
     """
     until, reminder = time.monotonic() + timeout, Reminder()
     while monitor.fleet is None or not monitor.robots:
@@ -193,7 +194,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 
 
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
-    """Show the fleet until ``over`` returns true: a live table, or plain lines now and then."""
+    """Show the fleet until ``over`` returns true: a live table or, if ``plain``, some lines."""
     if plain:
         due = time.monotonic() + 1.0
         while not over():

@@ -29,10 +29,10 @@ REMEMBERED = 10_000  # maximum number of calls whose times are kept
 class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
-    A call counts only if it is later than the latest call that was carried out. A time in the
-    future of the server's clock does not count as this latest time; such calls are remembered one
-    by one. So a caller whose clock is ahead does not make the calls of others look old. Neither do
-    clocks that were all ahead and were then set back.
+    A call counts only if its time is later than the times of all calls that were carried out. This
+    comparison leaves out times in the future of the server's clock; each of them is only
+    remembered. So a caller whose clock is ahead does not make the calls of others look old. The
+    same holds if all clocks were ahead and were then set back.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Calls:
         self._done: set[int] = set()
 
     def refusal(self, made: int, now: int) -> str:
-        """Return why a call is refused; an empty text means that it counts.
+        """Return why a call is refused; if it is accepted, remember its time and return ''.
 
         :param made: time at which the caller made the call, ns since 1970.
         :param now: present time of the server's clock, ns since 1970.
@@ -80,7 +80,7 @@ class Control:
         node.held.callback(node.remove_on_set_parameters_callback, self._on_set_parameters)
 
     def _unproved(self, request: Any) -> str:
-        """Return why a call does not prove that its caller has the fleet key; empty: it does."""
+        """Return why a call does not prove that its caller has the fleet key, or '' if it does."""
         if self._key is None:
             return ''
         try:
@@ -111,10 +111,10 @@ class Control:
     def _carry_out(self, request: Any, response: Any, what: Callable[[], str]) -> Any:
         """Answer a call of a service.
 
-        With a key, the answer is proved, and it names the call by the tag of the call. The answer
-        to an unproved call is not proved: otherwise a stranger could copy the tag of another
-        caller's call into his call, and pass the answer on to that caller. A call that arrives
-        again receives the same answer again.
+        With a key, the answer carries a tag that proves the answer and also covers the tag of the
+        call. The answer to an unproved call carries no tag. Otherwise a stranger could send a call
+        with the tag of another caller's call, and pass the answer on to that caller. A call that
+        arrives again receives the same answer again.
 
         :param what: function that carries out the call and returns the text of the answer.
         """

@@ -17,7 +17,7 @@ SERVED = 'server.json'             # file with the run's identity and the number
 
 
 def kept(directory: Path, keep: int = 1) -> Kept:
-    """Return the store of the checkpoints in a directory; ``keep``: number of newest to keep."""
+    """Return the store of a directory's checkpoints; ``keep``: number of checkpoints to keep."""
     return Kept(directory, 'checkpoint', keep)
 
 
@@ -56,7 +56,7 @@ def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
     """Lock a directory until ``held`` is closed, and count this start of the run's server.
 
     The lock ends with the process, in whatever way the process ends. So a server that holds the
-    lock knows that every former server of the run is gone, and it tells the robots so.
+    lock knows that every former server of the run is gone, and it tells this to the robots.
 
     :param out: directory of the run; None: return a new run.
     :param resume: whether to continue the run in the directory.

@@ -13,8 +13,8 @@ from rog_ros import qos
 from rog_ros.parameters import SERVER
 from rog_ros.servers import Others, refusal
 
-SECONDS = 2.0  # s that are enough to find another server, even if one announcement is lost
-_LEAST = 0.3   # s that are at least spent to read the messages that arrived during the imports
+SECONDS = 2.0  # seconds that are enough to find another server, even if one announcement is lost
+_LEAST = 0.3   # least time, s, to read the messages that arrived during the imports
 
 
 class DuplicateServerCheck:
@@ -28,7 +28,7 @@ class DuplicateServerCheck:
         self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 
     def close(self) -> None:
-        """Stop listening when `SECONDS` have passed since the start, or a server is found.
+        """Listen until `SECONDS` have passed since the start or another server is found; then stop.
 
         :raises ConfigError: there is another server.
         """

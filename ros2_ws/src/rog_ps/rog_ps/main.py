@@ -36,14 +36,14 @@ def _build() -> Any:
     check.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
-    warm_up()  # compile before robots wait: they would take the server for dead
+    warm_up()  # compile now, because robots that already wait would take the server for dead
     return node
 
 
 def _look_at_settings() -> Others:
-    """Raise an error for a full disk, a damaged checkpoint or a damaged key.
+    """Check disk, checkpoint and key; return the `Others` of this server.
 
-    This happens before the imports, which take seconds.
+    A fault raises an error here, before the imports, which take seconds.
     """
     node = Node('parameter_server', namespace=f'/{SERVER}', start_parameter_services=False,
                 enable_rosout=False)

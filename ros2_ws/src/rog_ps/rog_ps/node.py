@@ -79,7 +79,7 @@ class ParameterServerNode(ManagedNode):
         super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
 
     def is_drivable(self) -> bool:
-        """See `rog_ros.parameters.is_drivable`."""
+        """Return whether anyone may change the node's lifecycle state; see `rog_ros.parameters`."""
         return is_drivable(self, ServerSettings)
 
     def configure(self) -> None:
@@ -109,21 +109,21 @@ class ParameterServerNode(ManagedNode):
         self._incomplete = False   # whether a part of the records could not be written
         self._unsaved = ''         # why the last checkpoint was not written; else empty
         self._peers: dict[str, Peer] = {}       # by name of the robot
-        self._emulated: list[ShapedLink] = []   # links of the peers that are emulated
+        self._emulated: list[ShapedLink] = []   # emulated links of the peers
         self.dropped: Counter[str] = Counter()  # sender -> number of refused messages
         self._awake = time.monotonic()     # when this process last did something
         self._began: float | None = None   # when the first robot joined
-        self._elapsed_before = 0.0         # s of training before the last restart of the server
+        self._elapsed_before = 0.0         # seconds of training before the server's last restart
         self._finish_by = math.inf         # when to end without the robots' last evaluations
         self._away: set[str] = set()       # robots that are reported as away
         self._paused: set[str] = set()     # robots that have left the fleet for a pause
         self._paused_at = time.monotonic()    # when the run was paused; infinity: not paused
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
-        self._base: np.ndarray | None = None  # from a checkpoint, see `rog_core.upstream`
+        self._base: np.ndarray | None = None  # ``base`` of a checkpoint, see `rog_core.upstream`
         self._above: ParentFleet | None = None  # connection to the parent fleet
         self.machine = self._build_machine()
         self.machine.paused = True
-        # The method can come from a checkpoint.
+        # The method can come from a checkpoint, so copy it to the parameter.
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])
         self._claim = claim(self.out, settings.resume, self.held)
         self._others = Others(self._signature, self._claim.run,
@@ -319,12 +319,13 @@ class ParameterServerNode(ManagedNode):
         return response
 
     def _note_refusal(self, robot: str, reason: str) -> None:
-        # Count names that are neither proved nor accepted together, so that they take no memory.
+        # Use one counter for all robots that were never accepted, so that invented names take no
+        # memory.
         self.dropped[robot if robot in self._peers else 'unknown robots'] += 1
         self.get_logger().warning(f'refused {robot}: {reason}', throttle_duration_sec=5.0)
 
     def _unlisted(self, robot: str) -> RegisterResponse | None:
-        """Return the refusal for a robot whose name cannot take part; None: it can."""
+        """Return the refusal if a robot of this name must not take part, else None."""
         if self._links and robot not in self._links:
             return RegisterResponse(False, f"'{robot}' is not in the fleet file; it lists "
                                     f"{', '.join(self._links)}")
@@ -336,7 +337,7 @@ class ParameterServerNode(ManagedNode):
         return None
 
     def _untimely(self, request: Any, robot: str) -> RegisterResponse | None:
-        """Return the refusal for a proved registration that is out of date; None: it is not.
+        """Return the refusal if a proved registration is out of date, else None.
 
         A registration is out of date if it is for another server process, or if another process of
         the robot has replaced the process that made the registration.
@@ -377,7 +378,8 @@ class ParameterServerNode(ManagedNode):
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a status message of a robot.
 
-        It counts as a heartbeat, goes to the record, and may say that the robot pauses or stops.
+        The status counts as a heartbeat, goes to the record, and may say that the robot pauses or
+        stops.
         """
         now, member = time.monotonic(), self.machine.members.get(robot)
         if member is None or message.robot != robot or member.state == AWAY \
@@ -592,7 +594,7 @@ class ParameterServerNode(ManagedNode):
         return self._writer.write(store, to_host(machine.master), state, self.elapsed)
 
     def _save_or_say(self) -> None:
-        """Write a checkpoint of the run; log it if this fails, and if it works again."""
+        """Write a checkpoint of the run; log a failure, and the first success after a failure."""
         try:
             self.save()
         except checkpoint.CheckpointError as error:

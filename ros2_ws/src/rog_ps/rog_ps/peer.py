@@ -36,7 +36,7 @@ class Peer:
         self.session: Session | None = None
         self.count = 0             # serial number of the robot's last status in this session
         self._noted = 0, 0         # `iteration` and `evaluated_at` of the last recorded status
-        self._changes = [0, 0]     # how often each of these two fields has changed
+        self._changes = [0, 0]     # how often each field of `_noted` has changed
         self.lives: set[int] = set()  # incarnations that have registered with the robot's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
                                      (TransferEnd, 'push_end', qos.CONTROL),
@@ -52,11 +52,11 @@ class Peer:
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def is_recorded(self, message: Any, member: Member) -> bool:
-        """Return whether a checked status goes to the record, where it may take a line.
+        """Return whether a checked status goes to the record, where it may add a line.
 
         A robot finishes at most one iteration, and evaluates at most once, for each pull. If
-        statuses report more iterations or evaluations, they are not from the robot; recorded, they
-        would fill the disk.
+        statuses report more iterations or evaluations, they are not from the robot. If they were
+        recorded, they would fill the disk.
         """
         changed = [now != then for now, then in zip(
             (message.iteration, message.evaluated_at), self._noted, strict=True)]

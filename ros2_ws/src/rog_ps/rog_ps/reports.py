@@ -39,7 +39,7 @@ class Reports:
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
-        """Publish the fleet's status; ``elapsed``: s of training; ``paused``: paused robots."""
+        """Publish the fleet's status after ``elapsed`` s of training; ``paused``: paused robots."""
         now = time.monotonic()
         active = machine.active()
         self.count += 1

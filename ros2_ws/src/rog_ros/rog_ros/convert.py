@@ -29,7 +29,7 @@ from .message_auth import Side, sealed
 
 MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a registration
 MAX_NAME = 256            # maximum characters of a name in a registration
-LONGEST = 200             # maximum characters of a method's name that robots' statuses repeat
+LONGEST = 200             # maximum characters of a received method name, which statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # bytes on the air of a robot's status, which is its heartbeat
 

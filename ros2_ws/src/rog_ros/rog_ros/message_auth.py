@@ -148,7 +148,7 @@ def read_key(path: str | Path) -> Key:
 def canonical(message: Any) -> bytes:
     """Return the bytes of all fields of a ROS message except ``tag``.
 
-    They do not depend on the ROS 2 or the DDS that made the message.
+    The bytes do not depend on the version of ROS 2 or on the DDS that made the message.
     """
     kind: Any = type(message)
     return b''.join([part(message) for part in _parts(kind)])
@@ -200,9 +200,9 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
     return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
 
 
-# These pack the numbers over which the tags of a chunk and of an acknowledgement are computed. The
-# first 12 bytes of a chunk, padding included, are its nonce: no other chunk of the same session and
-# direction has the same 12 bytes.
+# `_CHUNK` and `_ACK` pack the numbers over which the tags of a chunk and of an acknowledgement are
+# computed. The first 12 bytes of a chunk, padding included, are its nonce: no other chunk of the
+# same session and direction has the same 12 bytes.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
 _NONCE = slice(12)
 _ACK = struct.Struct('<3sIBQIIQ').pack
@@ -317,7 +317,8 @@ class Signature:
 
     def proves(self, status: Any) -> bool:
         """Return whether a server with the fleet key has signed this status, now or earlier."""
-        # The time of a check grows with the length of the status, so refuse a very long one.
+        # The time of a check grows with the length of the status, so refuse a status with too many
+        # robots.
         if len(status.robots) > MEMBERS:
             return False
         try:
@@ -342,7 +343,7 @@ class Session:
 
 
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
-    """Put the tag that ``key`` makes into the message, and return it; without a key do nothing."""
+    """Put the tag that ``key`` makes, if there is a key, into the message; return the message."""
     if key is not None:
         tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)
         message.tag = array.array('B', tag)

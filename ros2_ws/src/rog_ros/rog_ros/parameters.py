@@ -1,4 +1,4 @@
-"""Parameters of the two nodes: settings of the fleet file, and settings that only a node has."""
+"""Parameters of worker node and server node: settings of the fleet file, and the nodes' own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
 
 
 class RobotEntry(Computer):
-    """Settings of one robot among the server's parameters; the server needs them from the start."""
+    """Parameters of the server's node for one robot; needed before the robot registers."""
 
     link: LinkConfig = LinkConfig(trace='')
 
@@ -110,7 +110,7 @@ def _sections(fleet: FleetConfig) -> dict[str, Any]:
 
 
 def declare_robots(node: Node, names: tuple[str, ...]) -> dict[str, RobotEntry]:
-    """Declare the parameters of each robot on the server's node; return robot -> their values.
+    """Declare the parameters of each robot on the server's node; return robot -> values.
 
     :raises ConfigError: a name is invalid, or given twice.
     :raises SettingError: a value is invalid; the message names the parameter.

@@ -16,8 +16,8 @@ from .message_auth import Signature
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')
 AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
-YOUNG = 10.0  # s after its start in which a server may still give way to another server
-FRESH = 30.0  # s for which a proved status of another server counts; clocks may differ by as much
+YOUNG = 10.0  # seconds after its start in which a server may give way to another server
+FRESH = 30.0  # maximum age of a proved status that counts, s; clocks may differ by as much
 NAMED = 80    # maximum characters shown of a machine's or a method's name
 
 
@@ -46,8 +46,8 @@ class Others:
 
     :param signature: signature of the fleet key; None: the fleet has no key.
     :param run: identity of the run that our server resumes; 0: a new run. A status of this run does
-        not count: either its former server is dead, or it still holds the lock of the directory,
-        and then our server fails to lock it.
+        not count: either the run's former server is dead, or it still holds the lock of the
+        directory, and our server cannot lock the directory.
     :param process: public number of our own process; 0: it publishes no statuses.
     """
 
@@ -90,8 +90,7 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     The server that has trained for a shorter time ends, but only within `YOUNG` seconds after its
     start.
 
-    :param mine: our server's elapsed time of the run in s, count of its last status, and
-        incarnation.
+    :param mine: our server's seconds of the run, count of its last status, and incarnation.
     :param other: status of the other server, which may be a moment old.
     :param age: seconds since the start of our server.
     """
@@ -106,7 +105,7 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
 
 
 class Order:
-    """Decides whether a proved status of another server is new, or an old status that is repeated.
+    """Decides whether a proved status of a server is new, or an old status that is repeated.
 
     Of two statuses of the same process, the one with the higher count is newer. Of two processes of
     the same run, the one with the higher start is newer. Otherwise the times of the servers' clocks
@@ -154,7 +153,7 @@ class Loyalty:
         self._place = (0, 0)  # run and start of the server that has accepted the robot
 
     def listens(self, own: bool, now: float) -> bool:
-        """Return whether a message counts.
+        """Return whether the robot uses a message from a server.
 
         :param own: whether the message is from the server that has accepted the robot.
         """

@@ -26,7 +26,7 @@ class ChildFleet:
     :param config: settings of the transfers in the parent fleet.
     """
 
-    silent_until = 0.0  # it never drops out
+    silent_until = 0.0  # seconds; a child fleet never drops out
 
     def __init__(self, name: str, server: ServerMachine, robots: Mapping[str, Robot | ChildFleet],
                  config: TransferConfig, incarnation: int) -> None:
@@ -40,7 +40,7 @@ class ChildFleet:
         self._upstream.go_on(order)
 
     def account(self, now: float) -> list[Action]:
-        """Return the actions of the fleet's worker if its next push is due, else an empty list."""
+        """Return the actions of the fleet's worker in the parent fleet; empty if no push is due."""
         return step_above(self._upstream, now)
 
     @property
@@ -61,7 +61,7 @@ class ChildFleet:
                            link_rate=link_rate, **on_the_air(self.machine, now, state))
 
     def before(self, message: Any) -> None:
-        """Do nothing, because no process computes a gradient on this model."""
+        """Do nothing: no process computes on this model while the message changes it."""
 
     def settle(self, now: float) -> None:
         """Do nothing, because the server's energy is not counted."""

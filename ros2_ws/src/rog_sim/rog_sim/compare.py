@@ -29,8 +29,10 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
     :param seeds: number of seeds, at least 1.
     :param target: accuracy, 0 to 1, see `compare_runs`.
     :param times: times in s, see `compare_runs`.
-    :param run: function that does one run instead of virtual time; the runs then take turns.
-    :raises ConfigError: a method is unknown. `run_jobs` describes the other errors and parameters.
+    :param run: function that executes one run; the runs then follow one after another. Default:
+        parallel runs in virtual time.
+    :raises ConfigError: a method is unknown or is in the list twice. `run_jobs` describes the other
+        errors and parameters.
     """
     for method in methods:
         if list(methods).count(method) > 1:

@@ -7,12 +7,13 @@
     seeds        seeds of the runs
     target       accuracy, 0 to 1, to which target_s and target_j refer
     times        times to which accuracy_at refers, s
-    rounds       iterations to which accuracy_after refers; no run has made fewer
+    rounds       iterations to which accuracy_after refers: the fewest of a run that did not diverge
     methods      one entry per method, in the requested order: the fields of MethodResult
 
-Every number of a method is ``{"mean": ..., "std": ...}`` over the seeds. ``std`` is the sample
-standard deviation; it is ``null`` for one seed. ``null`` also stands for an event that never
-happened, or for a quantity that was not measured.
+The counts ``reached`` and ``diverged`` are plain numbers. Every other number of a method is
+``{"mean": ..., "std": ...}`` over the seeds. ``std`` is the sample standard deviation; it is
+``null`` for one seed. ``null`` also stands for an event that never happened, or for a quantity that
+was not measured.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Return the spread of ``values`` without NaN."""
+        """Return the spread of those ``values`` that are finite."""
         known = np.array([v for v in values if math.isfinite(v)])
         return cls(float(known.mean()) if known.size else math.nan,
                    float(known.std(ddof=1)) if known.size > 1 else math.nan)
@@ -111,9 +112,9 @@ class Comparison:
 
 def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | None = None,
                  times: Sequence[float] | None = None) -> Comparison:
-    """Condense the ``runs`` of each method, all of the same fleet, into a comparison.
+    """Return a comparison of ``runs`` (method -> its runs), which are all of the same fleet.
 
-    :param base: directory at which the relative paths of the runs start.
+    :param base: directory to which the paths of the runs in the comparison are relative.
     :param target: accuracy, 0 to 1, for target_s and target_j. Default: the lowest final accuracy
         of all runs.
     :param times: times in s for accuracy_at; default: half of the duration.

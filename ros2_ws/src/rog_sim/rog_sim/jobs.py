@@ -34,7 +34,7 @@ from rog_core.errors import ConfigError, RogError
 from .interrupts import interrupts_blocked
 
 FLEET_FILE = 'fleet.yaml'
-ANSWER_S = 10.0  # s within which a Dask scheduler must answer, and then must have a worker
+ANSWER_S = 10.0  # seconds to wait at most for a Dask scheduler, and then for its first worker
 Simulate = Callable[..., Summary]
 RunDone = Callable[[str, int], None]
 Results = Generator[tuple[int, dict[str, bytes]], None, None]  # results of `_run`
@@ -79,13 +79,15 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     The files of finished runs stay on disk.
 
     :param workers: runs at a time on this machine; default: one per core.
-    :param progress: called with label and seed of each finished run, including earlier ones.
-    :param resume: keep the complete runs with the same settings.
+    :param progress: called with label and seed of each finished run, also of runs that were
+        complete before.
+    :param resume: keep complete runs that have the same settings; if False, a complete run is an
+        error.
     :param simulate: picklable function for one run; default `rog_sim.simulation.simulate`.
-    :param cluster: address of a Dask scheduler, whose workers do one run per process at a time;
-        tasks must be installed there.
-    :raises ConfigError: before any run, if ``out`` holds another run or is not a directory, or if
-        the scheduler does not answer.
+    :param cluster: address of a Dask scheduler. Each process of its workers does one run at a time;
+        the tasks must be installed on the cluster.
+    :raises ConfigError: before any run, if the directory of a job holds another run or is not a
+        directory, or if the scheduler does not answer.
     :raises TraceError: before any run on a cluster, if a link cannot be read.
     :raises RunError: a run failed.
     """
@@ -100,10 +102,10 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        for job in due:  # if this fails, it should fail now, not after hours of computing
+        for job in due:  # now, so that a failure does not come after hours of computing
             job.directory.mkdir(parents=True, exist_ok=True)
-        # On this machine unfinished runs are killed; the context removes their temporary files. A
-        # cluster cancels unfinished runs, and they remove their own files.
+        # On this machine unfinished runs are killed; their temporary files are removed with
+        # `scratch`. A cluster cancels unfinished runs, and each run removes its own files.
         places = None if cluster else (scratch, os.getpid())
         calls = [(index, job.label, job.fleet, links[index], simulate, places)
                  for index, job in enumerate(due)]
@@ -161,13 +163,14 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
-    # Dispatch no more calls in advance than the workers' queue holds. Otherwise calls wait for a
-    # place in this queue, and the end of loky 3.6 seldom passes without the error that
+    # Dispatch no more calls in advance than the workers' queue holds. Otherwise the other calls
+    # wait for a place in this queue, and loky 3.6 usually ends with the error that
     # `_without_error_of_loky` describes.
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
                         batch_size=1)
     for tracker in (loky_tracker, resource_tracker):
-        # Start it before SIGINT is blocked, because its start unblocks SIGINT in this thread.
+        # Start the tracker before SIGINT is blocked, because its start unblocks SIGINT in this
+        # thread.
         tracker.ensure_running()
 
     def results_of(calls: list[Any]) -> Results:
@@ -186,10 +189,10 @@ def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
 
 @contextmanager
 def _without_error_of_loky() -> Iterator[None]:
-    """Hide the KeyError of loky's thread, which passes on calls while loky drops all calls.
+    """Hide the KeyError that a thread of loky 3.6 can raise while loky ends.
 
-    Loky 3.6 raises it if loky ends at this moment. The error has no effect, but Python would print
-    its traceback.
+    The thread passes a call on while loky drops all calls. The error has no effect, but Python
+    would print its traceback.
     """
     before = threading.excepthook
 
@@ -245,7 +248,7 @@ def _reported(results: Results) -> Results:
         raise RunError('the Dask scheduler has ended; finished runs are kept') from error
     except RogError:
         raise
-    except Exception as error:  # errors of Dask: a run killed its worker, or cannot be unpickled
+    except Exception as error:  # for example, Dask reports that a run killed its worker
         raise RunError(f'a run failed: {error!r}') from error
 
 
@@ -262,7 +265,8 @@ def _run(index: int, label: str, fleet: FleetConfig, links: dict[str, bytes],
          simulate: Simulate | None, places: tuple[str, int] | None) -> tuple[int, dict[str, bytes]]:
     """Run one job in a worker; return its index and its files.
 
-    :param links: path -> content of a link trace, which replaces the file.
+    :param links: path -> content of a link trace; a temporary file with this content replaces the
+        file.
     :param places: on this machine, directory for temporary files and id of the process that waits
         for the result; None on a cluster.
     """

@@ -27,7 +27,7 @@ class Run:
 
     ``rows_total``: number of rows of the model. ``energy``: robot -> (times s, energies J), each of
     shape [n] and ascending from 0. ``server``: evaluations of the server's model, (t, iteration,
-    metric) of shape [3, n]; n is 0 if it was not measured.
+    metric) of shape [3, n]; n is 0 if the run did not measure this model.
     """
 
     directory: Path
@@ -42,7 +42,7 @@ class Run:
         return self.summary.duration_s
 
     def smoothed(self, window: int) -> Run:
-        """Return the run with the mean of the last ``window`` accuracies of the server's model.
+        """Return the run with the server's accuracies averaged over ``window`` evaluations.
 
         The first mean covers the first ``window`` accuracies. A run with fewer evaluations of the
         server's model is returned unchanged.
@@ -59,7 +59,7 @@ class Run:
     def accuracy_after(self, iterations: ArrayLike) -> Series:
         """Return the mean accuracy after ``iterations`` [n] of each robot.
 
-        It is NaN until every robot has an accuracy.
+        The accuracy is NaN until every robot has an accuracy.
         """
         return self._accuracy(1, iterations)
 
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Return the iterations of the robot with the most iterations."""
+        """Return the number of iterations of the robot that has made the most."""
         return max(robot.iterations for robot in self.summary.robots.values())
 
     @property
@@ -130,7 +130,7 @@ class Run:
         return self._curve(self.duration / 2)
 
     def _evaluations(self) -> list[Series]:
-        """Return (t, iteration, metric) of shape [3, n] of each model that was ever evaluated."""
+        """Return (t, iteration, metric) [3, n] of the server's model, else of each robot's."""
         if self.server.size:
             return [self.server]
         series = []
@@ -177,7 +177,7 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         table = np.array([(0.0, 0.0), *inside, (summary.duration_s, robot.energy_j)])
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
-               # A single evaluation was made before the training.
+               # If there is only one evaluation, it is from before the training and is not used.
                measured.T if len(server) > 1 else np.empty((3, 0)))
 
 

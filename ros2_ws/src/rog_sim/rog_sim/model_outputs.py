@@ -33,7 +33,7 @@ def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.nda
 
 
 def read_model_outputs(directory: Path) -> ModelOutputs:
-    """Return name of the robot, or `SERVER` -> name of the output -> array.
+    """Return the outputs: name of a robot, or `SERVER` -> name of the output -> array.
 
     The dict is empty if the run has no outputs.
 

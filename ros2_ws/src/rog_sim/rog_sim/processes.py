@@ -3,8 +3,9 @@
 Threads of Python would take turns with the loop, so this module uses processes. They are forked
 when the run begins. They inherit the task, its data, and each robot's position in the data. They
 share the memory of models and gradients with the loop (`rog_core.model.flat.FlatModel`). The loop
-itself writes and reads their pipes: an executor's threads would take turns with it, and wait for
-each turn as long as a small gradient takes. If forking is not possible, a thread does the work.
+itself writes and reads their pipes. The threads of an executor would take turns with the loop, and
+the wait for a turn would take as long as a small gradient. If forking is not possible, a thread
+does the work.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from .interrupts import interrupts_blocked
 # Maximum number of unread results of a process. A pipe holds 64 KiB, and a result takes some 50
 # bytes; if both directions of a pipe were full, loop and process would wait for each other.
 UNREAD = 64
-ENDING = 5.0  # seconds in which a process must end its last call
+ENDING = 5.0  # seconds that a process has for its last call before it is killed
 Work = Sequence[Callable[..., Any]]
 Result = Callable[[], Any]  # waits for a call; returns its result, or raises its error
 
 
 class GradientProcesses:
-    """Calls ``work[k]`` in other processes; all calls with one k run in one process, in order.
+    """Calls ``work[k]`` in other processes; calls with equal k run in one process, in order.
 
     :raises BrokenProcessPool: in any method, if a process was killed or has ended.
     """
@@ -55,7 +56,8 @@ class GradientProcesses:
     def __exit__(self, *raised: object) -> None:
         for worker in self._workers:
             worker.close()
-        # A process holds copies of the pipes of those that were forked before it.
+        # Begin with the last process, because a process holds copies of the pipes of all processes
+        # that were forked before it.
         for worker in reversed(self._workers):
             worker.join()
 
@@ -67,7 +69,7 @@ class _Process:
         context = multiprocessing.get_context('fork')
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
-        with interrupts_blocked():  # in the process, too: its parent ends it
+        with interrupts_blocked():  # also in the process, which its parent ends
             self._process.start()
         theirs.close()
         self._readable = select.poll()
@@ -78,7 +80,7 @@ class _Process:
         if len(self._unanswered) == UNREAD:
             self._receive()
         answer: list[Any] = []  # empty until the answer arrives
-        # An interrupt after half of this would leave an answer that nobody expects.
+        # An interrupt between sending and `append` would leave an answer that nobody expects.
         with interrupts_blocked():
             try:
                 self._pipe.send_bytes(pickle.dumps((k, arguments)))
@@ -120,7 +122,7 @@ class _Process:
 
 
 class _Thread:
-    """Does the work of a process."""
+    """Does the work of a `_Process`, but in a thread of this process."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -137,7 +139,7 @@ class _Thread:
 
 
 class _Remote(Exception):
-    """Shows where in a process an error was raised."""
+    """Carries the traceback of an error that was raised in another process."""
 
 
 def _may_fork() -> bool:
@@ -151,7 +153,7 @@ def _serve(work: Work, pipe: Connection, others: Connection) -> None:
     """Answer calls with (result, error, traceback), in a forked process, until the pipe ends."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    others.close()  # else this process would keep its own pipe open
+    others.close()  # the parent's end; open here, it would prevent EOFError
     try:
         while True:
             k, arguments = pickle.loads(pipe.recv_bytes())
@@ -170,11 +172,11 @@ def _end_with_parent() -> None:
 def _answer(call: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     try:
         return pickle.dumps((call(*arguments), None, ''))
-    except BaseException as error:  # SystemExit of a task, too
+    except BaseException as error:  # also the SystemExit of a task
         where = f'\n\n{traceback.format_exc()}'
         try:
             answer = pickle.dumps((None, error, where))
-            pickle.loads(answer)  # fails for an error whose constructor has other arguments
+            pickle.loads(answer)  # fails if the error's constructor does not accept `error.args`
             return answer
         except Exception:
             return pickle.dumps((None, RuntimeError(f'{type(error).__name__}: {error}'), where))

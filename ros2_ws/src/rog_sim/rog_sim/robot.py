@@ -46,17 +46,17 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        self.silent_until = 0.0  # s; until this time the robot has dropped out and sends nothing
+        self.silent_until = 0.0  # time (s) until which the robot has dropped out and sends nothing
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Result | None = None
         self._sent_anchor: Any = None  # the anchor of SVRG that the other process has
-        self._evaluating = 0  # iteration of the evaluation that is under way; 0: none
+        self._evaluating = 0  # iteration whose model is being evaluated; 0: none
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
-        """Start to compute a gradient on the present model; if ``evaluate``, also evaluate it."""
+        """Start to compute a gradient; if ``evaluate``, start to evaluate the model, too."""
         self._evaluating = self.machine.finished if evaluate else 0
         anchor = self.store.anchor
         new, self._sent_anchor = (() if anchor is self._sent_anchor else (anchor,)), anchor
@@ -95,10 +95,10 @@ class Robot:
         event loop.
 
         :param order: gradient to compute; None: no gradient, and the loss is NaN.
-        :param anchor: the anchor of SVRG, which the other process does not share, if it is new;
-            empty: it has not changed.
+        :param anchor: tuple with the new anchor of SVRG (model and full gradient of the last full
+            pass), which is not in shared memory; empty if the anchor has not changed.
         :param evaluate: whether to evaluate the model; if not, the accuracy is NaN.
-        :param portrait: whether to do nothing but return the task's outputs for figures.
+        :param portrait: if True, only return the task's outputs for figures.
         """
         if portrait:
             return self.task.portrait(self.model)

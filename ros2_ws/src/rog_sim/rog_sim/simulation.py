@@ -63,7 +63,7 @@ DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
              server_every: float = 0.0) -> Summary:
-    """Run the fleet for its minutes, in virtual time, and return the outcome.
+    """Run the fleet in virtual time for `FleetConfig.minutes`, and return the outcome.
 
     :param out: directory for run.jsonl and summary.json; None: write nothing.
     :param progress: called with the share of the run that is done, 0 to 1.
@@ -98,8 +98,8 @@ class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
     :param above: callback of the parent fleet, called after the actions of this fleet's server.
-    :param model_above: rows and initial weights of the parent fleet, which a child fleet also uses,
-        so that the task prepares (pre-trains) them only once.
+    :param model_above: rows and initial weights of the parent fleet. A child fleet uses them, too,
+        so the task prepares (pre-trains) the weights only once.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
@@ -226,7 +226,7 @@ class Simulation:
         return min(self._next()[0][0], self.channel.deadline)
 
     def _next(self) -> Sequence[_Event]:
-        """Return the queue that holds the next event, as its first element."""
+        """Return the queue whose first element is the next event."""
         soon, queue = self._soon, self._queue
         return soon if soon and soon[0] < queue[0] else queue
 
@@ -315,7 +315,7 @@ class Simulation:
                 self._act(robot, machine.on_server_status(server.incarnation, known, self.now))
         self._unheard = {name for name in self.robots if not self._heard(name)}
         if not self._patient:
-            # The deadlines of the patience depend on which robots wait, which may have changed.
+            # The deadlines that `server.patience` sets depend on which robots wait now.
             self._server_time()
         away = {m.robot for m in server.members.values() if m.state == 'away'}
         for name in sorted(away ^ self._away):
@@ -330,7 +330,8 @@ class Simulation:
     def _serve(self, actions: Iterable[Action], robot: str = '') -> None:
         """Carry out actions of the server.
 
-        :param robot: sender of the message that caused the actions; empty: no message did.
+        :param robot: sender of the message that caused the actions; empty if no message caused
+            them.
         """
         touched = {robot} if robot else set()
         for action in actions:

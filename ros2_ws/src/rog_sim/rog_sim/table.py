@@ -22,7 +22,7 @@ def markdown_tables(comparison: Comparison) -> str:
 
 
 def spread(value: Spread, scale: float = 1.0, digits: int | None = None) -> str:
-    """Return mean ± standard deviation of ``value``, both times ``scale``; ``-`` without a mean.
+    """Return mean ± standard deviation of ``value``, multiplied by ``scale``; ``-`` if undefined.
 
     :param digits: digits after the decimal point; default: up to three, so that the mean has three
         significant digits.

@@ -13,16 +13,16 @@ from rog_core.model.partition import RowPartition
 class PublishedModel:
     """Size of a published model.
 
-    ``rows``: number of rows by the published rule. ``push_bytes``: bytes of a push of all rows with
-    one bit per element.
+    ``rows``: number of rows, counted by the published rule. ``push_bytes``: bytes of a push of all
+    rows with one bit per element.
     """
 
     rows: int
     push_bytes: int
 
 
-# ConvMLP-M has 16.95 million elements. Its push has 2,118,750 bytes of bits, plus the smallest
-# amount of metadata that a push of the authors' artifact needed (facts.md).
+# ConvMLP-M has 16.95 million elements. A push has 2,118,750 bytes with one bit per element, plus
+# the least metadata that a push of the authors' artifact needed (facts.md).
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 

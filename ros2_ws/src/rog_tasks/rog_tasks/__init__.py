@@ -1,1 +1,1 @@
-"""What a fleet trains: tasks, data, shards and the shifts that spoil them. Does not use ROS."""
+"""What a fleet trains: tasks, data, shards of the data, shifts of the world. Does not use ROS."""

@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 
 def digest(*parts: str | bytes | memoryview) -> str:
-    """Return a SHA-256 of ``parts``; other boundaries between the parts give another digest.
+    """Return a SHA-256 of ``parts``; it also depends on the boundaries between the parts.
 
     A text is encoded as UTF-8; a file name keeps the bytes that the file system gave.
     """

@@ -57,7 +57,7 @@ class Classification(Task):
         chosen = torch.arange(test_limit) * images // test_limit \
             if 0 < test_limit < images else slice(None)
         self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]
-        self._shards = self._cut(1)  # refuses an unknown split, and missing labels, at once
+        self._shards = self._cut(1)  # checks the split and the labels now
 
     def model(self) -> nn.Module:
         """Return a new model; the global random state is left as it was."""

@@ -31,9 +31,10 @@ change that training, change this text, too."""
 class Cruda(Classification):
     """Recognition under fog and brightness shift, with any model on any image data set.
 
-    It has the options and errors of :class:`~rog_tasks.classify.Classification`, and these options:
+    The task has the options and errors of :class:`~rog_tasks.classify.Classification`, and these
+    options:
 
-    :param seed: random seed of the fog, too.
+    :param seed: random seed of `Classification`, and of the fog.
     :param fog, brightness: strength of the shift, see :class:`rog_tasks.shift.Shift`.
     :param pretrain_epochs: number of passes over the clean images in :meth:`pretrain`.
     :param pretrain_seed: random seed of the model's initialisation and of :meth:`pretrain`, so that
@@ -61,7 +62,8 @@ class Cruda(Classification):
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
 
         The user's cache directory keeps the result under a digest of everything that the result
-        depends on, if the data has a digest (image folders, digits) and the code is available.
+        depends on, if the data has a digest (image folders, digits) and the code of the model is
+        available.
         """
         code = _source_of(model)
         if not (self._data.digest and code):

@@ -30,7 +30,7 @@ _LARGEST = 2**31
 def mnist(root: str = 'data') -> ImageData:
     """Load MNIST (http://yann.lecun.com/exdb/mnist): grey images of 28x28, 10 classes.
 
-    It reads the four IDX files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and
+    Read the four IDX files ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and
     ``t10k-...``, each uncompressed or with the suffix ``.gz``.
     """
     return _idx_data(root, 'MNIST')
@@ -111,7 +111,7 @@ def _read_idx(file: Path, rank: int) -> _Bytes:
                                 f'dimension{"s" * (rank > 1)}; {_AGAIN}')
             shape = np.frombuffer(head, '>u4', offset=4).tolist()
             size = math.prod(shape)
-            # If there is a byte more than announced, the file is too long.
+            # Read one byte more than announced, to notice a file that is too long.
             body = stream.read(min(size, _LARGEST) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f'{file} cannot be read: {error}; {_AGAIN}') from error

@@ -118,9 +118,9 @@ class ConvNet(nn.Module):
 class ConvMlp(nn.Module):
     """A small relative of ConvMLP (Li et al., 2021; ROG, Section VI) for images of about 32x32.
 
-    Two convolutions find features. Then follow stages as published: channel MLPs with a depthwise
-    convolution between them. There is no batch normalisation. The model has 613,642 parameters in
-    2,408 rows; one image takes 16 million multiplications.
+    Two convolutions find features. The stages after them are as published: channel MLPs with a
+    depthwise convolution between them. There is no batch normalisation. The model has 613,642
+    parameters in 2,408 rows; one image takes 16 million multiplications.
 
     :param channels: number of channels of the images, which need at least 16x16 pixels.
     :param classes: number of classes.

@@ -1,9 +1,9 @@
-"""A generated set of images, larger than the data sets that our dependencies contain.
+"""A generated set of images, larger than the data sets in the Python packages that we use.
 
-It needs no network and no file. Each class has a few smooth random prototypes. Each prototype
+The set needs no network and no file. Each class has a few smooth random prototypes. Each prototype
 shares part of its form with one prototype of every other class. An image is a prototype of its
-class, shifted, bent by a smooth field, scaled in contrast, and noisy. A model learns the first part
-of this data fast and the last part slowly, and it learns badly from one class after another.
+class, shifted, bent by a smooth field, scaled in contrast, and noisy. The accuracy of a model rises
+fast at first and slowly later. It stays low if the model sees one class after another.
 """
 
 import torch

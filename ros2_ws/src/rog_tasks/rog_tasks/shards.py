@@ -29,8 +29,8 @@ def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: i
           of one label stay in the order of the data (pathological partition of GSGM, Section V).
         - ``place`` or ``place:SPREAD``: each robot has its part of the world. The images are sorted
           by a smooth feature, their first principal component, plus noise. SPREAD, by default 0, is
-          the standard deviation of the noise, relative to the feature's own.
-        - ``dirichlet:ALPHA``: each class is divided in proportions drawn from Dirichlet(ALPHA): the
+          the standard deviation of the noise, relative to the standard deviation of the feature. -
+          ``dirichlet:ALPHA``: each class is divided in proportions drawn from Dirichlet(ALPHA): the
           smaller ALPHA, the fewer classes a robot sees.
     :param images: (n, C, H, W); only ``place`` needs them.
     :raises DataError: the split is unknown, or there are fewer samples than shards.
@@ -91,8 +91,8 @@ def _number(split: str, name: str, text: str, low: float, high: float) -> float:
 def _main_direction(images: Tensor) -> NDArray[np.float64]:
     """Return the first principal component of each image, (n,), with standard deviation 1.
 
-    It is computed from images that are averaged to a few cells, so it depends on where an image is
-    light or dark, and not on details.
+    The component is computed from images that are averaged to a few cells. So it depends on where
+    an image is light or dark, and not on details.
     """
     cells = torch.cat([adaptive_avg_pool2d(as_float(part), _CELLS) for part in images.split(4096)]
                       ).flatten(1).double().numpy()

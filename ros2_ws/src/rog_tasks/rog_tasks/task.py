@@ -77,9 +77,9 @@ class Task(ABC):
         """Return small arrays by name, for a figure of the end of a run; by default none.
 
         A run in virtual time calls this for the model of every robot and of the server.
-        `rog_sim.figures` draws these arrays. Of a robot: ``truth`` and ``estimate``, positions
-        (n, 3) in m. Of the server: ``top`` (H, W, 3), the colours, 0 to 1, seen from above;
-        ``height`` (H, W) in m; ``extent``, the four bounds of x and y in m.
+        `rog_sim.figures` draws these arrays. For a robot: ``truth`` and ``estimate``, positions (n,
+        3) in m. For the server: ``top`` (H, W, 3), the colours, 0 to 1, seen from above; ``height``
+        (H, W) in m; ``extent``, (lowest x, highest x, lowest y, highest y) in m.
         """
         return {}
 
@@ -90,7 +90,7 @@ def _without_shard(cls: type) -> str:
 
 
 class _Plain(Task):
-    """Wraps an object with a task's methods whose class does not derive from :class:`Task`."""
+    """Wraps an object that has a task's methods but is not a :class:`Task`."""
 
     def __init__(self, inner: Any):
         self._inner = inner
@@ -210,7 +210,7 @@ def measure(task: Task, model: 'nn.Module') -> float:
 
 
 def measure_clean(task: Task, model: 'nn.Module') -> float:
-    """Return the metric as `measure` does, in the world before it changed; NaN if it never did."""
+    """Return the metric in the world before its change, as `measure` does; NaN if unchanged."""
     return _metric(task.evaluate_clean, model, 'evaluate_clean')
 
 

@@ -17,9 +17,9 @@ from rog_ros.parameters import SERVER
 
 from .source import View, view_of
 
-STEP = 0.5      # s between two views
-ANSWER = 10.0   # s within which the server must answer a call
-AGAIN = 5.0     # s after which a server that has not answered the parameter call is asked again
+STEP = 0.5      # seconds between two views
+ANSWER = 10.0   # seconds within which the server must answer a call
+AGAIN = 5.0     # seconds between two parameter calls to a server that does not answer
 CONTROL, MINUTES = 'security.control', 'minutes'
 
 
@@ -97,7 +97,8 @@ class Live:
             return 'the run is over' if fleet.state == 'stopped' else 'the run is ending'
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'
-        # A server with a key has no parameter services. If it refuses a call, it says why.
+        # A server with a key has no parameter services. If it takes no control calls, its answer to
+        # a call says so.
         if len(fleet.tag):
             return ''
         if not self._parameters.service_is_ready():

@@ -16,7 +16,7 @@ from rog_cli.fleet_state import COLUMNS, CURVES, SILENT, Robot
 
 from .source import Source, View
 
-REFRESH = 1.0  # s between two updates of the page
+REFRESH = 1.0  # seconds between two updates of the page
 # State -> CSS class with its colour; red (bad) and violet (odd) states need attention.
 LOOKS = {'computing': 'good', 'training': 'good', 'pushing': 'busy', 'pulling': 'busy',
          'waiting': 'late', 'retired': 'odd', 'away': 'bad', 'paused': 'over',

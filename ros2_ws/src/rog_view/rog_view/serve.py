@@ -23,8 +23,8 @@ from .source import Source
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-LINGER = 1  # s after which the ending server closes connections that are still open
-PATIENCE = 30  # s of silence after which a browser counts as gone; it may have a bad link
+LINGER = 1  # seconds after which the ending server closes connections that are still open
+PATIENCE = 30  # seconds of silence after which a browser counts as gone; its link may be bad
 # With this policy the browser loads nothing from other servers, whatever the page contains.
 POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
           "connect-src 'self' ws: wss:; frame-ancestors 'none'; form-action 'none'")
@@ -97,8 +97,8 @@ def serve(source: Source, host: str, port: int) -> None:
     warnings.filterwarnings('ignore', module='nicegui')
     name = f'[{host}]' if ':' in host else host
     try:
-        # A signal may come before uvicorn has its own handlers. At the end uvicorn raises the
-        # signal again.
+        # A signal may come before uvicorn has its own handlers, and at its end uvicorn raises the
+        # signal again. `raised` turns both into KeyboardInterrupt.
         with listener, Interruption().raised():
             print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
             if source.live:

@@ -12,7 +12,7 @@ from fleet_ros.ending import Interruption
 from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
 
-LINGER = 1.0  # s for which an ending process still repeats its last receipt or ends a gradient
+LINGER = 1.0  # seconds in which an ending process repeats its last receipt or ends a gradient
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -86,9 +86,9 @@ from rog_tasks.sources import Source
 from .sources import Watch
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
-PATIENCE = 3  # heartbeat limits with refusals after which another robot must have our name
-LONGEST = 1e9  # s; the elapsed time in a status is wrong if it is longer (30 years)
-LOOK = 0.1     # s between two checks whether a waiting call must still wait
+PATIENCE = 3  # heartbeat limits; a robot refused for longer gives up: another robot has its name
+LONGEST = 1e9  # seconds; a longer elapsed time in a status is wrong (30 years)
+LOOK = 0.1     # seconds between two checks whether a waiting call must still wait
 
 
 class NoServerError(RogError, TimeoutError):
@@ -104,13 +104,13 @@ class WorkerNode(ManagedNode):
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
     machine: WorkerMachine | None = None
     error = ''  # why the run ended; empty: without error
-    patience = math.inf  # s for which `join` waits until a server accepts this robot
+    patience = math.inf  # seconds for which `join` waits until a server accepts this robot
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', WorkerSettings, **options)
 
     def is_drivable(self) -> bool:
-        """See `rog_ros.parameters.is_drivable`."""
+        """Return whether anyone may change the node's lifecycle state; see `rog_ros.parameters`."""
         return is_drivable(self, WorkerSettings)
 
     def configure(self) -> None:
@@ -142,8 +142,8 @@ class WorkerNode(ManagedNode):
         self._has_ended = False               # whether the last status was sent
         self._request: Any = None             # future of the latest registration
         self._refused_since = math.inf
-        self._reminder = Reminder()           # for the message that there is no server
-        self._turn = threading.Event()        # set: the training thread may continue
+        self._reminder = Reminder()           # says when to log again that there is no server
+        self._turn = threading.Event()        # is set when the training thread may continue
         self._granted: Compute | None = None
         self._began = False                   # whether an iteration was granted
         self._computed: tuple[Array, SgdConfig] | None = None  # gradient for the state machine
@@ -180,7 +180,7 @@ class WorkerNode(ManagedNode):
             self._act(self.machine.resume(time.monotonic()))
 
     def deactivate(self) -> None:
-        """Leave the fleet for a pause, so that it does not wait; keep the pending rows."""
+        """Leave the fleet for a pause, so that no robot waits; keep the pending rows."""
         machine = self.machine
         if machine is not None and machine.state not in (PAUSED, STOPPED):
             machine.pause(time.monotonic())
@@ -330,8 +330,8 @@ class WorkerNode(ManagedNode):
     def _is_proved(self, message: Any, ours: bool) -> bool:
         """Return whether a status is from a server with the fleet key, and is new.
 
-        In a fleet with a key no other status counts: neither to find a server, nor to decide
-        whether the server is alive and knows this robot.
+        In a fleet with a key, the robot ignores all other statuses: it does not use them to find a
+        server, or to decide whether the server is alive and knows this robot.
 
         :param ours: whether the status names the server that has accepted this robot.
         """
@@ -384,8 +384,8 @@ class WorkerNode(ManagedNode):
             self.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)
             self._refused_since = min(self._refused_since, now)
-            # After the heartbeat limit the server drops a former process of this robot. If it still
-            # refuses, another robot has the same name.
+            # After the heartbeat limit the server drops a former process of this robot. If the
+            # server still refuses, another robot has the same name.
             if now - self._refused_since > PATIENCE * self.settings.heartbeat.limit:
                 self.leave(shown(response.reason, 600))
                 return
@@ -424,7 +424,7 @@ class WorkerNode(ManagedNode):
                     self.get_logger().info(checksum_of(action.message.transfer,
                                                        self.machine.accumulator.weights))
             elif isinstance(action, Compute):
-                if not self._began:  # energy and times count from the first grant on
+                if not self._began:  # measure energy and times from the first grant on
                     self._began = True
                     self._meter.restart(now)
                 self._grant(action)
@@ -485,7 +485,8 @@ class WorkerNode(ManagedNode):
     def report(self, state: str = '') -> None:
         """Publish the status. It is also the heartbeat, so the emulated link delays it like data.
 
-        :param state: state of a last status, `PAUSED` or `STOPPED`; empty: the present state.
+        :param state: state in the last status before a pause or the end, `PAUSED` or `STOPPED`;
+            empty: the present state.
         """
         now = time.monotonic()
         self._has_ended = self._has_ended or state == STOPPED

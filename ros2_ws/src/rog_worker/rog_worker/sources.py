@@ -83,7 +83,7 @@ class Watch:
         self._levels[report.name] = report.level
         if report.level != before:
             log, line = self._node.get_logger(), f'{report.name}: {report.message}'
-            # Three calls, because rclpy allows only one severity for each call in the code.
+            # Three calls, because in rclpy each logging call of the code must keep its severity.
             if report.level == 'ok':
                 log.info(line)
             elif report.level == 'warn':

@@ -17,7 +17,7 @@ from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
 
-LINGER = 5.0  # s for which a cleanup waits for the end of the running gradient computation
+LINGER = 5.0  # seconds for which a cleanup waits for the end of the running gradient computation
 
 
 class Training:
@@ -126,7 +126,7 @@ class RobotNode(WorkerNode):
             self.error = str(error)
         except BaseException as error:  # includes the SystemExit of a task
             self.error = f'the task failed: {type(error).__name__}: {error}'
-            if not self.stop.is_set():  # else the error can come from the removal of the node
+            if not self.stop.is_set():  # else the removal of the node may have caused it
                 raise
         finally:
             finished.set()

@@ -1,4 +1,4 @@
-"""Draws figures like those in the papers, as PNG and SVG; it needs only the records of runs."""
+"""Draws figures of runs and comparisons, like the papers' figures, from the records alone."""
 
 from .methods import draw_comparison
 from .run import draw_run

@@ -54,7 +54,8 @@ def draw_comparison(directories: Sequence[str | PathLike[str]],
     sensitivity  accuracy over time and energy to reach an accuracy, for each comparison (ROG,
                  figure 9)
 
-    :param out: directory for the figures; default: the directory, or the common parent of several.
+    :param out: directory for the figures; default: the given directory, or the common parent of
+        several directories.
     :raises RecordError: records cannot be read, or runs and comparisons are mixed.
     """
     paths = [Path(directory) for directory in directories]
@@ -78,7 +79,7 @@ def _comparison(path: Path) -> Group:
 
 
 def methods_of(path: Path, comparison: Comparison) -> Methods:
-    """Return method -> its runs, which are read from the comparison in directory ``path``."""
+    """Read the runs of ``comparison`` from its directory ``path``; return method -> runs."""
     return {m.sync: [read_run_measures(path / run) for run in m.runs] for m in comparison.methods}
 
 

@@ -1,4 +1,4 @@
-"""Figures of one run: an overview, a close view of its worst moment, and its map."""
+"""Figures of one run: an overview, the moment when a robot is furthest behind, and the map."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rog_sim.model_outputs import SERVER, ModelOutputs, read_model_outputs
 
 from . import style
 
-WINDOW = 30  # iterations that the micro-events figure shows before and after the worst moment
+WINDOW = 30  # iterations in the figure `micro` before and after the moment that it shows
 
 
 def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = None) -> list[Path]:
     """Draw the figures of the run in ``directory`` and return their paths.
 
     run      accuracy, link rate and share of rows over time, for each robot; time per iteration
-    micro    link rate, share of rows sent, and iterations behind the fastest robot, of the robot
-             that fell furthest behind, around this moment
+    micro    for the robot that fell furthest behind the fastest robot: its link rate, its share of
+             rows sent, and the iterations that it was behind, around this moment
     map      for a task that makes a map: the map from above, its heights, and the true and
              estimated paths of the robots
 
@@ -123,9 +123,10 @@ def _draw_shares(axis: Axes, summary: Summary, robots: list[str]) -> None:
 
 
 def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
-    """Draw a figure like figure 8 of the ROG paper, of the robot that fell furthest behind.
+    """Draw the robot that fell furthest behind, as figure 8 of the ROG paper does.
 
-    The figure shows `WINDOW` iterations before and after this moment.
+    The figure shows `WINDOW` iterations of this robot before and after the moment at which it was
+    furthest behind.
     """
     steps = sorted((e for e in events if isinstance(e, Iteration)), key=lambda e: e.t)
     iterations = np.array([e.iteration for e in steps])

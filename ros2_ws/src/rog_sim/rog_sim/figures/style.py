@@ -1,4 +1,4 @@
-"""The same colour for each method in all figures; labels, and files of figures."""
+"""Gives each method the same colour in all figures; writes labels and the files of figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DASHES: dict[str, Any] = {
     '+pipeline+sparse': (0, (5, 1, 1, 1)), '+early': (0, (2.5, 1)), '-order': (0, (7, 1.5)),
     '-timeout': (0, (2.5, 2)), '-minimum': (0, (1, 2)), ' lm': (0, (2, 1)),
     '-early': (0, (7, 1.5, 1, 1.5))}
-_MIXED = (0, (5, 1, 1, 1, 1, 1))  # any other set of options
+_MIXED = (0, (5, 1, 1, 1, 1, 1))  # dashes of all other sets of options
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Look:
 def look(sync: str) -> Look:
     """Return the look of the method ``sync``, which depends only on the name.
 
-    The family gives the hue, the threshold the lightness (the darkest from 40 on), and the options
-    give the dashes.
+    The family gives the hue. The threshold gives the lightness; all thresholds from 40 on have the
+    darkest colour. The options give the dashes.
     """
     family, arguments, options = parts(sync)
     light, dark = (np.array(to_rgb(c)) for c in _FAMILIES.get(family, _OTHER))
@@ -93,7 +93,7 @@ def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
     figure = axes.get_figure(root=True)
     if not ends or figure is None:
         return
-    figure.draw_without_rendering()                   # computes the layout and thus the height
+    figure.draw_without_rendering()                   # computes the layout and the axes' height
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height / figure.dpi * 72  # axes' height in points
     gap = 8.2 / height                                # height of a label, as a share of the axes

@@ -10,7 +10,7 @@ from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.tracking import align
 
 BEHIND = 0.15  # m; samples lie at most this far behind a surface
-_RECENT = 3    # half of the samples come from this many newest frames
+_RECENT = 3    # number of newest frames from which half of the samples come
 _WARM_UP = 30  # number of steps on the first frame alone
 
 
@@ -80,7 +80,7 @@ class Explorer:
         if new > 1:
             motion = poses.rotations[new - 1] @ poses.rotations[new - 2].T
             u, _, vt = torch.linalg.svd(motion @ poses.rotations[new - 1])
-            poses.rotations[new] = u @ vt  # so that rounding errors do not add up
+            poses.rotations[new] = u @ vt  # orthogonal again: rounding errors must not add up
             poses.positions[new] = 2 * poses.positions[new - 1] - poses.positions[new - 2]
 
     def _track(self, model: ImplicitMap, frame: int) -> None:
@@ -134,8 +134,8 @@ def _facing(frames: Frames, directions: Tensor) -> Tensor:
 def _slope(points: Tensor, axis: int) -> Tensor:
     """Return the slope of ``points`` (n, height, width, 3) along an axis; 0 where it is unknown.
 
-    It is the difference, per pixel, between the two neighbours of a pixel, or between the pixel and
-    one neighbour if the other neighbour is missing.
+    The slope is half the difference between the two neighbours of a pixel, or the difference
+    between the pixel and one neighbour if the depth of the other neighbour is unknown.
     """
     after, before = points.roll(-1, axis), points.roll(1, axis)
     after.narrow(axis, points.shape[axis] - 1, 1).zero_()

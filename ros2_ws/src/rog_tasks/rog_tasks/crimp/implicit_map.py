@@ -59,9 +59,10 @@ class ImplicitMap(nn.Module):
 
     def cast(self, origins: Tensor, directions: Tensor, far: float = 8.0, step: float = 0.1
              ) -> Tensor:
-        """Return the distance (n,) to the first surface of the map, in lengths of ``directions``.
+        """Return the distance (n,) along each ray to the first surface of the map.
 
-        The distance is infinite if there is no surface within ``far``.
+        The unit is the length of the ray's direction. The distance is infinite if there is no
+        surface within ``far``.
         """
         at = torch.arange(0.1, far, step, device=origins.device)
         points = origins[:, None] + at[:, None] * directions[:, None]

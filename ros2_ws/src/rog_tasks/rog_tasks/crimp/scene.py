@@ -41,7 +41,8 @@ class Scene:
     def cast(self, origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Return distance and colour of the first surface along each ray.
 
-        Distances are (n,), in lengths of ``directions`` (n, 3); colours are (n, 3), 0 to 1.
+        Distances are (n,), in units of the length of ``directions`` (n, 3); colours are (n, 3), 0
+        to 1.
         """
         inverse = 1 / torch.where(directions.abs() < 1e-9, 1e-9, directions)
         low, high = ((self.boxes[:, end] - origins[:, None]) * inverse[:, None] for end in (0, 1))
@@ -53,7 +54,7 @@ class Scene:
         return nearest, self._colour(origins + nearest[:, None] * directions, box)
 
     def _colour(self, points: Tensor, box: Tensor) -> Tensor:
-        """Return the colours (n, 3) of points (n, 3), each on the box with a number in ``box``."""
+        """Return the colours (n, 3) of points (n, 3); ``box`` (n,): box of each point."""
         wave = self.waves[box]
         pattern = torch.sin(torch.einsum('nk,nck->nc', points, wave[..., :3]) + wave[..., 3])
         return (self.tints[box] + 0.22 * pattern).clamp(0, 1)
@@ -79,7 +80,7 @@ def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
             size = rng.uniform((.3, .3, .4), (.8, .6, 1.6))
             along = rng.uniform(.15, .85)
             outer = np.array([corner[0] * (width - size[0]), corner[1] * (depth - size[1])])
-            side = int(rng.integers(2))  # against the outer wall in x, or in y
+            side = int(rng.integers(2))  # 0: at the outer wall in x; 1: in y
             inner = (np.array(corner) * (x, y)) + along * (np.array((x, y)) - size[:2])
             low = np.where(np.arange(2) == side, outer, inner)
             boxes.append(((*low, 0), (*(low + size[:2]), size[2])))

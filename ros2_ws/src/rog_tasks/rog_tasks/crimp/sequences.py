@@ -42,8 +42,9 @@ class Layout:
     ``frames``: lists the frames in a folder. ``scale``: value of a depth pixel at 1 m. ``camera``:
     the camera of the depth images, if the folder has no file of intrinsics. ``alike``: whether
     images have the size of their depth images. ``intrinsics``: name of the file of intrinsics, and
-    number of rows and columns of its matrix. ``aside``: for a second camera that takes the colours,
-    its focal length in pixels of ``camera``, and its distance to the right of ``camera``, m.
+    number of rows and columns of its matrix. ``aside``: if a second camera takes the colours, its
+    focal length, in pixels of ``camera``, and its distance to the right of ``camera``, m; else
+    None.
     """
 
     frames: Callable[[Path], list[_Frame]]
@@ -60,7 +61,7 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
 
     :param kind: a key of `LAYOUTS`.
     :param stride: use one of every ``stride`` frames.
-    :param width: number of pixels of a row to which images are reduced, with the same proportions.
+    :param width: width in pixels to which images are reduced; their proportions stay the same.
     :param most: largest number of frames; if there are more, evenly spread frames are chosen.
     :raises DataError: names what is missing, is damaged, or does not fit, such as a depth image of
         another size or a pose that is not a number.
@@ -157,6 +158,7 @@ def _tum(root: Path) -> list[_Frame]:
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
             continue
         # If a depth image is missing, the depth image of another frame may be near enough in time.
+        # So use a depth image only with the image that is nearest to it.
         if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]

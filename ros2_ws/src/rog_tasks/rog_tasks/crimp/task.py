@@ -28,7 +28,7 @@ FAR = 1.0
 
 _CELLS = 1e8  # largest number of cells in a map
 
-_VIEWS, _PIXELS = 24, 96  # number of views, and of pixels in each, to measure a map's depth
+_VIEWS, _PIXELS = 24, 96  # views with which a map's depth is compared, and pixels of each
 _SURVEY = 4 * _VIEWS      # number of frames from which the bounds of a recording's map are computed
 
 
@@ -100,7 +100,8 @@ class Crimp(Task):
         """Yield the robot's `Explorer` at each step, because its samples depend on the map."""
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        # If robots see different places, the mean of their gradients is `world` times too small.
+        # If robots see different places, the mean of their gradients is `world` times too small;
+        # the gain `world` corrects this.
         return repeat(Explorer(self._frames(rank, world), self._every, self._rays, float(world),
                                self._number('samples', rank)))
 
@@ -111,7 +112,7 @@ class Crimp(Task):
         samples = batch.step(model)
         distances, colours = model(samples.points, batch.gain)
         seen = colours[:len(samples.colours)] - samples.colours
-        # Without any measured depth there are no samples.
+        # If no depth is known, there are no samples, so avoid a division by 0.
         return ((distances - samples.distances) ** 2).sum() / 2 / max(len(distances), 1) \
             + COLOUR * (seen ** 2).sum(1).sum() / 2 / max(len(seen), 1)
 
@@ -128,7 +129,7 @@ class Crimp(Task):
         return float('nan') if robot is None else robot.error()
 
     def depth_error(self, model: nn.Module) -> float:
-        """Return the mean absolute error, in m, of the map's depth; a pixel counts at most `FAR`.
+        """Return the mean absolute error, in m, of the map's depth, at most `FAR` for a pixel.
 
         The depth is compared with views along all ways through the generated flat, or with frames
         of the recording, at their true poses and at pixels of known depth. The error is NaN if the
@@ -185,7 +186,7 @@ class Crimp(Task):
 
     @cached_property
     def _survey(self) -> list[Frames]:
-        """Some frames of the recording, or of each robot's; empty if it is not on this machine."""
+        """Some frames of each recording, or of the only one; empty if none is on this machine."""
         assert self._source
         own = '{rank}' in self._source.target
         folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]

@@ -23,7 +23,7 @@ def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor,
     """Return the pose of a camera that fits the map best: rotation (3, 3) and position (3,).
 
     The search begins at the given pose and ends early if the map holds too little of the view. If
-    the fit is `FAR` from the given pose, return the given pose.
+    the position found is `FAR` or more from the given position, return the given pose.
 
     :param points: the points (n, 3) that the camera sees, in camera axes, m.
     :param colours: the colours (n, 3) of these points, 0 to 1.

@@ -45,7 +45,7 @@ class CameraSource(Source):
         self._changed = threading.Condition()
         self._closed = False
         self._hint = ''
-        self._blocked = math.inf  # time at which the training began to wait
+        self._blocked = math.inf  # time since which the training waits; infinity: it does not wait
 
     @property
     def image_topic(self) -> str:
@@ -151,7 +151,7 @@ class CameraSource(Source):
                     raise SourceClosed(f'the run ended before {self.image_topic} gave an image')
                 buffer.settle(self._clock())
                 taken = buffer.take(need)
-            found = [self._decode(frame.picture) for frame in taken]  # without the lock
+            found = [self._decode(frame.picture) for frame in taken]  # slow, so without the lock
             with self._changed:
                 for frame, (pixels, error) in zip(taken, found, strict=True):
                     buffer.keep(frame, pixels, error)

@@ -1,6 +1,6 @@
 """The images in a folder or an archive of class folders, read in place.
 
-An image's class is the name of the folder that holds it. Nothing is unpacked to disk. Of a plain
+An image's class is the name of the folder that holds it. Nothing is unpacked to disk. From a plain
 tar or a zip, only the bytes of the image are read. This is impossible with a compressed tar, so the
 encoded images that one robot needs are held in memory.
 """
@@ -35,7 +35,7 @@ class Files:
     def __init__(self, path: str, memory: float) -> None:
         self.path = Path(path)
         self._memory = memory
-        self._held: dict[str, bytes] | None = None  # None: no compressed tar
+        self._held: dict[str, bytes] | None = None  # None: the path is no compressed tar
         self._size: Callable[[str], int]
         self._read: Callable[[str], bytes]
         if self.path.is_dir():
@@ -60,7 +60,7 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """Prepare to read these images; only prepared images of a compressed tar can be read.
+        """Load these images if ``path`` is a compressed tar; `read` finds only loaded images in it.
 
         :raises DataError: the images would take more memory than is allowed.
         """

@@ -122,7 +122,7 @@ class FolderSource(Source):
 
 
 class _Batches(Iterator[Batch]):
-    """Endless batches of one share; batch n is the same whether or not others were skipped."""
+    """Endless batches of one share; batch n is the same even if earlier batches were skipped."""
 
     def __init__(self, source: FolderSource, share: NDArray[np.int64], count: int,
                  generator: np.random.Generator) -> None:

@@ -74,7 +74,8 @@ class Teacher:
 def load_weights(model: nn.Module, path: str) -> None:
     """Fill a model, in place, from a safetensors file.
 
-    :raises DataError: names the file and, if tensors do not fit, the first of them.
+    :raises DataError: names the file; if tensors do not fit, the message lists them in up to 400
+        characters.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -30,7 +30,7 @@ def open_source(images: str, labels: str = '', *, classes: Sequence[str], size: 
     :param classes: names of the classes, in the order of their numbers.
     :param size, channels: images become (channels, size, size); 3 channels: colour, 1: grey.
     :param seed: random seed of every random choice.
-    :raises TaskError: a text does not name a source; the message lists the possible ones.
+    :raises TaskError: a text does not name a source; the message lists the possible texts.
     """
     given = parse(images, 'images', _IMAGES, memory=1024.0 if images.startswith('folder') else 64.0)
     meant = labels or ('folder' if given.kind == 'folder' else '')

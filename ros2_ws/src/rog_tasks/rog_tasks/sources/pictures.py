@@ -22,8 +22,8 @@ LARGEST = 64 * 2**20
 FORMATS = ('JPEG', 'PNG')
 SUFFIXES = ('.jpg', '.jpeg', '.png')
 
-# EXIF orientation -> operation that sets an image upright. A turned camera does not turn the image,
-# it only stores the orientation.
+# EXIF orientation -> operation that sets an image upright. A camera that is held sideways does not
+# rotate the image; it only stores the orientation.
 _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
             4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
             6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
@@ -80,7 +80,7 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     used; transparency is ignored.
 
     :param channels: 3: red, green and blue; 1: grey.
-    :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; it is named.
+    :raises DataError: names an image that is not a JPEG or PNG, is damaged or is too large.
     """
     mode = 'RGB' if channels == 3 else 'L'
     try:
@@ -98,7 +98,7 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
 def as_stored(picture: Picture) -> NDArray[Any]:
     """Return the pixels as a JPEG or PNG file stores them: (H, W) or (H, W, channels).
 
-    :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; it is named.
+    :raises DataError: names an image that is not a JPEG or PNG, is damaged or is too large.
     """
     try:
         with _unwarned():
@@ -117,7 +117,7 @@ def _unwarned() -> Iterator[None]:
 
 
 def _in_8_bits(image: Image.Image) -> Image.Image:
-    """Reduce 16-bit grey to its higher 8 bits; Pillow would turn all but the darkest white."""
+    """Reduce 16-bit grey to its higher 8 bits; Pillow would make nearly all pixels white."""
     if not image.mode.startswith('I'):
         return image
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
