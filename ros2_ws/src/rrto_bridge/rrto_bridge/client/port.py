@@ -1,6 +1,6 @@
-"""The interface between a ClientMachine and its server, with the parts common to all shells.
+"""The connection of a ClientMachine to its server: the interface, and the parts common to all.
 
-See `inprocess.InProcess` and `shell.Link`.
+Implementations: `shell.Link` over DDS, and `inprocess.InProcess` without a network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .machine import Awaited, ClientMachine, Ticket
 
 
 class Port(ABC):
-    """Carries the messages of `machine`. Only one thread at a time may call it."""
+    """Carries messages between `machine` and its server. Only one thread at a time may call it."""
 
     idle = False    # whether it waits in a consistent state, so a signal handler may raise
 
@@ -38,7 +38,7 @@ class Port(ABC):
 
     @abstractmethod
     def transmit(self) -> None:
-        """Send `machine.outgoing()`."""
+        """Send the messages that `machine.outgoing()` returns."""
 
     @abstractmethod
     def receive(self) -> bytes:
