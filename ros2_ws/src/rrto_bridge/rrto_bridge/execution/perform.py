@@ -41,7 +41,7 @@ class Performer:
         self.context = context
         self.replay = ReplayServer(ContextExecutor(context))
         self.weights = weights
-        self._failure: tuple[str, str] | None = None  # (name, text) of an error not yet replied
+        self._failure: tuple[str, str] | None = None  # (name, text): error for the next reply
 
     @property
     def used(self) -> int:
@@ -56,7 +56,8 @@ class Performer:
     def perform(self, data: Any) -> Iterator[bytes]:
         """Execute a message; yield each reply as soon as it exists.
 
-        Raises RemoteError for a malformed message. Errors of its items become replies.
+        Raises RemoteError for a malformed message. If an item fails, the next reply reports the
+        error.
         """
         message = decode(data)
         if (type(message) is not tuple or len(message) != 3 or type(message[0]) is not int
@@ -76,7 +77,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # off again while a reply is sent
+            with torch.inference_mode():   # ends before `yield`, since the caller sends the reply
                 ready = next(values, None)
             if ready is None:
                 break
@@ -94,7 +95,7 @@ class Performer:
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """Encode a value of a run; add the error of an earlier call if no reply has reported it."""
+        """Encode a value of a run; add the error of an earlier item that no reply has reported."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None
