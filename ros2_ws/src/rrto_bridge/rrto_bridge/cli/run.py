@@ -69,7 +69,7 @@ def call(options: Any) -> int:
                 print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
             else:
-                process.kill()   # the program uses the found server instead, see client/shell.py
+                process.kill()   # then the program uses the found server, see client/shell.py
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 
@@ -138,7 +138,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
         [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', *settings, '--log-level',
          'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         start_new_session=True, env={**os.environ, **launched()})
-    # The server has a session of its own, so that Ctrl+C reaches only the program.
+    # The server runs in its own POSIX session, so Ctrl+C reaches only the program.
     try:
         yield name, process
     finally:
