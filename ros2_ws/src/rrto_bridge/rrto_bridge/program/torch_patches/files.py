@@ -1,8 +1,8 @@
 """Patches for reading and writing files with tensors: `torch.load`, `torch.save`, TorchScript.
 
 PyTorch reads CUDA tensors directly into CUDA memory, by address. The patches read tensors into the
-memory of this machine and then move them to the device. Tensors that share memory share it there
-too.
+memory of this machine, and then move them to the device. Tensors that share memory in the file also
+share it on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ConcreteType: Any = torch._C.ConcreteModuleType
 
 
 def install(device: Device) -> None:
-    """Patch modules and files: their tensors are weights, which the server may have kept."""
+    """Patch modules and file functions; their tensors are weights, which the server may keep."""
     apply = torch.nn.Module._apply
 
     @functools.wraps(apply)
@@ -88,7 +88,7 @@ class Moving:
 
     def __init__(self, only: set[int] | None = None) -> None:
         self._only = only
-        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id -> (tensor, its copy)
+        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id(t) -> (t, its copy)
         self._bases: dict[Any, torch.Tensor] = {}    # (address, dtype) -> copy of the whole storage
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-# -- TorchScript: tensors live in C++, where they can be replaced ---------------------------------
+# -- TorchScript: its tensors are in C++ objects, so they are replaced there ----------------------
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
