@@ -43,7 +43,7 @@ def load(name: str) -> torch.nn.Module:
 def _torchvision() -> Any:
     try:
         return importlib.import_module('torchvision')
-    except RuntimeError:  # a CPU build of PyTorch cannot load the C++ library with these operators
+    except RuntimeError:  # a CPU build of PyTorch cannot load torchvision's library of operators
         library = torch.library.Library('torchvision', 'DEF')
         for name in ('nms', 'qnms'):
             library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')

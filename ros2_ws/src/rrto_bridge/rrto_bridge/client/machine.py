@@ -37,7 +37,10 @@ _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not rememb
 
 
 class Ticket(NamedTuple):
-    """A result that the program needs: that of the last item of message `number`."""
+    """A result that the program needs: that of the last item of message `number`.
+
+    Each message contains one or more items: calls, queries, frees and others.
+    """
 
     number: int
     first: int = 0    # handle of the first tensor that the item may create; 0 if none
@@ -136,7 +139,7 @@ class ClientMachine:
         self._known[key] = known
 
     def repeat(self, call: Call) -> None:
-        """Issue an operator with one new tensor, whose handle is in `call.results`."""
+        """Issue an operator that creates one tensor; `call.results` holds the handle for it."""
         self._add((call.op, call.arguments, call.keywords, call.results[0]), False)
 
     def free(self, handles: Sequence[int]) -> Ticket | None:
@@ -164,7 +167,7 @@ class ClientMachine:
         return self._done == self._number and not self._items
 
     def synchronize(self) -> Ticket:
-        """Request a reply that the server sends after all earlier calls."""
+        """Request a reply that the server sends when it has executed all earlier calls."""
         return self._wait((QUERY, 'synchronize'))
 
     def memory(self, handle: int) -> Ticket:

@@ -107,7 +107,7 @@ class PerCall:
         self.settle(self.machine.free(handles))
 
     def repeat(self, call: Call) -> None:
-        """Make a call with one new tensor, whose handle is in `call.results`."""
+        """Make a call that creates one tensor; `call.results` holds the handle for it."""
         self.machine.repeat(call)
         self.port.post()
         if self.journal is not None:

@@ -1,6 +1,6 @@
-"""The connection of a ClientMachine to its server: the interface, and the parts common to all.
+"""`Port`: the connection of a ClientMachine to its server.
 
-Implementations: `shell.Link` over DDS, and `inprocess.InProcess` without a network.
+It has two implementations: `shell.Link` over DDS, and `inprocess.InProcess` without a network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .machine import Awaited, ClientMachine, Ticket
 class Port(ABC):
     """Carries messages between `machine` and its server. Only one thread at a time may call it."""
 
-    idle = False    # whether it waits in a consistent state, so a signal handler may raise
+    idle = False    # whether it waits in a consistent state; then a signal handler may raise
 
     def __init__(self, machine: ClientMachine) -> None:
         self.machine = machine

@@ -50,7 +50,7 @@ from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING
 
-SWITCH = 0.0005       # seconds after which a Python thread of the program yields to the node's
+SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
 LINGER = 0.0005       # minimum seconds between messages for which the program does not wait
 TURN = 30.0           # seconds in which the server must have started the program's process
 ASKED = 4             # maximum number of requests for a session, in twice `LIMIT` seconds in all

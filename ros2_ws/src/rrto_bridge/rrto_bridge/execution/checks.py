@@ -51,14 +51,14 @@ def prepared(operator: Any, device: torch.device) -> Call:
 def _zeroed(function: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         made: torch.Tensor = function(*args, **kwargs)
-        whole = made.untyped_storage().nbytes() // made.itemsize   # includes gaps between elements
+        whole = made.untyped_storage().nbytes() // made.itemsize   # elements, and gaps between them
         made.as_strided((whole,), (1,), 0).zero_()
         return made
     return call
 
 
 def _grouped(function: Call) -> Call:
-    """Fill with zeros the output rows or columns of no group: the operator does not write them."""
+    """Zero the output rows or columns that belong to no group; the operator does not write them."""
     def call(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *args: Any, **kwargs: Any
              ) -> torch.Tensor:
         made: torch.Tensor = function(self, mat2, offs, *args, **kwargs)
@@ -99,7 +99,7 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Restore the shape of `out` after an error: PyTorch leaves a new shape without memory."""
+    """Restore the shape of `out` after an error; PyTorch may have enlarged it without memory."""
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
         before = [(t, t.size(), t.stride(), t.storage_offset())
@@ -225,7 +225,7 @@ def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = 
 
 def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *rest: Any,
                     **named: Any) -> None:
-    """Check the ends of the groups, because the operator addresses memory with them."""
+    """Check `offs`, the ends of the groups, because the operator addresses memory with them."""
     if offs is not None:
         rows = self.shape[0] if (self.dim(), mat2.dim()) == (2, 3) else mat2.shape[-1] \
             if self.dim() == 3 else self.shape[-1]

@@ -201,7 +201,7 @@ class Context:
         return described
 
     def prepare(self, op: str) -> Callable[..., Any]:
-        """Return a function that runs an operator, with this client's generator if it is random."""
+        """Return a function that runs an operator; random operators use this client's generator."""
         found = self._calls.get(op)
         if found is None:
             function = resolve(op)

@@ -53,7 +53,7 @@ class ContextExecutor:
         return call
 
     def argument(self, value: Any) -> Any:
-        """Return the operator's argument for a value from a message that contains no tensors."""
+        """Convert a value from a message, without tensors, into an argument of an operator."""
         if type(value) is tuple:
             return [self.argument(item) for item in value]
         if type(value) is Special:

@@ -87,7 +87,7 @@ class Performer:
             yield encode((number, *failure) if failure else (number, '', value))
 
     def _fail(self, item: Any, error: Exception) -> None:
-        """Record that an item has failed; the next reply reports the first of such errors."""
+        """Record that an item has failed; the next reply reports the first error."""
         said = described(error)
         self._failure = self._failure or said
         if type(item) is tuple and item:   # position of the first handle that the item creates
@@ -200,7 +200,7 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
 
 
 def _shapes(described: Any) -> Any:
-    """Return the described result of an operator without layouts: (shape, dtype) for a Meta."""
+    """Return a result of `Context.execute` with (shape, dtype) in place of each Meta."""
     if type(described) is Meta:
         return described.shape, described.dtype
     return tuple(map(_shapes, described)) if type(described) is tuple else described

@@ -89,7 +89,7 @@ class Instruction:
     holes: list[tuple[int, Any]]            # (position of an argument, value of `Plan.hole`)
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
-    results: list[tuple[int, int]]          # (index among the results, register) of a new tensor
+    results: list[tuple[int, int]]          # (index among the results, register) of new tensors
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
     needs: int                              # number of bound tensors that must be known
@@ -206,8 +206,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # If the results may have memory of their own, count them as if they had, and ignore that
-        # they may share the memory of tensors of the run.
+        # If results may have memory of their own, assume that they have, although they may share
+        # the memory of other tensors of the run.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:

@@ -38,7 +38,7 @@ class Connection:
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
-        self.forked = False                     # whether this is a fork of a process with an engine
+        self.forked = False                     # whether the parent process had an engine
         self._parents: PerCall | None = None    # engine of the parent process; never close it here
         self._seed: int | None = None           # seed to send at the first use of the device
         here = weakref.WeakMethod(self._after_fork)

@@ -63,7 +63,7 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                return self.dispatch(function, args, kwargs)   # other threads made calls meanwhile
+                return self.dispatch(function, args, kwargs)   # meanwhile other threads made calls
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -135,7 +135,7 @@ class Device:
               arguments: Any, keywords: Any) -> RemoteTensor:
         """Run an in-place view, such as `t_`, as an ordinary view.
 
-        The tensor gets the handle of this view, because the shape of a handle never changes.
+        The tensor gets the handle of this view, because a handle stands for one fixed shape.
         """
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)

@@ -112,7 +112,7 @@ def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
 
 
 def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
-    """Use the server's fused kernels, or plain products if flash attention is disabled."""
+    """Use the server's fused kernels, or matrix products if flash attention is disabled."""
     if torch.backends.cuda.flash_sdp_enabled():
         return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
@@ -148,7 +148,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **{getattr(getattr(aten, name), which): _no_other_library   # older versions of PyTorch call it
+    **{getattr(getattr(aten, name), which): _no_other_library   # of older versions of PyTorch
        for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
        for which in getattr(aten, name).overloads() if which != 'out'},
     aten.scaled_dot_product_attention.default: _attention,

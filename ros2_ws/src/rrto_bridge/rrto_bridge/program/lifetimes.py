@@ -44,7 +44,7 @@ class Lifetimes:
         self._connection = connection
         self._deferred: dict[int, Any] = {}     # temporary handle -> (function, args, kwargs)
         self._shared: Counter[int] = Counter()  # handle -> number of its wrappers minus 1
-        self._temporary = NOTHING               # last temporary handle; these fall from NOTHING
+        self._temporary = NOTHING               # last temporary handle; the next one is 1 less
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
         """Return an empty tensor and defer the call that creates it on the server.

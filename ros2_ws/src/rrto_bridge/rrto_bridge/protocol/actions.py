@@ -69,7 +69,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Undo the run, execute its first `count` steps again, and end it; keep the tensors `alive`."""
+    """Undo the run, execute its first `count` steps again, and end it; keep `alive` (handles)."""
 
     run: int
     count: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .stream import Frame
 
 PROTOCOL = 1
-ENDED = 'the server has ended'    # why a session ends, as the program is told
+ENDED = 'the server has ended'    # reason that a program receives when the server ends
 
 
 @dataclass(frozen=True, slots=True)

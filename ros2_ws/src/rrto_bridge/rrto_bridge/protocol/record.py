@@ -32,7 +32,7 @@ class Meta(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """A tensor argument: the handle that the client has given to the tensor, and never reuses."""
+    """A tensor argument, named by the tensor's handle. The client never reuses a handle."""
 
     handle: int
 

@@ -182,7 +182,7 @@ def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[in
 
 
 def changed(new: Sequence, old: Sequence) -> set[int] | None:
-    """Return the handles of the persistent tensors of `new` in whose place `old` has others.
+    """Return the handles of the persistent tensors of `new` that are other tensors in `old`.
 
     Return None if the sequences differ in anything else.
     """

@@ -130,7 +130,7 @@ def ordinary() -> Any:
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)
 
 
-_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # the keys excluded outside operators
+_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # dispatch keys excluded by default
 
 
 def size_of(meta: Meta) -> int:

@@ -92,7 +92,7 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 class _Reader:
-    """A position in a buffer."""
+    """Reads values from a buffer, beginning at position `at`."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data

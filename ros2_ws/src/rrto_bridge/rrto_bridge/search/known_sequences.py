@@ -1,4 +1,4 @@
-"""The known sequences as a prefix tree: a list, with the common prefix length of every pair."""
+"""The known sequences, with the number of equal first steps of every pair (a prefix tree)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # other sequence -> number of equal steps
+    common: dict[int, int] = field(default_factory=dict)  # other's number -> equal steps at start
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()

@@ -25,8 +25,9 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-LIMIT = 1 << 15    # maximum of known tags plus calls of the open partial sequence; then forget all
-FED = 16           # a tree node gets a new `Search` after this many partial sequences
+# Maximum number of known tags plus calls of the open partial sequence; then all are forgotten.
+LIMIT = 1 << 15
+FED = 16           # number of partial sequences after which a tree node gets a new `Search`
 
 # Tags of its calls. A tag is a number: calls with equal operators, arguments (without handles) and
 # metas have equal tags. The tag of a wanted call omits its metas.
@@ -42,7 +43,7 @@ class _Node:
     ends: bool = False                  # partial sequences end here
     following: Fragment | None = None   # the only fragment that has followed
     child: _Node | None = None          # the node after that fragment
-    search: Search | None = None        # finds repetitions of the partial sequences that ended here
+    search: Search | None = None        # finds the sequences among the calls that ended here
     fed: int = 0                        # number of partial sequences that ended here
 
     def after(self, fragment: Fragment, known: bool) -> _Node | None:
@@ -77,7 +78,7 @@ class PartialSequences:
         self._items: list[Call | int] = []     # earlier items of the open partial sequence
         self._root: Fragment = ()              # first fragment of the open partial sequence
         self._node: _Node | None = None        # node after its last fragment
-        # Of its part up to its last wanted call: node at the end, and number of items.
+        # Node after the last wanted call of the open partial sequence, and number of earlier items.
         self._end: tuple[_Node, int] | None = None
         self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that its calls use
 

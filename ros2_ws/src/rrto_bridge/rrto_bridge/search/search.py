@@ -174,7 +174,7 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        # The names of the first pass are not compared: its first section may begin before the pass.
+        # Do not compare the names of the first pass, whose first section may begin before it.
         whole = (repetitions - 2) * period
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None

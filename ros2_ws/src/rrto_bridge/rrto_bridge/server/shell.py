@@ -112,7 +112,7 @@ class ForkServerProcess:
             self._process.wait(FAREWELL)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # it hangs in the kernel
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the process hangs in the kernel
                 self._process.wait(FAREWELL)
         self._link.close()
 

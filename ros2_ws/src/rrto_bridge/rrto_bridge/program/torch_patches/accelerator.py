@@ -46,7 +46,7 @@ class Generator(_Plain, metaclass=_Kind):
 
 
 def install(device: Device) -> None:
-    """Patch `torch.accelerator`, `torch.Generator`, and functions that must fail clearly."""
+    """Patch `torch.accelerator`, `torch.Generator`, and functions that must raise a clear error."""
     torch.Generator = Generator  # type: ignore[misc]
     _random_numbers(device)
     _accelerator()

@@ -168,7 +168,7 @@ _DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch'
 
 
 class _DeviceScope:
-    """Replaces the context `torch.cuda.device(...)`; it changes nothing: there is one device."""
+    """Replaces the context `torch.cuda.device(...)`; does nothing, because there is one device."""
 
     def __init__(self, device: Any = None) -> None:
         _check(device)

@@ -196,7 +196,8 @@ def _loading_scripts(device: Device) -> None:
 
     @functools.wraps(load)
     def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        map_location = getattr(map_location, 'map_location', map_location)   # from `torch.load`
+        # `torch.load` passes its function `locate`, which has this attribute.
+        map_location = getattr(map_location, 'map_location', map_location)
         place = torch.device(map_location) if isinstance(map_location, str) else map_location
         if isinstance(place, torch.device) and place.type != 'cuda' \
                 or place is None and not _names_cuda(f):
@@ -204,7 +205,7 @@ def _loading_scripts(device: Device) -> None:
         if isinstance(place, torch.device):
             check_device(place)
         elif place is not None:
-            return load(f, place, *args, **kwargs)   # raises PyTorch's error
+            return load(f, place, *args, **kwargs)   # raises an error: the type is invalid
         module = load(f, 'cpu', *args, **kwargs)
         with device.loading_weights():
             _replace(module, Moving())

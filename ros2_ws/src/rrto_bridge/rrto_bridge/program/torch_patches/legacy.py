@@ -36,7 +36,10 @@ def install() -> None:
     plain, plain_default = torch.Tensor.type, torch.set_default_tensor_type
 
     def named(kind: Any) -> tuple[bool, torch.dtype | None]:
-        """Return (whether `kind` is a type of 'cuda', its dtype; None if it is not dense)."""
+        """Return whether `kind` is a type of 'cuda', and its dtype.
+
+        The dtype is None if `kind` is not a type of dense tensors.
+        """
         space, _, name = kind.rpartition('.') if isinstance(kind, str) else ('', '', '')
         if space in ('torch', 'torch.cuda') and name in kinds:
             return space == 'torch.cuda', kinds[name].dtype
