@@ -224,7 +224,11 @@ class Search:
 
     def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
                     is_first: bool) -> int | None:
-        """Return the index of an argument whose role differs between two passes, if any."""
+        """Return the index of an argument that has another role in pass `start` than in `last`.
+
+        Return None if there is none. `fixed`: for each argument, whether its role is to be the same
+        tensor in all passes. `is_first`: whether `start` is the first pass.
+        """
         shift = (last - start) << _SHIFT
         begin, end = start << _SHIFT, last << _SHIFT
         outside = self._outside

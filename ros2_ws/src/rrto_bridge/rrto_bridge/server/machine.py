@@ -92,10 +92,11 @@ class ServerMachine:
         return list(self._programs)
 
     def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
-        """Process a program's request to use this server; return the reason of a refusal, or ''.
+        """Process a program's request to use this server; return (reason of a refusal, actions).
 
-        The program's process starts now, or at `deadline` if many have started. Without this delay,
-        a peer that connects again and again under new names could keep the server busy.
+        The reason is '' if the server admits the program. Then the program's process starts now, or
+        at `deadline` if many have started. Without this delay, a peer that connects again and again
+        under new names could keep the server busy.
         """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:

@@ -13,7 +13,7 @@ from pathlib import Path
 SIZE = 4096   # bytes of the page
 _NAME = slice(64, 192)   # bytes of the page that hold the name of the last operator
 _REASON = slice(192, 2048)
-_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices in `_words`
+_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices of the numbers in `_words`
 
 
 class SharedStatus:

@@ -264,7 +264,7 @@ class Server:
         self._alarm.set(self.machine.deadline)
 
     def _forget(self, now: float) -> None:
-        """Destroy the publishers of `_last_words` whose reason has arrived or whose time is up."""
+        """Destroy the publishers in `_last_words` whose message has arrived or whose time is up."""
         kept = []
         for until, acks in self._last_words:
             if now > until or acks.wait_for_all_acked(Duration()):
