@@ -77,7 +77,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # ends before `yield`, since the caller sends the reply
+            with torch.inference_mode():   # must not be active in the caller, during `yield`
                 ready = next(values, None)
             if ready is None:
                 break
@@ -104,8 +104,8 @@ class Performer:
     def _apply(self, item: tuple[Any, ...]) -> None:
         """Apply a replay action; an error raises RemoteError, which ends the session.
 
-        Two errors do not end the session, because a program can cause them: an earlier call has
-        failed, so its tensor is missing, or memory is exhausted. The next reply reports them.
+        Two errors do not end the session, because a program can cause them: a tensor is missing
+        because an earlier call has failed, or memory is exhausted. The next reply reports them.
         """
         try:
             self.replay.apply(from_item(item))

@@ -147,7 +147,7 @@ class Plan:
             self.places[Bound(index)] = self.slots + len(self.persistent) + index
 
     def compile(self, step: Step, kernel: Kernel | None, executor: Executor) -> Instruction:
-        """Compile a step into an instruction; note what it writes and what shares memory."""
+        """Compile a step into an instruction, and call `note_writes` for the step."""
         roles = step.roles()
         if len(step.metas) != len(step.results):
             raise RemoteError('a step must have as many metas as results')

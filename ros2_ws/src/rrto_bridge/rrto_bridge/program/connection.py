@@ -70,7 +70,7 @@ class Connection:
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call the engine's method `what`; the caller must hold the lock.
 
-        If the server is lost and the program may continue on this machine, do so.
+        If the server is lost, call the method of an engine on this machine, if the user allows it.
         """
         try:
             return getattr(self.engine, what)(*arguments)
