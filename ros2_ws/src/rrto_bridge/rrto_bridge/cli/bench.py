@@ -1,4 +1,4 @@
-"""`rrto bench`: measure one model's latency in every mode, over links with several round trips."""
+"""`rrto bench`: measure one model's latency in every mode, over links of different round trips."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-SLOW = ('cached', 'rpc')   # modes with a round trip per call; a tenth of the inferences suffices
+SLOW = ('cached', 'rpc')   # modes with a round trip per call: time only a tenth of the inferences
 
 
 def add_parser(verbs: Any) -> None:
@@ -57,13 +57,13 @@ def call(options: Any) -> int:
 
 def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Figures]]
             ) -> Iterator[tuple[str, Figures, Figures]]:
-    """Yield (mode, link, figures) of every combination; mode 'device-only' comes first.
+    """Yield (mode, description of the link, figures): 'device-only' first, then each mode and link.
 
-    Robot and server stand for two machines: each gets half of the processors, if there are two or
-    more.
+    Program and server stand for two machines. If there are two or more processors, each gets half
+    of them.
 
-    ``links``: (description, settings that emulate it) of each link, see `emulated`. ``size``: rows
-    and columns of the image. ``count``: number of timed inferences.
+    ``links``: for each link a description and the settings that emulate it, see `emulated`.
+    ``size``: rows and columns of the image. ``count``: number of timed inferences.
     """
     command = [sys.executable, '-m', 'rrto_bridge.cli.measure', model, str(size)]
     cores = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""`rrto demo`: compare the modes on one program, from one round trip per call to replay."""
+"""`rrto demo`: compare the latency of a small model in all modes, on an emulated link."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ WARM = 8   # number of untimed inferences, in which the sequence is found
 
 
 def load(name: str) -> torch.nn.Module:
-    """Return our own model `small`, or a model of torchvision."""
+    """Return the model `name`: 'small', which this function defines, or a model of torchvision."""
     torch.manual_seed(0)
     if name == 'small':
         layers = [torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.ReLU())
@@ -43,7 +43,7 @@ def load(name: str) -> torch.nn.Module:
 def _torchvision() -> Any:
     try:
         return importlib.import_module('torchvision')
-    except RuntimeError:  # a CPU build of PyTorch cannot load the C++ library with these operators
+    except RuntimeError:  # a CPU build of PyTorch cannot load torchvision's library of operators
         library = torch.library.Library('torchvision', 'DEF')
         for name in ('nms', 'qnms'):
             library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
@@ -55,13 +55,13 @@ _KEPT: list[Any] = []  # library objects; PyTorch removes the operators of a del
 
 
 def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that runs the recorded sequence as one call."""
+    """Return a function that replays the recorded sequence for an image, in one round trip."""
     from ..protocol.actions import Finish, Start
     from ..protocol.tensors import pack, unpack
     engine = device.connection.engine
     sequence, machine = engine.defined, engine.machine
     run = 1 << 40
-    torch.zeros(1, device='cuda').item()   # ends the last pass
+    torch.zeros(1, device='cuda').item()   # ends the replay of the last inference
 
     def infer(image: torch.Tensor) -> torch.Tensor:
         nonlocal run
@@ -77,7 +77,10 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print one line of JSON: ms per inference; ``every_ms`` also has the untimed inferences."""
+    """Print one line of JSON: median, worst and all times of inferences in ms.
+
+    ``every_ms`` begins with the `WARM` inferences, which the median and the worst time omit.
+    """
     name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(1)
     place = 'cuda' if torch.cuda.is_available() else 'cpu'

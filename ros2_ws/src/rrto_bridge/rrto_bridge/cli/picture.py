@@ -22,8 +22,8 @@ MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
 def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
     """Draw one line per mode.
 
-    :param every: mode -> ms of each inference; `native` is drawn only after its first `WARM`
-        inferences, which are not native.
+    :param every: mode -> ms of each inference. The first `WARM` inferences of mode `native` are not
+        drawn, because they are not native.
     :param trip: ms of the link's round trip, drawn as a line.
     """
     with styled():

@@ -23,7 +23,8 @@ from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIB
 from ..program import children
 
 STOP_LIMIT = 30.0    # seconds for a server to end by itself; then it is killed
-# Seconds to search for a server before this command starts one, and seconds to search in total.
+# AT_ONCE: seconds to search for a server before this command starts one. LONGEST: seconds to search
+# in total.
 AT_ONCE, LONGEST = 0.3, 1.0
 
 
@@ -69,7 +70,7 @@ def call(options: Any) -> int:
                 print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
             else:
-                process.kill()   # the program uses the found server instead, see client/shell.py
+                process.kill()   # then the program uses the found server, see client/shell.py
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 
@@ -94,9 +95,9 @@ def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict
 
 
 def find(limit: float, wanted: str = '', without: str = '') -> str:
-    """Return the name of a server found within `limit` seconds (`wanted`, if given), or ''.
+    """Search for a server for at most `limit` seconds; return its name, or '' if there is none.
 
-    ``without``: a name to ignore.
+    ``wanted``: the only acceptable name, if given. ``without``: a name to ignore.
     """
     import rclpy
     from rclpy.context import Context
@@ -138,7 +139,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
         [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', *settings, '--log-level',
          'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         start_new_session=True, env={**os.environ, **launched()})
-    # The server has a session of its own, so that Ctrl+C reaches only the program.
+    # The server runs in its own POSIX session, so Ctrl+C reaches only the program.
     try:
         yield name, process
     finally:
@@ -147,7 +148,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
             process.wait(STOP_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # it hangs in the kernel
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the process hangs in the kernel
                 process.wait(STOP_LIMIT)
 
 

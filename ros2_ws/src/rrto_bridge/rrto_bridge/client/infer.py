@@ -17,11 +17,11 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
           ) -> tuple[Meta | None, ...]:
     """Return the metas of an operator's results; `arguments` hold a Meta for each tensor.
 
-    The results have the layout that a CPU gives. The call takes up to a millisecond. Raises an
-    error if PyTorch has no shape rule or the call is invalid.
+    The metas have the layout that the operator's results have on a CPU. `infer` takes up to a
+    millisecond. Raises an error if PyTorch has no shape rule or the call is invalid.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # the import takes a second
-    logger = logging.getLogger('torch._subclasses.fake_tensor')   # would log every wrong guess
+    logger = logging.getLogger('torch._subclasses.fake_tensor')   # it would log each invalid call
     before, logger.disabled = logger.disabled, True
     try:   # the server does not use autocast
         with FakeTensorMode(), torch.autocast('cpu', enabled=False):
@@ -32,13 +32,15 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
-    """Do the same as `infer`, several times faster; for a few operators the layout is not a CPU's.
+    """Do the same as `infer`, but several times faster.
 
-    Raises an error in the same cases as `infer`.
+    The results of a few operators have another layout than on a CPU. Raises an error in the same
+    cases as `infer`.
     """
     made = _run(op, arguments, keywords, torch.device('meta'))
     if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training
-        nothing = Meta((0,), (1,), arguments[0].dtype)   # PyTorch's shape rule gives statistics
+        # A CPU returns empty statistics here, but PyTorch's shape rule returns full ones.
+        nothing = Meta((0,), (1,), arguments[0].dtype)
         return made[0], nothing, nothing
     if op == 'aten.scaled_dot_product_attention.default' and made[0] \
             and made[0].shape == arguments[0].shape:   # on a CPU, the result has the query's layout

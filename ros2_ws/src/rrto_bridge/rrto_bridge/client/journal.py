@@ -13,11 +13,14 @@ from ..execution.context import Context
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-DEPTH = 4096   # maximum length of a chain of calls; then fetched values replace the chain
+DEPTH = 4096   # maximum calls in a chain; then the tensor's values are fetched, to drop the chain
 
 
 class _Node:
-    """A call; `data`: its bytes if it is an upload; `inputs`: the calls to which it points."""
+    """A call of the graph. `data`: the bytes of an upload. `inputs`: the calls to which it points.
+
+    `depth`: length of the longest chain of calls that ends with this call. `order`: its number.
+    """
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
 
@@ -68,14 +71,14 @@ class Journal:
         return max((n.depth for n in self._nodes.values()), default=0)
 
     def deep(self) -> list[int]:
-        """Return the handles of tensors with long chains; fetch them to drop their chains."""
+        """Return the handles of the tensors whose values the caller must fetch (see `fetched`)."""
         if self.depth < DEPTH:
             return []
         return [h for h, n in self._nodes.items()
                 if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]
 
     def fetched(self, handle: int, meta: Meta, data: Any) -> None:
-        """Record the fetched values of a tensor in place of its chain of calls."""
+        """Replace the chain of calls behind a tensor by the values that the caller has fetched."""
         self._order += 1
         self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
                                     bytes(data), ())

@@ -1,14 +1,17 @@
-"""The client's protocol in the per-call modes: which messages it sends, and for which it waits.
+"""The client's protocol in the per-call modes: which messages it sends, and whose replies it needs.
 
 The code has no I/O, no clock and no thread. `issue` returns the result if it is known, else a
 ticket. The shell sends the messages that `outgoing` returns, and passes each arriving message to
 `on_message`, until the ticket is settled. Modes:
 
-- rpc: every call, every query and every free is one request with a reply (as in Cricket);
-- cached: queries are answered from memory; frees and views travel with the next request
-  (semi-RRTO);
-- async: the client does not wait for a call if it has seen the result of a call with the same
-  scalars and metas, or can predict it (see predict.py). It waits for other calls (as in LUPINE).
+- rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
+- cached: the client answers repeated queries from memory. Frees and views travel with the next
+  request. The thesis calls this mode semi-RRTO.
+- async: the client does not wait for the result of a call if it knows the result of a call with the
+  same scalars and metas, or can predict it (see predict.py). It waits for the results of other
+  calls. The system LUPINE works like this.
+
+A query asks for a fact about the device, such as its name.
 """
 
 from __future__ import annotations
@@ -34,26 +37,31 @@ _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not rememb
 
 
 class Ticket(NamedTuple):
-    """The program needs the reply to message `number`: the result of its last item."""
+    """A result that the program needs: that of the last item of message `number`.
+
+    Each message contains one or more items: calls, queries, frees and others.
+    """
 
     number: int
     first: int = 0    # handle of the first tensor that the item may create; 0 if none
     key: Any = None   # key under which the reply is remembered; None: not remembered
-    asked: tuple[Call, tuple[Meta | None, ...]] | None = None   # call and input metas to learn from
+    # The call and the metas of its inputs, if the predictor learns from the reply.
+    asked: tuple[Call, tuple[Meta | None, ...]] | None = None
 
 
 class Awaited(NamedTuple):
-    """The program needs the value of the `step`-th wanted step of a run."""
+    """A value that the program needs: that of wanted step number `step`, from 0, of a run."""
 
     run: int
     step: int
 
 
 class ClientMachine:
-    """Messages of one program to its server and back; `mode` is one of MODES.
+    """The state of the exchange of messages between one program and its server, in a mode of MODES.
 
-    This machine assigns handles in rising order, before it sends a call, and never reuses a handle.
-    Therefore a handle means the same tensor at both ends, even if the call or its reply is lost.
+    A handle is the number of a tensor. The machine assigns handles in rising order, before it sends
+    a call, and never reuses a handle. Therefore a handle means the same tensor at both ends, even
+    if a call fails or its reply is not used.
     """
 
     def __init__(self, mode: str) -> None:
@@ -64,16 +72,16 @@ class ClientMachine:
         self._number = self._done = 0          # numbers of the last message and the last reply
         self._asked = False                    # whether a message was made since the last wait
         self._items: list[bytes] = []          # items of the unfinished message
-        self._sealed: list[bytes] = []
+        self._sealed: list[bytes] = []         # finished messages
         self._awaited: set[int] = set()        # numbers of messages whose replies are missing
-        self._forgone: dict[int, int] = {}     # number -> first handle, of replies not needed now
+        self._forgone: dict[int, int] = {}     # `number` -> `first` of tickets that `forgo` got
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._known: dict[Any, Any] = {}       # results by signature, answers by query name
         self._predictor = Predictor(sketch, infer)
         self._values: dict[tuple[int, int], Value] = {}   # values of replayed runs
 
     def follow(self, other: ClientMachine) -> ClientMachine:
-        """Assign the handles that come after the handles of another machine; return self."""
+        """Continue after the last handle that another machine has assigned; return self."""
         self._next_handle = other._next_handle
         return self
 
@@ -100,8 +108,9 @@ class ClientMachine:
               ) -> tuple[int, Any]:
         """Issue an operator; return the handle of its first new tensor, and its result.
 
-        The result has the form that `Context.execute` describes, or it is a Ticket for that. New
-        tensors get consecutive handles. `view`: the operator only creates a view.
+        The result has the form that `execution.context.Context.execute` returns, or it is a Ticket
+        for this result. New tensors get consecutive handles. `view`: whether the operator only
+        creates a view.
         """
         self.calls += 1
         if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
@@ -130,7 +139,7 @@ class ClientMachine:
         self._known[key] = known
 
     def repeat(self, call: Call) -> None:
-        """Issue an operator with one new tensor, whose handle is in `call.results`."""
+        """Issue an operator that creates one tensor; `call.results` holds the handle for it."""
         self._add((call.op, call.arguments, call.keywords, call.results[0]), False)
 
     def free(self, handles: Sequence[int]) -> Ticket | None:
@@ -158,20 +167,23 @@ class ClientMachine:
         return self._done == self._number and not self._items
 
     def synchronize(self) -> Ticket:
-        """Request a reply that the server sends after all earlier calls."""
+        """Request a reply that the server sends when it has executed all earlier calls."""
         return self._wait((QUERY, 'synchronize'))
 
     def memory(self, handle: int) -> Ticket:
-        """Request the result of `Context.memory` for a tensor."""
+        """Request the result of `execution.context.Context.memory` for a tensor."""
         return self._wait((MEMORY, handle))
 
     def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
-        """Request a new tensor of bytes that the server may have kept; the reply says if it has."""
+        """Request a new tensor from bytes that the server may have kept.
+
+        `digest`: SHA-256 of the bytes. The reply says whether the server has kept them.
+        """
         handle = self.allocate(1)
         return handle, self._wait((FIND, handle, meta, digest), handle)
 
     def keep(self, handle: int, meta: Meta, data: Any, digest: str) -> Ticket:
-        """Upload bytes under a handle from `find`; the server keeps them for later programs."""
+        """Upload bytes that `find` has not found; the server keeps them for later programs."""
         return self._wait((KEEP, handle, meta, data, digest), handle)
 
     def ask(self, action: Action) -> None:
@@ -239,7 +251,7 @@ class ClientMachine:
             self._replies[reply[0]] = reply
 
     def forgo(self, ticket: Ticket | Awaited) -> None:
-        """Stop waiting for a reply; when it arrives, the tensors in it are freed."""
+        """Stop waiting for a reply; when it arrives, free the tensors that its call has created."""
         if isinstance(ticket, Ticket) and ticket.number in self._awaited:
             self._forgone[ticket.number] = ticket.first
         elif isinstance(ticket, Ticket) and ticket.number in self._replies:
@@ -258,7 +270,7 @@ class ClientMachine:
         return ticket.number in self._replies
 
     def result(self, ticket: Ticket | Awaited) -> Any:
-        """Return the server's reply; raises the error of this item or of an earlier one."""
+        """Return the result in the server's reply; raises the error of this or an earlier item."""
         if isinstance(ticket, Awaited):
             self._values = {k: v for k, v in self._values.items() if k >= ticket}
             return self._values.pop(ticket)

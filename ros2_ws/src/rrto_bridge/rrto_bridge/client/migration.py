@@ -16,10 +16,10 @@ STRIDED = 'aten.as_strided.default'
 
 
 def migrate(context: Context, to: PerCall) -> None:
-    """Create the tensors of `context` on the server of the engine `to`, which has none yet.
+    """Create the tensors of `context` on the server of the engine `to`.
 
-    Tensors that share memory also share it on the server. Weights are sent only if the server has
-    not kept them. Raises RrtoError.
+    This server must have no tensors of the program. Tensors that share memory also share it on the
+    server. A weight is sent only if the server has not kept it. Raises RrtoError.
     """
     storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
     for handle, tensor in context.tensors.items():
@@ -39,7 +39,7 @@ def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
         raise RrtoError('tensors of different types share memory')
     whole = first.untyped_storage().nbytes() // first.itemsize
     meta, data = pack(first.as_strided((whole,), (1,), 0))
-    # Use PerCall's own methods, not overriding ones, which would record the calls for the search.
+    # `to` may be of the subclass Replaying, whose methods would record these calls for the search.
     base = PerCall.upload(to, meta, data, True)
     for handle, tensor in sharing:
         to.repeat(_view(base, handle, meta_of(tensor)))

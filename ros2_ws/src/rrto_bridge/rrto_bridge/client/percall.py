@@ -17,7 +17,7 @@ WEIGHT_BYTES = 4096   # a weight of fewer bytes is sent at once, without a searc
 
 
 class Result(NamedTuple):
-    """The result of a call: flattened tensors (None, None for no tensor), or a plain value."""
+    """The result of a call: either its tensors, flattened (None: no tensor), or a plain `value`."""
 
     handles: tuple[int | None, ...]
     metas: tuple[Meta | None, ...]
@@ -38,7 +38,7 @@ class PerCall:
     """The engine that sends each call to the server, in one of the modes of `machine`."""
 
     follower: NoReplay | ReplayClient = NoReplay()
-    batch = 64                          # number of dropped tensors that are reported together
+    batch = 64                          # number of dropped tensors that one message frees
     # Number of replayed inferences, of known sequences, and of round trips in the last replay.
     inferences = sequences = last = 0
 
@@ -63,7 +63,7 @@ class PerCall:
         return result
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
-        """Copy bytes to the device; send a `weight` only if the server has not kept its bytes."""
+        """Copy bytes to the device; do not send a `weight` that the server has kept."""
         handle = self._upload(meta, data, weight)
         if self.journal is not None:
             self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
@@ -107,7 +107,7 @@ class PerCall:
         self.settle(self.machine.free(handles))
 
     def repeat(self, call: Call) -> None:
-        """Make a call with one new tensor, whose handle is in `call.results`."""
+        """Make a call that creates one tensor; `call.results` holds the handle for it."""
         self.machine.repeat(call)
         self.port.post()
         if self.journal is not None:
@@ -124,11 +124,14 @@ class PerCall:
         return bytes(self.settle(self.machine.random(state)))
 
     def query(self, name: str) -> Any:
-        """Return the server's answer about its device."""
+        """Return the server's answer to the query `name`; `execution.perform` lists the queries."""
         return self.settle(self.machine.query(name))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return (key, bytes, number of tensors that share it) of a tensor's memory."""
+        """Return (key, bytes, number of tensors) of the memory of a tensor.
+
+        Tensors that share memory have the same key; the number counts them.
+        """
         key, size, sharers = self.settle(self.machine.memory(handle))
         return key, size, sharers
 
@@ -138,7 +141,7 @@ class PerCall:
             self.settle(self.machine.synchronize())
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Return the program's calls that the journal lacks; called after the server is lost."""
+        """Return (call, data) of the calls that the journal lacks, after the server is lost."""
         return []
 
     def settle(self, result: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The interface between a ClientMachine and its server, with the parts common to all shells.
+"""`Port`: the connection of a ClientMachine to its server.
 
-See `inprocess.InProcess` and `shell.Link`.
+It has two implementations: `shell.Link` over DDS, and `inprocess.InProcess` without a network.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .machine import Awaited, ClientMachine, Ticket
 
 
 class Port(ABC):
-    """Carries the messages of `machine`. Only one thread at a time may call it."""
+    """Carries messages between `machine` and its server. Only one thread at a time may call it."""
 
-    idle = False    # whether it waits in a consistent state, so a signal handler may raise
+    idle = False    # whether it waits in a consistent state; then a signal handler may raise
 
     def __init__(self, machine: ClientMachine) -> None:
         self.machine = machine
@@ -38,7 +38,7 @@ class Port(ABC):
 
     @abstractmethod
     def transmit(self) -> None:
-        """Send `machine.outgoing()`."""
+        """Send the messages that `machine.outgoing()` returns."""
 
     @abstractmethod
     def receive(self) -> bytes:

@@ -1,10 +1,11 @@
 """Predict a call's result from the result of the same call for tensors of other sizes.
 
-Detectors select by score, so later shapes differ in every inference. Without predictions, the
-client would wait for the result of every later call. The *kind* of a call is its operator, the
-types of its scalars, and the ranks and layouts of its tensors. A result is predicted only if a
-shape rule reproduces the recorded result of a call of this kind. The server compares the prediction
-with the real result.
+A detector selects objects by score, so the shapes of all later tensors differ in every inference.
+Without predictions, the client would wait for the result of every later call. A shape rule is a
+function that computes the metas of results from the metas of arguments. The *kind* of a call is its
+operator, the types of its scalars, and the dtypes, ranks and layouts of its tensors. A result is
+predicted only with a shape rule that gives the recorded result of a call of the same kind. The
+server compares the prediction with the real result.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from typing import Any
 from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
-WAITS = 16       # number of waits for known kinds after which slow rules are tried, too
+WAITS = 16       # after this many waits for calls of known kinds, slow rules are tried too
 KINDS = 4096     # maximum number of remembered kinds of calls; then all are forgotten
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
 
 class Predictor:
-    """Predicts results with `rules`, which return the metas of a call's results or raise an error.
+    """Predicts results with shape rules, which return metas or raise an error.
 
-    `infer` has such rules. The first rule is fast; the others are used only after `WAITS` waits.
+    The file `infer` has such rules. The first rule must be fast; the others are used only after
+    `WAITS` waits.
     """
 
     def __init__(self, *rules: Rule) -> None:
         self._rules = rules
         self._waits = 0
         self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
-        # Kind -> (rule that reproduces the recorded result, number of rules tried).
+        # Kind -> (rule that gives the recorded result, or None; number of rules tried).
         self._trusted: dict[Any, tuple[Rule | None, int]] = {}
 
     def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
@@ -44,7 +46,7 @@ class Predictor:
         self._seen.setdefault(kind, (call, inputs, described))
 
     def predict(self, call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-        """Return the predicted result in the form of `Context.execute`; None if unknown."""
+        """Return the predicted result, as `execution.context.Context.execute` would; else None."""
         kind = _kind(call, inputs)
         if kind not in self._seen:
             return None
@@ -68,10 +70,10 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     try:
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
-    except Exception:   # no shape rule, or an invalid call, which the server reports better
+    except Exception:   # no shape rule, or an invalid call: the server's error is clearer
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
-        return metas    # a list may have another length than the recorded one
+        return metas    # do not use `_fill`: a list may now have another length than `like`
     return _fill(like, iter(metas))
 
 

@@ -1,15 +1,18 @@
-"""The replaying client: follows the program call by call (Algorithm 11), and handles mismatches.
+"""The replaying client: compares each call of the program with known sequences (Algorithm 11).
 
-Without an open run, calls are made one by one and feed the search. A pass can begin at a
-*boundary*: at a host-to-device copy, or after a wanted call. A call at a boundary that begins a
-known sequence opens a run. From then on, calls are *virtual*: the program gets handles and metas as
-results while the server executes the run. The program waits only for wanted values. At a mismatch
-the server undoes the run, and executes the program's calls so far again.
+A sequence is the list of calls of one inference; a pass is one execution of it. A run is the replay
+of one pass by the server. While no run is open, the client sends calls one by one, and also gives
+them to the search for sequences. A pass can begin at a *boundary*: at a host-to-device copy, or
+after a wanted call, that is, a call whose value the program needs at once. If a call at a boundary
+equals the first step of a known sequence, it opens a run. From then on, calls are *virtual*: the
+program gets handles and metas as results while the server executes the run. The program waits only
+for wanted values. A call that differs from the sequence is a mismatch: the server undoes the run,
+and executes the calls that the program has made again.
 
 Several known sequences may begin with the same calls. A run follows one of them, the *leader*. The
 other sequences that have agreed so far are its *rivals*. The client sends nothing shortly before
-the step at which a rival differs. Otherwise the server executes the leader, and undoes that if the
-program follows a rival.
+the step at which a rival differs. At other steps the server executes the leader. If the program
+then follows a rival, the server undoes the leader's steps.
 """
 
 from __future__ import annotations
@@ -27,16 +30,16 @@ from ..search.known_sequences import Known, PrefixTree
 from ..search.partial_sequences import PartialSequences
 from ..search.search import LIMIT, Search
 
-NEAR = 16             # number of steps ahead in which `_stop_is_near` looks
+NEAR = 16             # number of following steps at which `_stop_is_near` looks
 HOPELESS = LIMIT      # number of calls without any sequence after which the user gets one notice
 
 
 @dataclass(slots=True)
 class Decision:
-    """How to handle a call: do the actions; then, if `step` is None, make the call itself.
+    """How to handle a call: first perform `actions`; then, if `step` is None, send the call.
 
-    Otherwise the call is virtual: its results have the handles `handles` and the metas of `step`.
-    If `wait` is (run, index), the program needs this `Value`.
+    If `step` is not None, the call is virtual: its results have the handles `handles` and the metas
+    of `step`. If `wait` is (run, index), the program needs the `Value` with these numbers.
     """
 
     actions: list[Action]
@@ -59,12 +62,12 @@ class _Run:
     bound: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     sent: tuple[int, int] = (0, 0)     # number of inputs and bound tensors sent
-    dead: set[int] = field(default_factory=set)  # own handles that the program has freed
+    dead: set[int] = field(default_factory=set)  # handles of this run that the program has freed
     # Position -> returned metas, for steps whose shape depends on data.
     returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
 
     def alive(self, count: int) -> tuple[int, ...]:
-        """Return the handles that the first `count` steps create and the program still holds."""
+        """Return the handles that the first `count` steps create and that the program holds."""
         made = self.leader.sequence.made[count]
         return tuple([h for h in range(self.base, self.base + made) if h not in self.dead])
 
@@ -73,7 +76,7 @@ class ReplayClient:
     """Decides which calls of one program are replayed; a state machine.
 
     `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
-    tensor that the program holds, None if unknown. `infer`: see search/derive.py.
+    tensor that the program holds, None if unknown. `infer` infers shapes, see search/derive.py.
 
     `closed` is a function if the last `call`, `leave` or `received` has closed a run; else it is
     None. The function returns the calls of this run, as `pending` does.
@@ -84,7 +87,7 @@ class ReplayClient:
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
         self.partial = PartialSequences(self.search.repetitions)
-        self.expected: Step | None = None  # if the next call is this step, use `advance`
+        self.expected: Step | None = None  # if the program makes this call next, call `advance`
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # number of runs opened, and completed
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
@@ -110,7 +113,10 @@ class ReplayClient:
         self.expected = self._fast[self._position]
 
     def call(self, call: Call, data: Any = None) -> Decision:
-        """Decide how to handle a call. It has no results yet; only HTOD has metas."""
+        """Decide how to handle a call, which has no results yet; only an HTOD call has metas.
+
+        `data`: the bytes of an HTOD call.
+        """
         actions: list[Action] = []
         self.closed = None
         run = self._run
@@ -128,7 +134,7 @@ class ReplayClient:
         return Decision(actions)
 
     def recorded(self, call: Call) -> list[Action]:
-        """Record a call that was not virtual; `call` now has its results."""
+        """Record a call that the client has sent; `call` now has its results."""
         actions: list[Action] = []
         self._boundary = call.wanted
         self._observe(call, actions)
@@ -139,7 +145,7 @@ class ReplayClient:
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """Process a value for which the program has waited; an unexpected shape is a mismatch."""
+        """Process a value for which the program has waited; end the run if it has another shape."""
         run = self._run
         actions: list[Action] = []
         self.closed = None
@@ -189,7 +195,7 @@ class ReplayClient:
             self._frees.append(handle)
 
     def pending(self) -> list[tuple[Call, Any]]:
-        """Return (call, bytes or None) for each call of the open run, to make it elsewhere."""
+        """Return (call, bytes or None) for each call that the program has made in the open run."""
         return self._calls(self._run, self._position) if self._run else []
 
     @staticmethod
@@ -201,7 +207,7 @@ class ReplayClient:
     def lost(self) -> list[tuple[Call, Any]]:
         """Forget the open run and all sequences after the loss of the server.
 
-        Return the calls of the open run, in the form of `pending`.
+        Return the calls that the program has made in this run, as `pending` does.
         """
         calls = self.pending()
         self._close()
@@ -313,7 +319,7 @@ class ReplayClient:
         sequence = run.leader.sequence
         alive = run.alive(self._position)
         if not all(h - run.base in sequence.kept for h in alive):
-            self._abandon(run, actions)      # the program holds a tensor that the run has freed
+            self._abandon(run, actions)      # the program holds a tensor that the server released
             return
         actions.append(Finish(run.number, alive))
         metas = dict(sequence.metas)
@@ -341,7 +347,8 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        for handle in run.dead - last:       # before `_observe` of the last call ends a sequence
+        # A sequence that the last call completes must not keep these tensors, so drop them first.
+        for handle in run.dead - last:
             self._forget(handle)
         self._observe(calls[-1], actions)
         for handle in run.dead & last:
@@ -364,7 +371,7 @@ class ReplayClient:
         self._position = 0
 
     def _flush_frees(self, actions: list[Action]) -> None:
-        """Free the dropped tensors. No run is open that could need them to undo its effects."""
+        """Free the tensors that the program has dropped; call this only while no run is open."""
         if not self._frees:
             return
         self._tree.forget_users(self._frees, actions)

@@ -27,7 +27,7 @@ class Replaying(PerCall):
     `repeats`: number of equal passes after which a sequence is replayed (R in the thesis).
     """
 
-    batch = 1   # report every dropped tensor at once: the end of a pass must know which are kept
+    batch = 1   # report each dropped tensor at once: a pass ends with the list of tensors to keep
 
     def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
         super().__init__(port, journal)
@@ -35,8 +35,9 @@ class Replaying(PerCall):
         self.replay = ReplayClient(self.machine.allocate, self._metas.get,
                                    Search(repeats), infer)
         self.follower = self.replay
-        self.defined: Sequence | None = None   # the newest sequence
-        self._dropped: set[int] = set()   # handles dropped since `_note_closed` recorded a run
+        self.defined: Sequence | None = None   # the sequence that was sent last
+        # Handles that the program has dropped since `_note_closed` last recorded a run.
+        self._dropped: set[int] = set()
         self._round_trips = 0   # `machine.round_trips` after the last replayed inference
 
     @property
@@ -78,7 +79,7 @@ class Replaying(PerCall):
         asked: list[Any] = []
         for handle, meta in tensors:
             if meta is not None:
-                # `_metas` does not contain the tensors of a replayed pass.
+                # `_metas` lacks the tensors of a replayed pass, so record the meta here.
                 self._metas.setdefault(handle, meta)
             call = Call(DTOH, (Ref(handle),), wanted=True)
             decision = self._decide(call)
@@ -111,7 +112,10 @@ class Replaying(PerCall):
         self.free([number])
 
     def random(self, state: bytes) -> bytes:
-        """Return or set the generator's state; first end the run, which may have drawn ahead."""
+        """Return or set the state of the random generator.
+
+        First end the open run, because it may have drawn numbers for later calls.
+        """
         self._leave()
         return super().random(state)
 
@@ -126,7 +130,7 @@ class Replaying(PerCall):
         self._act(actions)
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Return the calls of the open run; called after the server is lost."""
+        """Forget the open run after the server is lost; return (call, data) of its calls."""
         return self.replay.lost()
 
     def _decide(self, call: Call, data: Any = None) -> Decision:
@@ -136,7 +140,7 @@ class Replaying(PerCall):
         return decision
 
     def _note_closed(self) -> None:
-        """Record in the journal the calls of a closed run, and their results already dropped."""
+        """Record in the journal the calls of a closed run, and which results are dropped by now."""
         if self.journal is None or self.replay.closed is None:
             return
         calls = self.replay.closed()
@@ -176,7 +180,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
-        at_once = False    # whether an action lets the server compute: then send all in one message
+        at_once = False    # whether the server can compute after an action, so send it now
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)

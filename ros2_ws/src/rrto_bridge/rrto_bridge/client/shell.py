@@ -50,10 +50,10 @@ from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING
 
-SWITCH = 0.0005       # seconds after which a busy program yields to the node's thread
+SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
 LINGER = 0.0005       # minimum seconds between messages for which the program does not wait
 TURN = 30.0           # seconds in which the server must have started the program's process
-ASKED = 4             # number of requests to a server, within twice `LIMIT` seconds
+ASKED = 4             # maximum number of requests for a session, in twice `LIMIT` seconds in all
 GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too
 LOOK = 2.0            # seconds between searches for a server that has returned
 MESSAGE = 1 << 32     # maximum size of a reply, bytes
@@ -95,7 +95,7 @@ class Link(Port):
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        self._arrived: SimpleQueue[None] = SimpleQueue()   # wakes `receive`: message or lost link
+        self._arrived: SimpleQueue[None] = SimpleQueue()   # wakes `receive`: message, or link lost
         self._changed = threading.RLock()      # protects the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
@@ -116,7 +116,7 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # gives the numbers of inferences and sequences
+        self.engine: Any = None              # the engine, for the numbers in the status
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
@@ -141,7 +141,7 @@ class Link(Port):
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
                                    incarnation=self._incarnation, operators=operators_digest())
         answers: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(ASKED):   # an answer is lost if the server does not know this client yet
+        for _ in range(ASKED):   # an answer is lost if DDS at the server has not found this node
             future = client.call_async(request)
             future.add_done_callback(lambda done: answers.put(done.result()))
             try:
@@ -245,7 +245,10 @@ class Link(Port):
             raise SystemExit
 
     def _let_signals_come(self) -> None:
-        """Wait briefly for a Ctrl+C that was sent to server and program, before the error."""
+        """Wait for a Ctrl+C that has ended the server and may reach this program too.
+
+        If it comes, the program ends with KeyboardInterrupt instead of an error about the server.
+        """
         if self.lost == ENDED and not self._waited:
             self._waited = self.idle = True
             try:
@@ -261,7 +264,10 @@ class Link(Port):
         self.transmit()
 
     def watch(self, back: Callable[[], bool]) -> None:
-        """Call `back` in this link's thread while a server is visible, until it returns True."""
+        """After a loss, call `back` in the node's thread when a server is visible.
+
+        Do this repeatedly, until `back` returns True.
+        """
         def look() -> None:
             names = servers(self.node)
             if (self._wanted in names if self._wanted else names) and back():
@@ -371,7 +377,7 @@ class Link(Port):
         self._arrived.put(None)
 
     def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """Return a wrapper of a node callback; an error in it ends the program's waits."""
+        """Wrap a callback of the node, so that an error in it ends the waits of the program."""
         def call(*arguments: Any) -> None:
             try:
                 callback(*arguments)

@@ -17,11 +17,11 @@ Call = Callable[..., Any]
 
 aten = torch.ops.aten
 
-# These operators return uninitialised memory.
+# These operators return uninitialised memory, which the server fills with zeros.
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
-# As ATen operators, these would read the tensor's values; the methods of the tensor do not.
+# Operators that would read the values of the tensor; the methods of the tensor do not.
 _ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
 
 
@@ -51,14 +51,14 @@ def prepared(operator: Any, device: torch.device) -> Call:
 def _zeroed(function: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         made: torch.Tensor = function(*args, **kwargs)
-        whole = made.untyped_storage().nbytes() // made.itemsize   # includes gaps between elements
+        whole = made.untyped_storage().nbytes() // made.itemsize   # elements, and gaps between them
         made.as_strided((whole,), (1,), 0).zero_()
         return made
     return call
 
 
 def _grouped(function: Call) -> Call:
-    """Zero the output rows or columns of no group, which the operator does not write."""
+    """Zero the output rows or columns that belong to no group; the operator does not write them."""
     def call(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *args: Any, **kwargs: Any
              ) -> torch.Tensor:
         made: torch.Tensor = function(self, mat2, offs, *args, **kwargs)
@@ -70,11 +70,12 @@ def _grouped(function: Call) -> Call:
 
 
 def _recurrent(function: Call, device: torch.device) -> Call:
-    """Reproduce how PyTorch multiplies by weights that may require gradients (`learnt`).
+    """Compute as PyTorch does in the program, where weights may require gradients (`learnt`).
 
-    A CPU multiplies by such weights differently, even without a backward pass. Weights that were
-    made in inference mode cannot require gradients, so copies that require gradients replace them.
-    An LSTM also uses another library if gradients are enabled (`graded`).
+    On a CPU, PyTorch multiplies by such weights differently, even without a backward pass. The
+    weights here were made in inference mode, so they cannot require gradients: use copies that
+    require gradients. If gradients are enabled (`graded`), PyTorch uses another library for an
+    LSTM.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -98,7 +99,7 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Restore the shape of `out` after an error: PyTorch leaves a new shape without memory."""
+    """Restore the shape of `out` after an error; PyTorch may have enlarged it without memory."""
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
         before = [(t, t.size(), t.stride(), t.storage_offset())
@@ -125,7 +126,7 @@ def _need(holds: Any, what: str) -> None:
         raise ValueError(what)
 
 
-# -- checks: they take the arguments that the operator takes ---------------------------------------
+# -- checks: each takes the arguments of its operator ----------------------------------------------
 
 def _channels(input: torch.Tensor, *rest: Any, **named: Any) -> None:
     """Check that weights and statistics of a batch norm have one element per channel."""
@@ -224,7 +225,7 @@ def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = 
 
 def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *rest: Any,
                     **named: Any) -> None:
-    """Check the ends of the groups, because the operator addresses memory with them."""
+    """Check `offs`, the ends of the groups, because the operator addresses memory with them."""
     if offs is not None:
         rows = self.shape[0] if (self.dim(), mat2.dim()) == (2, 3) else mat2.shape[-1] \
             if self.dim() == 3 else self.shape[-1]
@@ -313,7 +314,7 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
 
 
 def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
-    """Count integers too, as CUDA does; mixtures of experts rely on that if they see CUDA."""
+    """Count integers too, as CUDA does; models with a mixture of experts rely on this."""
     if self.is_floating_point() or named:
         return torch.histc(self, bins, min, max, **named)
     return torch.histc(self.double(), bins, min, max).to(self.dtype)

@@ -33,8 +33,8 @@ def default_generator(device: torch.device) -> torch.Generator:
 class Context:
     """Tensors of one client on `device`, at most `limit` bytes in total.
 
-    `note(op)` is called before each operator. `generator` draws the client's random numbers; it is
-    PyTorch's default generator in a process that serves only this client.
+    `note(op)` is called before each operator. `generator` draws the client's random numbers; in a
+    process that serves only this client, it is PyTorch's default generator.
     """
 
     def __init__(self, device: torch.device, limit: int, note: Callable[[str], object] = len,
@@ -123,16 +123,19 @@ class Context:
             self.add(handle, other.copy_(tensor))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return (lowest handle, bytes, number of tensors that share it) of a tensor's memory."""
+        """Return (key, bytes, number of tensors) of the memory of a tensor.
+
+        The number counts the tensors that share this memory; the key is their lowest handle.
+        """
         size = self.tensor(handle).untyped_storage().nbytes()
         address = self._addresses[handle]
         sharers = [h for h, other in self._addresses.items() if other == address]
         return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
 
     def failed(self, first: Any, kind: str, text: str) -> None:
-        """Record a failed call. Its results would have had the handles from `first` on.
+        """Record a failed call; `first`: the handle that its first result would have got.
 
-        A later call that uses one of these handles raises the same error.
+        A later call that uses a result of the failed call raises the same error.
         """
         if type(first) is int:
             self._failed.append((first, Failed(kind, text)))
@@ -170,10 +173,10 @@ class Context:
                 first: int) -> Any:
         """Run an operator; its new tensors get the handles first, first + 1, ... in order.
 
-        Returns the result with a Meta for each new tensor, and (Special(GIVEN, k), Meta) for a
-        result that is the k-th tensor argument. Scalars and None stay unchanged, lists become
-        tuples, and an operator without result gives (). Raises Refused, RemoteError, OutOfMemory,
-        or any error of the operator; then it creates no handle.
+        Returns the operator's result with these replacements: a Meta for each new tensor; the pair
+        (Special(GIVEN, k), Meta) for tensor argument k; a tuple for a list; () for no result.
+        Scalars, and None in a list, stay unchanged. Raises Refused, RemoteError, OutOfMemory, or
+        any error of the operator; then no handle is created.
         """
         if op in (HTOD, DTOH):
             raise RemoteError(f'{op} is not an operator')
@@ -198,7 +201,7 @@ class Context:
         return described
 
     def prepare(self, op: str) -> Callable[..., Any]:
-        """Return the callable of an operator; a random one draws from this client's generator."""
+        """Return a function that runs an operator; random operators use this client's generator."""
         found = self._calls.get(op)
         if found is None:
             function = resolve(op)
@@ -231,7 +234,7 @@ class Context:
         return call
 
     def _moved(self, value: Any) -> None:
-        """Correct the counted memory of arguments whose storage an `out=` operator has replaced."""
+        """Count memory again for the arguments whose storage an `out=` operator has replaced."""
         if type(value) is Ref:
             tensor = self.tensors[value.handle]
             if tensor.untyped_storage().data_ptr() != self._addresses[value.handle]:

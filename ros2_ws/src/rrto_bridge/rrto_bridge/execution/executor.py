@@ -1,4 +1,4 @@
-"""`plan.Executor` over a client's `Context`: runs a compiled sequence on PyTorch."""
+"""Implements `plan.Executor` with PyTorch, for the tensors in a client's `Context`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ContextExecutor:
         return call
 
     def argument(self, value: Any) -> Any:
-        """Return the operator's argument for a wire value that contains no tensors."""
+        """Convert a value from a message, without tensors, into an argument of an operator."""
         if type(value) is tuple:
             return [self.argument(item) for item in value]
         if type(value) is Special:

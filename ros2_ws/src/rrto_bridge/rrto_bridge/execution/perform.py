@@ -41,7 +41,7 @@ class Performer:
         self.context = context
         self.replay = ReplayServer(ContextExecutor(context))
         self.weights = weights
-        self._failure: tuple[str, str] | None = None  # (name, text) of an error not yet replied
+        self._failure: tuple[str, str] | None = None  # (name, text): error for the next reply
 
     @property
     def used(self) -> int:
@@ -56,7 +56,8 @@ class Performer:
     def perform(self, data: Any) -> Iterator[bytes]:
         """Execute a message; yield each reply as soon as it exists.
 
-        Raises RemoteError for a malformed message. Errors of its items become replies.
+        Raises RemoteError for a malformed message. If an item fails, the next reply reports the
+        error.
         """
         message = decode(data)
         if (type(message) is not tuple or len(message) != 3 or type(message[0]) is not int
@@ -76,7 +77,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # off again while a reply is sent
+            with torch.inference_mode():   # must not be active in the caller, during `yield`
                 ready = next(values, None)
             if ready is None:
                 break
@@ -86,7 +87,7 @@ class Performer:
             yield encode((number, *failure) if failure else (number, '', value))
 
     def _fail(self, item: Any, error: Exception) -> None:
-        """Record that an item has failed; the next reply reports the first of such errors."""
+        """Record that an item has failed; the next reply reports the first error."""
         said = described(error)
         self._failure = self._failure or said
         if type(item) is tuple and item:   # position of the first handle that the item creates
@@ -94,7 +95,7 @@ class Performer:
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """Encode a value of a run; add the error of an earlier call if no reply has reported it."""
+        """Encode a value of a run; add the error of an earlier item that no reply has reported."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None
@@ -103,8 +104,8 @@ class Performer:
     def _apply(self, item: tuple[Any, ...]) -> None:
         """Apply a replay action; an error raises RemoteError, which ends the session.
 
-        Two errors do not end the session, because a program can cause them: an earlier call has
-        failed, so its tensor is missing, or memory is exhausted. The next reply reports them.
+        Two errors do not end the session, because a program can cause them: a tensor is missing
+        because an earlier call has failed, or memory is exhausted. The next reply reports them.
         """
         try:
             self.replay.apply(from_item(item))
@@ -199,7 +200,7 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
 
 
 def _shapes(described: Any) -> Any:
-    """Return the described result of an operator without layouts: (shape, dtype) for a Meta."""
+    """Return a result of `Context.execute` with (shape, dtype) in place of each Meta."""
     if type(described) is Meta:
         return described.shape, described.dtype
     return tuple(map(_shapes, described)) if type(described) is tuple else described

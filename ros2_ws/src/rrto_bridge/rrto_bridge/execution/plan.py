@@ -22,9 +22,10 @@ MAX_STEPS = 1 << 17
 class Kernel:
     """An operator, ready to run: `call(arguments, keywords)` -> (results, value).
 
-    Results are flattened, as in a `Call`; `value` is the value of a wanted operator. `writes`:
-    positions and names of the arguments that it changes. `views`: results may share memory with
-    arguments. `fresh`: results may have memory of their own.
+    `results` are flattened, as in a `Call`. `value`: the value of an operator that returns no
+    tensors. `writes`: positions and names of the arguments that the operator changes. `views`:
+    whether results may share memory with arguments. `fresh`: whether results may have memory of
+    their own.
     """
 
     call: Callable[[list[Any], dict[str, Any]], tuple[tuple[Any, ...], Any]]
@@ -43,7 +44,7 @@ class Executor(Protocol):
     def upload(self, data: Any, meta: Meta) -> Any:
         """Return a new tensor; raises RemoteError if the bytes do not fit."""
     def download(self, tensor: Any) -> Any:
-        """Return the client's value of a device-to-host copy."""
+        """Return the meta and the bytes of a tensor, as the client gets them."""
     def meta(self, tensor: Any) -> Meta:
         """Return the meta of a tensor."""
     def save(self, tensor: Any) -> Any:
@@ -76,18 +77,22 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class Instruction:
-    """One compiled step. Registers hold tensors: first the slots, then persistent, then bound."""
+    """One compiled step.
+
+    Registers hold the tensors of a run: first the tensors of the slots, then the persistent
+    tensors, then the bound tensors. A hole is an argument that is or contains a tensor.
+    """
 
     kind: str                               # HTOD, DTOH or ''
     call: Callable[..., Any] | None
-    arguments: list[Any]                    # None at a hole; each run fills the holes of a copy
+    arguments: list[Any]                    # None at each hole; a run fills the holes in a copy
     holes: list[tuple[int, Any]]            # (position of an argument, value of `Plan.hole`)
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
-    results: list[tuple[int, int]]          # (index among the results, register) of a new tensor
+    results: list[tuple[int, int]]          # (index among the results, register) of new tensors
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
-    needs: int                              # number of bound tensors that must be known before
+    needs: int                              # number of bound tensors that must be known
     release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
     frees: list[int]                        # registers whose memory is free after this step
@@ -105,7 +110,8 @@ class Plan:
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
-        self.written: set[int] = set()           # registers of tensors from before that it writes
+        # Registers of the tensors from before a run to which the run writes.
+        self.written: set[int] = set()
         self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
         self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
         kernels = {s.op: executor.resolve(s.op) for s in sequence.steps if s.op not in (HTOD, DTOH)}
@@ -141,7 +147,7 @@ class Plan:
             self.places[Bound(index)] = self.slots + len(self.persistent) + index
 
     def compile(self, step: Step, kernel: Kernel | None, executor: Executor) -> Instruction:
-        """Compile a step into an instruction; note what it writes and what shares memory."""
+        """Compile a step into an instruction, and call `note_writes` for the step."""
         roles = step.roles()
         if len(step.metas) != len(step.results):
             raise RemoteError('a step must have as many metas as results')
@@ -189,7 +195,10 @@ class Plan:
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
                     made: list[int]) -> None:
-        """Note the tensors from before the run that a step changes, possibly through a view."""
+        """Note in `written` the tensors from before the run that a step changes, also by a view.
+
+        Note in `sharers` and `_shares` which tensors may share memory with the results `made`.
+        """
         keywords = dict(step.keywords)
         for place in kernel.writes if kernel else ():
             values = keywords.get(place) if isinstance(place, str) else step.arguments[place] if \
@@ -197,7 +206,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # A step with memory of its own shares none with the run's own tensors.
+        # If results may have memory of their own, assume that they have, although they may share
+        # the memory of other tensors of the run.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:
@@ -210,7 +220,10 @@ class Plan:
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
-        """Note in the instructions to release every tensor after its last use, unless kept."""
+        """Note in the instructions after which steps a tensor and its memory are released.
+
+        This is after the last use, except for tensors that the sequence keeps.
+        """
         last: dict[int, int] = {}
         for position, step in enumerate(sequence.steps):
             for role in (*step.roles(), *step.results):

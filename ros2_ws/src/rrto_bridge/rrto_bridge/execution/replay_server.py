@@ -1,8 +1,9 @@
 """The replaying server: executes the open run, which may be ahead of the program.
 
-The server can undo a run until `Finish`: it drops the new tensors of the run, and restores the
-older tensors to which the run writes. It saves their values when they enter the run. Everything
-that a run holds counts as the client's memory.
+A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run holds its tensors
+in registers. The server can undo a run until `Finish`: it drops the new tensors of the run, and
+restores the older tensors to which the run writes. It saves the values of these tensors when it
+puts them into registers. Everything that a run holds counts as the client's memory.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class _Run:
             self.short = self.short or error
 
     def begin(self, plan: Plan) -> None:
-        """Begin before the first step of a plan."""
+        """Set the run to the state before the first step of `plan`."""
         self.plan = plan
+        # Numbers of executed steps, of inputs that they used, and of values that they returned.
         self.position = self.used = self.values = 0
         self.differs = False     # the last metas differ from the plan; the run waits for `Abandon`
         self.stopped = False     # an error has stopped the run
@@ -109,7 +111,10 @@ class _Run:
             step.needs <= len(self.bound)
 
     def step(self, alive: frozenset[int] = frozenset()) -> Value | None:
-        """Execute the next step; return its value if it is wanted. `alive`: slots to keep."""
+        """Execute the next step; return its `Value` if the program wants one, else None.
+
+        `alive`: slots whose tensors the step must not release.
+        """
         step = self.plan.instructions[self.position]
         value = None
         if step.kind == DTOH:
@@ -216,16 +221,16 @@ class ReplayServer:
                 self._finish(self._open(number), alive)
 
     def advance(self, limit: int) -> Iterator[Value]:
-        """Execute at most `limit` steps of the open run; yield values that the program may want.
+        """Execute at most `limit` steps of the open run; yield the value of each wanted step.
 
-        Each value is yielded at once, so the program waits only for the steps before it.
+        Yield each value as soon as it exists, so that the program waits only for the steps before.
         """
         run = self._run
         while run is not None and limit > 0 and run.ready():
             limit -= 1
             try:
                 value = run.step()
-            except Exception as error:  # the client raises it where the program makes the call
+            except Exception as error:  # the client raises this error in the call of the program
                 run.fail(error)
                 break
             if value is not None:

@@ -1,4 +1,4 @@
-"""Uploaded weights by SHA-256: each weight crosses the link once and is in host memory once.
+"""Keeps uploaded weights by SHA-256: each weight is sent once and is in host memory once.
 
 Each weight is a file in memory that the processes of all programs map. The processes share its
 pages; a process that writes to its tensor gets private pages. The least recently used weight is
@@ -46,7 +46,7 @@ class Weights:
             return None
 
     def keep(self, data: Any, digest: str) -> mmap.mmap | None:
-        """Keep a copy; return it as `find` does. Return None if it cannot be kept.
+        """Keep a copy of `data` and return it as `find` does; None if it cannot be kept.
 
         Raises RemoteError for a wrong digest.
         """
@@ -55,7 +55,7 @@ class Weights:
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
-        with (self.folder / 'lock').open('w') as lock:   # the end of a process also unlocks
+        with (self.folder / 'lock').open('w') as lock:   # a process unlocks it also by ending
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.find(digest, size)
             if found is not None:

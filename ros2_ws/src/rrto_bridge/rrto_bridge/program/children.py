@@ -1,9 +1,9 @@
 """Make the device visible in every process that a program starts, whatever its environment.
 
-A program gets the device through its environment (see `bootstrap`); a CUDA device needs no
-environment. So a child process with an empty environment, or a Python that ignores the environment,
-would silently compute on the CPU. This file prevents that. It runs in every process, so it imports
-only modules that Python has loaded at its start.
+A program gets the device through environment variables, which make Python load `bootstrap`. So a
+child process with an empty environment, or a Python that ignores the environment, would silently
+compute on the CPU, although a CUDA device would be visible there. This file prevents that. It runs
+in every process, so it imports only modules that Python has loaded at its start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import rrto_bridge
 
 SETTINGS = 'RRTO_SETTINGS'
-HIDDEN = 'RRTO_HIDDEN'       # holds the PYTHON* variables that a `python -E` must ignore
+HIDDEN = 'RRTO_HIDDEN'       # holds the PYTHON* variables that Python must not see at its start
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(rrto_bridge.__file__)), 'bootstrap')
 
 # Variables that a process needs to find the server, besides PYTHONPATH.
@@ -114,7 +114,7 @@ def _python(command: list[str], environment: Environment) -> tuple[list[str], En
 
 
 def _ignores_by_itself(command: list[str]) -> bool:
-    """Return whether the command is a script whose first line makes Python ignore variables."""
+    """Return whether the command is a script whose `#!` line makes Python ignore variables."""
     try:
         with open(command[0], 'rb') as file:
             return bool(re.match(rb'#!.*python[\d.]*\s+-[a-zA-Z]*[IES]', file.readline(256)))

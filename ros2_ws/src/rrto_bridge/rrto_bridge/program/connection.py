@@ -1,4 +1,7 @@
-"""The engine behind the device of one process; how it connects, and what follows a lost server."""
+"""Connects the device of one process to a server, and replaces a server that is lost.
+
+An engine sends the calls of the program to a server (see `client.percall`).
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from .turns import Turns
 class Connection:
     """The engine that executes the program's calls; a thread must hold `lock` to use it.
 
-    `connect` creates the engine. It is called at the first use of the device, and again when a lost
-    server returns. In the second case it may raise RrtoError.
+    `connect` connects to a server and returns an engine. It is called at the first use of the
+    device, and again when a lost server returns. In the second case it may raise RrtoError.
     """
 
     def __init__(self, connect: Callable[[], PerCall]) -> None:
@@ -35,8 +38,8 @@ class Connection:
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
-        self.forked = False                     # whether the parent process had used the device
-        self._parents: PerCall | None = None    # the parent's engine: kept, never closed here
+        self.forked = False                     # whether the parent process had an engine
+        self._parents: PerCall | None = None    # engine of the parent process; never close it here
         self._seed: int | None = None           # seed to send at the first use of the device
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
@@ -57,7 +60,7 @@ class Connection:
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            self.ask('seed', self._seed)  # `ask` handles a server that is lost already
+            self.ask('seed', self._seed)  # `ask`, because the server may be lost by now
         return self.engine
 
     def busy(self) -> bool:
@@ -65,9 +68,9 @@ class Connection:
         return self.lock._is_owned() and not self.engine.port.idle  # type: ignore[attr-defined]
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Call a method of the engine; if the server is lost, continue on this machine if allowed.
+        """Call the engine's method `what`; the caller must hold the lock.
 
-        The caller must hold the lock.
+        If the server is lost, call the method of an engine on this machine, if the user allows it.
         """
         try:
             return getattr(self.engine, what)(*arguments)
@@ -133,7 +136,7 @@ class Connection:
     # -- the device itself -----------------------------------------------------------------------
 
     def query(self, name: str) -> Any:
-        """Ask the server about its device; ``name``: the question, see `execution.perform`."""
+        """Return a fact about the server's device; `execution.perform` has the possible names."""
         with self.lock:
             return self.ask('query', name)
 
@@ -153,7 +156,7 @@ class Connection:
 
     @property
     def first_seed(self) -> int:
-        """The seed that was last set, or PyTorch's own."""
+        """The seed that was last set; if none was set, PyTorch's initial seed."""
         return torch.initial_seed() if self._seed is None else self._seed
 
     def random(self, state: bytes = b'') -> bytes:

@@ -12,7 +12,10 @@ from .runner import Runner
 
 
 class CpuFallback:
-    """Fetches the arguments of an operator that runs on this machine, and sends its results."""
+    """Fetches the arguments of an operator that runs on this machine, and sends its results.
+
+    `device` moves the values; `arguments`: the arguments of the operator.
+    """
 
     def __init__(self, device: Runner, arguments: Any) -> None:
         self._device = device
@@ -29,10 +32,10 @@ class CpuFallback:
         self._before = {handle: _bytes(value).clone() for handle, value in self._values.items()}
 
     def write_changed(self, result: Any) -> None:
-        """Send every changed argument to the server, whatever the operator's schema says.
+        """Wait for the operator's ``result``; then send every argument that has changed.
 
-        The operators of torch.distributed write into arguments that their schemas do not mark, and
-        still run after they have returned. ``result``: their result, for which to wait.
+        The operators of torch.distributed write into arguments that their schemas do not mark as
+        written, and they still run after they have returned.
         """
         _wait(result)
         for tensor in self._given.values():
@@ -41,7 +44,7 @@ class CpuFallback:
                 self.write(tensor)
 
     def fetched(self, value: Any) -> Any:
-        """Return an argument with tensors and devices of this machine in place of its own."""
+        """Return an argument with the fetched values for remote tensors and 'cpu' for devices."""
         if isinstance(value, RemoteTensor):
             return self._values[value.handle]
         if isinstance(value, (list, tuple)):
@@ -49,7 +52,7 @@ class CpuFallback:
         return torch.device('cpu') if isinstance(value, torch.device) else value
 
     def sent(self, value: Any) -> Any:
-        """Return a result with its tensors replaced by tensors on the server."""
+        """Return a result with remote tensors in place of its tensors."""
         if isinstance(value, torch.Tensor):
             given = self._given.get(id(value))
             return self._device.upload(value) if given is None else given
@@ -58,7 +61,7 @@ class CpuFallback:
         return value
 
     def write(self, value: Any) -> None:
-        """Send the new values of an argument, to which the operator has written, to the server."""
+        """Send the new values of an argument to which the operator has written."""
         if isinstance(value, RemoteTensor):
             self._device.overwrite(value, self._values[value.handle])
         elif isinstance(value, (list, tuple)):

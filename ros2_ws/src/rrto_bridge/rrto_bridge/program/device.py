@@ -1,4 +1,4 @@
-"""The device behind 'cuda:0': turns dispatched operators into calls, and results into tensors."""
+"""The device behind 'cuda:0': turns operators that PyTorch dispatches into calls to the server."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ aten = torch.ops.aten
 class Device:
     """The remote device of one process: runs operators, and moves values from and to the server.
 
-    `connect` creates the engine, see `Connection`.
+    `connect` connects to the server, see `Connection`.
     """
 
     def __init__(self, connect: Callable[[], PerCall]) -> None:
         self.connection = Connection(connect)
         self.lifetimes = Lifetimes(self.connection)
-        self._announced: set[str] = set()       # operators reported as run on this machine
+        self._announced: set[str] = set()       # operators that `_run_on_cpu` has reported
         self._thread = threading.local()
 
     # -- what PyTorch dispatches -----------------------------------------------------------------
@@ -63,7 +63,7 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                return self.dispatch(function, args, kwargs)   # other threads made calls meanwhile
+                return self.dispatch(function, args, kwargs)   # meanwhile other threads made calls
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -99,7 +99,7 @@ class Device:
             result = self._call(facts, facts.name, arguments, keywords, given)
         except NotOnDevice:
             return placement.execute(self, function, facts, args, kwargs)
-        except (Refused, Unsendable) as error:   # the server refuses only these arguments
+        except (Refused, Unsendable) as error:   # the server runs it, but not with these arguments
             return self._run_on_cpu(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 
@@ -120,7 +120,7 @@ class Device:
         if not result.handles:
             return [] if facts.lists else result.value
         flat: list[Any] = []
-        order = given[::-1] if facts.out else given   # `out` is the last argument, and the result
+        order = given[::-1] if facts.out else given   # `out`, the last argument, is the result
         for handle, meta in zip(result.handles, result.metas, strict=True):
             known = next((t for t in order if t.handle == handle), None)
             if known is not None and meta is not None and meta != meta_of(known):
@@ -133,7 +133,10 @@ class Device:
 
     def _move(self, facts: Operator, tensor: RemoteTensor, given: list[RemoteTensor],
               arguments: Any, keywords: Any) -> RemoteTensor:
-        """Run an in-place view. The tensor gets a new handle, since a handle has a fixed shape."""
+        """Run an in-place view, such as `t_`, as an ordinary view.
+
+        The tensor gets the handle of this view, because a handle stands for one fixed shape.
+        """
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)
         handle, meta = result.handles[0], result.metas[0]
@@ -184,7 +187,7 @@ class Device:
 
     def copy_into(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
                   ) -> Any:
-        """Run `copy_` from or to the server, or on the server."""
+        """Run `copy_`; one or both of its tensors are on the server."""
         if not isinstance(target, RemoteTensor):
             return target.copy_(self.download(source))  # type: ignore[arg-type]
         if isinstance(source, RemoteTensor):
@@ -222,9 +225,9 @@ class Device:
 
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                 ) -> RemoteTensor:
-        """Resize a tensor: to a view of its memory, or to new memory if it is too small.
+        """Resize a tensor in place: to a view of its memory, or to new memory if this is too small.
 
-        Raises RuntimeError if it is too small and other tensors share it.
+        Raises RuntimeError if the memory is too small and other tensors share it.
         """
         size, offset = tuple(size), int(tensor.storage_offset())
         if size == tuple(tensor.shape) and memory_format is None:
@@ -272,7 +275,7 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run an operator on the server that PyTorch would otherwise compute on this machine."""
+        """Run an operator such as `is_conj` on the server, which PyTorch alone would not ask."""
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 
@@ -299,7 +302,7 @@ class Device:
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
         fallback = CpuFallback(self, (*args, *kwargs.values()))
-        trusted = facts.name.startswith('aten.')   # its schema marks all arguments that it writes
+        trusted = facts.name.startswith('aten.')   # ATen schemas mark all written arguments
         if not trusted:
             fallback.snapshot()
         with ordinary():

@@ -1,10 +1,10 @@
 """Let tensors report 'cuda:0' in a PyTorch without CUDA, or without a usable GPU.
 
-A device guard is PyTorch's interface for switching devices. For fake tensors of CUDA programs,
-`torch._C._ensureCUDADeviceGuardSet` installs a CUDA guard that does nothing. It does so only if it
-can replace a CUDA guard that counts no devices. A CPU build has no CUDA guard to replace. Therefore
-this file first registers the guard of the lazy backend, which also counts no devices, as the CUDA
-guard; PyTorch then replaces it.
+A device guard is PyTorch's interface for switching devices; it also counts the devices. PyTorch's
+function `_ensureCUDADeviceGuardSet` (made for fake tensors) installs a CUDA guard that does
+nothing, but only in place of a CUDA guard that counts no devices. A CPU build has no CUDA guard.
+Therefore this file first registers the guard of the lazy backend as CUDA guard; it counts no
+devices, so PyTorch replaces it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handlers of the operators that the device does not send in the form that PyTorch dispatches."""
+"""Handlers of operators that the device does not simply send to the server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
 def _recurrent(function: Any) -> Any:
     """Return a handler that tells the server whether gradients are possible.
 
-    If gradients are possible, a CPU multiplies differently.
+    If they are, a CPU multiplies differently (see `execution.checks`).
     """
     def handler(on: Runner, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
@@ -98,10 +98,11 @@ def _recurrent(function: Any) -> Any:
 
 
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
-    """Return a handler that takes the spectrum from a decomposition if gradients are possible.
+    """Return a handler for an operator that returns singular values or eigenvalues.
 
-    PyTorch also uses the decomposition then, which rounds differently. `place`: index of the
-    spectrum among the results of the decomposition.
+    If gradients are possible, the handler takes them from the `decomposition`, as PyTorch does,
+    because the decomposition rounds differently. `place`: their index among the results of the
+    decomposition.
     """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:
@@ -111,7 +112,7 @@ def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
 
 
 def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
-    """Use the server's kernels, or plain products if the program has disabled flash attention."""
+    """Use the server's fused kernels, or matrix products if flash attention is disabled."""
     if torch.backends.cuda.flash_sdp_enabled():
         return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
@@ -147,7 +148,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **{getattr(getattr(aten, name), which): _no_other_library   # older versions of PyTorch call it
+    **{getattr(getattr(aten, name), which): _no_other_library   # of older versions of PyTorch
        for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
        for which in getattr(aten, name).overloads() if which != 'out'},
     aten.scaled_dot_product_attention.default: _attention,

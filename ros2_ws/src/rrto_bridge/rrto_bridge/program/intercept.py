@@ -53,7 +53,7 @@ def install(device: Device) -> None:
 
 
 def _first(device: Device, *args: Any) -> Any:
-    """Dispatch the first call, after a preparation that only this call needs."""
+    """Dispatch the first operator, after `_without_dtensor`; later ones go directly to `device`."""
     _without_dtensor()
     Hook.dispatch = device.dispatch
     return device.dispatch(*args)
@@ -95,7 +95,7 @@ def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
-    """Accept lengths on the CPU, as CUDA does; for a tensor subclass, PyTorch refuses them."""
+    """Accept lengths on the CPU, as CUDA does; PyTorch would refuse them for remote tensors."""
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
                                            target_lengths.tolist(), *more)
 
@@ -103,8 +103,8 @@ def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *
 def _record_traces(kernels: torch.library.Library) -> None:
     """Make PyTorch's tracer record some operators as a whole.
 
-    Normally it records the operators that their kernels call. Here these kernels run on the server,
-    so their results would become constants of the traced module.
+    Normally the tracer records the operators that the kernels of these operators call. Here these
+    kernels run on the server, so their results would become constants of the traced module.
     """
     def convolution(*args: Any) -> Any:
         cudnn = torch.backends.cudnn

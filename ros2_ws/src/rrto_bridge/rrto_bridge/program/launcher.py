@@ -26,10 +26,10 @@ def install() -> None:
 
 
 def connect(settings: Settings) -> Any:
-    """Connect to a server and return the engine of the requested mode.
+    """Connect to a server; return the engine of the requested mode, which sends the calls to it.
 
     If there is no server: in the main thread, print the reason and exit with code 1; in another
-    thread, such as the one that replaces a lost server, raise ConfigError.
+    thread, such as the thread that looks for a returned server, raise ConfigError.
     """
     from ..client.journal import Journal
     from ..client.percall import PerCall

@@ -1,4 +1,8 @@
-"""The handles of the program's tensors: when the server creates and when it frees a tensor."""
+"""The handles of the program's tensors: when the server creates and when it frees a tensor.
+
+A handle is the number of a tensor on the server. A wrapper (`remote.RemoteTensor`) is the object
+that the program holds for this tensor.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +34,17 @@ class Memory(NamedTuple):
 
 
 class Lifetimes:
-    """The handles of the program's tensors; call its methods with the lock held.
+    """Creates and frees the program's tensors on the server; call it with the lock held.
 
     Several wrappers may have the same handle. An empty tensor is deferred: the server creates it
-    only when it is needed.
+    only when an operator needs it.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._deferred: dict[int, Any] = {}     # temporary handle -> (function, args, kwargs)
-        self._shared: Counter[int] = Counter()  # handle -> number of additional wrappers
-        self._temporary = NOTHING               # the last handle of a deferred tensor
+        self._shared: Counter[int] = Counter()  # handle -> number of its wrappers minus 1
+        self._temporary = NOTHING               # last temporary handle; the next one is 1 less
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
         """Return an empty tensor and defer the call that creates it on the server.
@@ -121,7 +125,7 @@ class Lifetimes:
         return become(target, self.alias(source))
 
     def memory(self, tensor: RemoteTensor) -> Memory:
-        """Return the facts about a tensor's memory; this costs a round trip."""
+        """Return the `Memory` of a tensor; this costs a round trip."""
         with self._connection.lock:
             self.collect()
             self.materialise(tensor)
@@ -131,7 +135,10 @@ class Lifetimes:
     # -- the end ---------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Tell the server which tensors the program has dropped, if there are `batch` or more."""
+        """Free the dropped tensors on the server, if the program has dropped `batch` or more.
+
+        Also fetch the values that the journal needs to drop long chains of calls.
+        """
         connection = self._connection
         engine = connection.engine
         journal = engine.journal
@@ -153,9 +160,9 @@ class Lifetimes:
 
 
 def become(target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
-    """Make `target` the wrapper of the tensor of `other`, a wrapper without other users.
+    """Make `target` the wrapper of the tensor of `other`, and return `target`.
 
-    Return `target`.
+    The caller must not use `other` afterwards.
     """
     target.handle, other.handle = other.handle, target.handle
     move(target, meta_of(other))

@@ -1,8 +1,8 @@
-"""Nested tensors: sequences of different lengths, made by `nn.TransformerEncoder` from its mask.
+"""Nested tensors, which hold sequences of different lengths.
 
-The shape of a nested tensor cannot be sent, so the padded tensor and its mask are sent instead. For
-each layer the server builds the nested tensor from them and pads the layer's result. This changes
-no value.
+`nn.TransformerEncoder` makes them from a padded tensor and a mask. The shape of a nested tensor
+cannot be sent, so the padded tensor and its mask are sent instead. For each layer the server builds
+the nested tensor from them, and pads the layer's result. This does not change any value.
 """
 
 from __future__ import annotations

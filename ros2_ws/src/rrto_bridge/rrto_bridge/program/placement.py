@@ -1,8 +1,8 @@
-"""Operators with tensors both on the device and on the CPU; they behave as on CUDA.
+"""Runs operators with tensors both on the device and on the CPU, with the same result as on CUDA.
 
-Such an operator is executed, refused or decomposed. A tensor to which it writes stays where it is.
-The schema shows to which arguments it writes (aliases) and which arguments are indices (lists of
-optional tensors).
+Such an operator is executed, refused with CUDA's error, or decomposed. A tensor to which the
+operator writes stays where it is. The operator's schema shows to which arguments it writes
+(aliases) and which arguments are indices (lists of optional tensors).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
     for key in (EXPLICIT, NON_FUNCTIONAL):
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) \
                 and facts.name not in _READ_BY_ITEM and not facts.index:
-            return function._op_dk(key, *args, **kwargs)   # the operators in it come here again
+            return function._op_dk(key, *args, **kwargs)   # decompose it into other operators
     if written and all(isinstance(v, torch.Tensor) and not isinstance(v, RemoteTensor)
                        for a, v in tensors if a.name in facts.writes) \
             and all(_is_read(facts, a, t) for a, t in _remote(tensors)):
@@ -62,7 +62,10 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
 
 
 def others(tensors: Any) -> bool:
-    """Return whether the class of any tensor handles operators itself, as for jagged tensors."""
+    """Return whether the class of any tensor handles operators itself, as for jagged tensors.
+
+    Such a class defines `__torch_dispatch__`; remote tensors and `NestedTensor` do not count.
+    """
     return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, NestedTensor)
                for _, t in _strays(tensors))
 

@@ -20,7 +20,7 @@ from ..protocol.tensors import DTYPES, meta_of
 CUDA = torch.device('cuda:0')
 SIZE = 1 << 60  # bytes of a wrapper's storage: so large that only the server checks bounds
 
-PLACES = 1 << 62   # numbers that identify memory on the server start here, above all addresses
+PLACES = 1 << 62   # numbers that stand for memory on the server begin here, above all addresses
 NOTHING = -1     # handle of a wrapper whose tensor has moved to another wrapper
 
 released: deque[int] = deque()   # handles of deleted wrappers
@@ -38,7 +38,7 @@ class Hook:
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
     memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
     ask: Any = staticmethod(_not_installed)       # `Device.ask`
-    saving = threading.local()                    # `copied`: copies made by the running torch.save
+    saving = threading.local()                    # its `copied`: copies made during a torch.save
 
 
 class Storage(torch.UntypedStorage):
@@ -93,7 +93,7 @@ def storage_of(tensor: Any) -> Storage:
 
 
 class RemoteTensor(torch.Tensor):
-    """The wrapper of the tensor `handle` on the server; base class of all wrappers."""
+    """The wrapper of the tensor with number `handle` on the server; base class of all wrappers."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     handle: int
@@ -141,7 +141,7 @@ class RemoteTensor(torch.Tensor):
         return storage_of(self)
 
     def data_ptr(self) -> int:
-        """Return the number of the memory, plus the offset in bytes; 0 if it is empty."""
+        """Return the `data_ptr` of the storage plus the offset in bytes; 0 for empty memory."""
         start = self.untyped_storage().data_ptr()
         return start and start + int(self.storage_offset()) * self.itemsize
 
@@ -199,13 +199,13 @@ _INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of this modu
 
 
 class Value(RemoteTensor):
-    """A result of a call, with `handle` in a slot: access to an attribute takes 3 times as long."""
+    """A result of a call. `handle` is in `__slots__`, because access is then 3 times as fast."""
 
     __slots__ = ('handle',)
 
 
 class Place(RemoteTensor):
-    """A tensor that can move to the CPU. It then changes its class, so it cannot have slots."""
+    """A tensor that can move to the CPU; its class then changes, so it cannot have `__slots__`."""
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
         """Create a parameter, because programs call `type(parameter)(...)`."""
@@ -219,14 +219,15 @@ class Held(Place):
 class Guest(RemoteTensor):
     """A tensor of a subclass that the program defines.
 
-    The handle is in a slot, so it does not change when the subclass copies attributes.
+    The handle is in `__slots__`, so it stays when the subclass copies attributes from another
+    tensor.
     """
 
     __slots__ = ('handle',)
 
     @classmethod
     def __torch_function__(cls, *args: Any) -> Any:
-        """Call torch.Tensor's method, which PyTorch skips in a class with `__torch_dispatch__`."""
+        """Run torch.Tensor's method; PyTorch would skip it in a class with `__torch_dispatch__`."""
         return vars(torch.Tensor)['__torch_function__'].__func__(cls, *args)
 
 
@@ -237,7 +238,7 @@ def seen_as(tensor: RemoteTensor) -> type:
 
 
 def of_program(kind: type) -> type | None:
-    """Return the program's class from which `_joined` has made this class, if any."""
+    """Return the program's class from which `_joined` has made the class `kind`, else None."""
     return getattr(kind, '_of_program', None)
 
 
@@ -264,7 +265,7 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
-    """Replace `tensor.as_subclass(kind)`; it creates an alias, whose class `alias_kind` returns."""
+    """Replace `tensor.as_subclass(kind)`; during this call, `alias_kind` returns the new class."""
     kind = of_program(kind) or kind
     if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
             or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -329,7 +330,7 @@ def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any
 
 
 def _place(value: Any, home: type = torch.Tensor) -> Place:
-    """Move the tensor of `value`, a wrapper without other users, into a `Place`."""
+    """Return a `Place` for the tensor of `value`; the caller must not use `value` afterwards."""
     place = make(value.handle, meta_of(value), _joined(home, Place))
     value.handle = NOTHING
     assert isinstance(place, Place)
@@ -342,7 +343,7 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Replace `tensor.data = value`, with which modules move parameters, also across devices.
+    """Replace `tensor.data = value`, by which modules move parameters, also to another device.
 
     Swap `tensor` and an alias of `value`, as `torch.utils.swap_tensors` does. Autograd graphs keep
     the old values.

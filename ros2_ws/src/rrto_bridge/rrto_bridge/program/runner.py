@@ -1,4 +1,4 @@
-"""The interface of the device for its own parts: run operators, and move values."""
+"""The interface through which parts of the device run operators and move values."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class Runner(Protocol):
         """Copy remote tensors to the CPU, with one round trip for all if possible."""
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                ) -> RemoteTensor:
-        """Resize a tensor: to a view of its memory, or to new memory if it is too small."""
+        """Resize a tensor in place; use new memory if its memory is too small."""
     def overwrite(self, tensor: RemoteTensor, values: torch.Tensor) -> None:
         """Copy values that were computed on this machine into a remote tensor."""

@@ -1,6 +1,7 @@
-"""Compile a step into a function that compares a call with it and creates the virtual results.
+"""Compile a step of a sequence into its matcher, a function that handles one call of the program.
 
-The function is generated code without loops, because it is the only cost of a replayed operator
+The matcher compares the call with the step, and returns wrappers for the results that the server
+computes. It is generated code without loops, because it is the only cost of a replayed operator
 besides PyTorch's own dispatch (thesis Algorithm 11, MatchReplayStep).
 """
 
@@ -21,7 +22,7 @@ from .remote import CUDA, SIZE, Value, _make, move
 MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# Additional conditions for operators that have handlers in `handlers`.
+# Operator -> additional condition of a match: its handler in `handlers` must change nothing.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
             for name in ('svdvals', 'eigvalsh')},
@@ -31,7 +32,8 @@ _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
 def compiled(step: Step) -> Matcher:
     """Return the matcher of a step whose tensors are `Own` or `Persistent`; keep it in the step.
 
-    Call it with (function, args, kwargs, base).
+    Call the matcher with (function, args, kwargs, base); base: handle of slot 0 in this pass. It
+    returns the results of the call, or MISS.
     """
     _, base, overload = step.op.split('.')
     function = getattr(getattr(torch.ops.aten, base), overload)
@@ -53,7 +55,7 @@ def compiled(step: Step) -> Matcher:
                '    if not (' + ' and '.join(tests) + '): return MISS',
                '  except AttributeError: return MISS']
               + _results(step, operator(function), names, places))
-    exec('\n'.join(source), names)  # contains only numbers, our names and quoted strings
+    exec('\n'.join(source), names)  # the source has only numbers, our names and quoted strings
     step.compiled = names['match']
     return step.compiled
 

@@ -1,6 +1,7 @@
-"""Threads take turns per inference, not per call: interleaved calls would form no sequence.
+"""Turns of threads that use the device: a thread keeps its turn for a whole inference.
 
-A thread keeps its turn until it uploads the next input, or makes no call for `GAP` s.
+If the threads took turns for each call, their interleaved calls would form no sequence to replay. A
+thread keeps its turn until it uploads the next input, or makes no call for `GAP` s.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from typing import Any
 
 GAP = 0.003      # seconds without a call after which another thread may continue
-LONGEST = 0.1    # maximum wait for a thread that goes on after it has read a value, s
+LONGEST = 0.1    # wait, s, after which a thread continues as soon as the other has read a value
 
 
 class Turns:

@@ -1,7 +1,8 @@
-"""Actions of the replaying client, in the order in which it issues them, and the server's answers.
+"""Actions with which the replaying client directs the server, and the server's answer `Value`.
 
-A run is the replay of one pass of a sequence. The server may run ahead of the program. `Abandon`
-undoes everything that the run did; `Finish` makes it permanent. At most one run is open at a time.
+A pass is one execution of a sequence by the program. A run is the replay of one pass by the server,
+which may be ahead of the program. `Abandon` undoes everything that the run has done; `Finish` makes
+it permanent. At most one run is open at a time.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin run `run`; slot s of the sequence gets handle `base` + s.
+    """Begin run `run` of sequence `number`; slot s of the sequence gets handle `base` + s.
 
     `inputs`: bytes of the first host-to-device copies of the pass. `bound`: handles of the first
-    `Bound` tensors of the pass. `More` brings the rest. The server runs all steps for which it has
-    the data.
+    `Bound` tensors of the pass. `More` brings the rest. The server executes all steps for which it
+    has the data.
     """
 
     run: int
@@ -45,7 +46,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """Add the next inputs and bound tensors to the open run."""
+    """Add the next `inputs` and `bound` handles to the open run; see `Start`."""
 
     run: int
     inputs: tuple[Any, ...]
@@ -54,10 +55,11 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Undo the open run and run another sequence, numbered `number`, instead.
+    """Undo the open run `run`, and run sequence `number` from its beginning instead.
 
-    Inputs and bound tensors received so far stay valid, because both sequences agree up to here.
-    The run is renamed to `new`, so that its values cannot be mistaken for those of the undone run.
+    The inputs and bound handles received so far stay valid, because both sequences agree up to
+    here. The run gets the new number `new`, so that the client cannot mistake values of the undone
+    run for its values.
     """
 
     run: int
@@ -67,7 +69,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Undo the run, run its first `count` steps again, keep the handles `alive`, and end it."""
+    """Undo the run, execute its first `count` steps again, and end it; keep `alive` (handles)."""
 
     run: int
     count: int
@@ -76,7 +78,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the run after a complete pass; keep the effects of the run and the handles `alive`."""
+    """End the run after a complete pass; keep its effects and the tensors `alive` (handles)."""
 
     run: int
     alive: tuple[int, ...]

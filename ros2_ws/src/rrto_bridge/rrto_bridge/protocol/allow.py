@@ -1,10 +1,10 @@
 """The list of ATen operators that a server executes.
 
-An operator is in the list if it computes with tensors and plain scalars and runs on strided tensors
-of any device. Before it accesses memory with its arguments, the operator itself or
-`execution.checks` must check them. The server refuses all other operators; they run on the robot's
-CPU. PyTorch decomposes composite operators before they are sent. The list contains only those
-composites that are sent whole (`operators.WHOLE`).
+An operator is in the list if it computes with tensors and plain scalars, runs on strided tensors of
+any device, and has safe arguments: arguments that address memory are checked first, by the operator
+itself or by `execution.checks`. The server refuses all other operators; they run on the robot's
+CPU. A composite operator calls other operators. PyTorch decomposes it into these before they are
+sent. The list contains only the composite operators that are sent whole (`operators.WHOLE`).
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ _unique _unique2 _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
 _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 _weight_norm_interface
 '''
-# PyTorch on the robot calls these variants if it was built with CUDA; see `execution.checks`.
+# PyTorch on the robot calls these variants if it was built with CUDA. `execution.checks` has
+# replacements for some of them, for a server without CUDA.
 _CUDA = '''
 cudnn_affine_grid_generator cudnn_batch_norm cudnn_grid_sampler miopen_batch_norm
 _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
@@ -134,7 +135,8 @@ def resolve(name: str) -> Any:
             raise Refused(f'{name} takes {argument.type}, which is neither tensor nor plain scalar')
     if not any('Tensor' in str(value.type) for value in (*op._schema.arguments,
                                                          *op._schema.returns)):
-        raise Refused(f'{name} computes with plain numbers')   # for TorchScript; has no checks
+        # Such operators exist for TorchScript; nothing checks their arguments.
+        raise Refused(f'{name} computes with plain numbers')
     return op
 
 
@@ -145,7 +147,7 @@ def allowed(name: str) -> bool:
 
 @lru_cache(1)
 def operators_digest() -> str:
-    """Return a digest of the schemas of all allowed operators; it must be equal at both ends."""
+    """Return a digest of the schemas of all allowed operators; client and server must agree."""
     schemas = sorted(str(s) for s in torch._C._jit_get_all_schemas()
                      if s.name.startswith('aten::') and allowed(s.name[6:]))
     return hashlib.sha256('\n'.join(schemas).encode()).hexdigest()[:16]

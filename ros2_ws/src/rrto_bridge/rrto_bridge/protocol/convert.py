@@ -1,4 +1,4 @@
-"""Conversion between the state machines' frames and actions and the messages of rrto_msgs."""
+"""Conversion between `Frame`, `SendFrame` and `SendAck` and the ROS messages of rrto_msgs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def to_ros(action: SendFrame | SendAck) -> Any:
         return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
     frame = action.frame
     data = array.array('B')
-    data.frombytes(frame.data)   # array('B', view) would copy it as a list of numbers
+    data.frombytes(frame.data)   # faster than array('B', frame.data), which copies byte by byte
     return msg.Frame(incarnation=action.incarnation, number=frame.number, last=frame.last,
                      data=data)

@@ -24,9 +24,9 @@ def servers(node: Node) -> list[str]:
 
 def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: str = ''
                      ) -> list[str]:
-    """Wait at most `limit` s for a server (or for `wanted`); return the names of all servers.
+    """Wait at most `limit` s for a server; return the names of all servers found.
 
-    `without`: a name to ignore.
+    `wanted`: name of the server to wait for; '': any server. `without`: a name to ignore.
     """
     end = time.monotonic() + limit
     while True:

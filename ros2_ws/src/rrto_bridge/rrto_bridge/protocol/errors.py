@@ -1,10 +1,10 @@
-"""Errors, grouped by their cause, and their form on the wire."""
+"""Errors, grouped by their cause, and their form in messages: a name and a text."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-MAX_TEXT = 2000   # maximum number of characters of an error that are sent
+MAX_TEXT = 2000   # maximum number of characters of an error's text in a message
 
 
 class RrtoError(RuntimeError):
@@ -28,7 +28,7 @@ class Missing(RemoteError):
 
 
 class Failed(Missing):
-    """The tensor does not exist because its call failed: with error `kind` and message `text`."""
+    """The tensor does not exist because its call failed, with the error named `kind`."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,8 @@ class OutOfMemory(RrtoError):
 
 _KINDS: tuple[type[Exception], ...] = (Refused, OutOfMemory, RemoteError, RuntimeError, IndexError,
                                        ValueError, TypeError, NotImplementedError)
-_NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMemory}  # CUDA's name
+# Name of an error -> class. OutOfMemoryError is the name of PyTorch's own error.
+_NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMemory}
 
 
 def described(error: Exception) -> tuple[str, str]:

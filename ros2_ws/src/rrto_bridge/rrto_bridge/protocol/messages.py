@@ -1,4 +1,4 @@
-"""Values that both ends exchange about a session; `convert` turns them into ROS messages."""
+"""Messages of a session between program and server, as values; `convert` makes ROS messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from .stream import Frame
 
 PROTOCOL = 1
-ENDED = 'the server has ended'    # the reason that programs receive
+ENDED = 'the server has ended'    # reason that a program receives when the server ends
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Fields of rrto_msgs/Open."""
+    """A program's request for a session: the request fields of rrto_msgs/Open."""
 
     protocol: int
     program: str
@@ -23,7 +23,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """Send a frame to a program."""
+    """Send a frame to the peer; `program`: name of the program, '' if the program is the sender."""
 
     program: str
     incarnation: int
@@ -32,7 +32,10 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class SendAck:
-    """Acknowledge a program's frames before `number`; an `error` ends the program's session."""
+    """Acknowledge the peer's frames before `number`; an `error` that is not '' ends the session.
+
+    `program`: name of the program, '' if the program is the sender.
+    """
 
     program: str
     incarnation: int

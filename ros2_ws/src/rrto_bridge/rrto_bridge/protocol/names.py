@@ -11,9 +11,9 @@ _NAME = re.compile(r'[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*')
 
 
 def graph_name(text: str) -> str:
-    """Return the graph name for a user's or machine's name: '3f2a-1' gives 'n3f2a_1'.
+    """Turn any name into a valid graph name: '3f2a-1' gives 'n3f2a_1'.
 
-    A valid name stays unchanged, so a second application changes nothing.
+    A valid name stays unchanged.
     """
     name = re.sub(r'[^A-Za-z0-9]+', '_', text).strip('_')[:MAX_NAME].rstrip('_')
     return name if name[:1].isalpha() else f'n{name}'[:MAX_NAME]

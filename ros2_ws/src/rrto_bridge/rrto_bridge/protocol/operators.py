@@ -1,4 +1,4 @@
-"""Facts about ATen operators for the interceptor, derived once from their schemas."""
+"""Facts about ATen operators that decide how a call is sent, derived from the schemas."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
-LEARNT = 'learnt'   # extra keyword of `RECURRENT`: weights may require gradients
-GRADED = 'graded'   # extra keyword of `RECURRENT`: gradients are enabled
+# Extra keywords that the program adds to calls of `RECURRENT` operators.
+LEARNT = 'learnt'   # weights may require gradients
+GRADED = 'graded'   # gradients are enabled
 
-LAYER = 17     # number of arguments of _transformer_encoder_layer_fwd between source and mask
-NESTED_MASK = -1    # mask type: the mask is the padding mask of a nested source
+# The operator _transformer_encoder_layer_fwd.
+LAYER = 17     # number of its arguments between `src` and `mask`
+NESTED_MASK = -1    # its mask type if `mask` is the padding mask of a nested tensor
 
-# Extra keyword of every call after the program has changed the default dtype. PyTorch converts
-# integers to this dtype.
+# Extra keyword of every call while the program's default dtype is not `USUAL`. PyTorch converts
+# integers to the default dtype.
 DEFAULT = 'default_dtype'
 USUAL = torch.float32
 
@@ -48,7 +50,7 @@ class Operator:
     wanted: bool        # it returns values, or shapes that depend on values
     index: bool         # its shapes depend on values only if an index is a mask
     view: bool          # it only creates views
-    moves: str          # for an in-place view: the operator that returns the view
+    moves: str          # for an in-place view: name of the operator that returns the view; else ''
     writes: tuple[str, ...]  # names of the arguments that it changes
     lists: bool         # it returns one list of tensors
     out: bool           # it has an `out=` argument, which it resizes to the result
@@ -83,9 +85,9 @@ def operator(function: Any) -> Operator:
 
 
 def _functional(name: str, schema: Any) -> str:
-    """Return the operator without `_` and with equal argument types; '' if there is none.
+    """Return the name of the operator that does the same, but not in place; '' if there is none.
 
-    'aten.t_.default' gives 'aten.t.default'.
+    'aten.t_.default' gives 'aten.t.default'. Both operators take arguments of the same types.
     """
     space, base, _ = name.split('.')
     packet = getattr(torch.ops.aten, base.removesuffix('_'), None)

@@ -5,8 +5,8 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 
 __all__ = ['LAST_WORDS', 'STATUS', 'STREAM']
 
-# Frames: reliable and in order; the window of `stream` bounds the number in transit.
+# Profile for frames: reliable and in order. `stream.WINDOW` limits the number of frames in transit.
 STREAM = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 
-LAST_WORDS = 0.5   # seconds that an ending process waits for its peer's acknowledgement
+LAST_WORDS = 0.5   # maximum seconds that an ending process waits for its peer's acknowledgement

@@ -1,6 +1,7 @@
-"""An intercepted call: operator, handles, scalars and results. Independent of torch.
+"""An intercepted PyTorch call as a value: its operator, its arguments and its results.
 
-All other files describe the program in these terms. Source: thesis section 5.3.3.
+A handle is the number by which client and server name a tensor. The other files describe the
+program's calls with these types. This file does not import torch. Source: thesis section 5.3.3.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-HTOD = 'htod'  # host to device: no arguments, one result; the call does not contain the bytes
-SEEDING = 'rrto.seed.default'  # sets the random seed; one Ref to a tensor with the seed; no result
-DTOH = 'dtoh'  # device to host: one Ref, no result, always wanted; the bytes are the value
-GIVEN = 'given'  # kind of a `Special` in a result: the operator returned its k-th tensor argument
+# Names of calls that are not ATen operators.
+HTOD = 'htod'  # copy from host to device: no arguments, one result; `Call` does not hold the bytes
+SEEDING = 'rrto.seed.default'  # set the random seed; argument: a tensor that holds it; no result
+DTOH = 'dtoh'  # copy from device to host: one Ref, no result, always wanted; its value is the bytes
+
+GIVEN = 'given'  # `Special(GIVEN, k)` in a result: the operator has returned tensor argument k
 
 
 class Meta(NamedTuple):
     """The properties of a tensor without its values.
 
-    `shape`, `stride` (elements), `dtype` named as in torch, without prefix ('float32'), `offset` of
-    the first element in the storage (elements).
+    `stride`: in elements. `dtype`: torch's name without the prefix 'torch.', such as 'float32'.
+    `offset`: position of the first element in the storage, in elements.
     """
 
     shape: tuple[int, ...]
@@ -29,19 +32,19 @@ class Meta(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """A tensor argument, given by the client's handle. Handles are never reused."""
+    """A tensor argument, named by the tensor's handle. The client never reuses a handle."""
 
     handle: int
 
 
 class Slot(NamedTuple):
-    """The k-th tensor argument in a signature; a signature contains no handles."""
+    """Stands for tensor argument number `place` in a `signature`, which contains no handles."""
 
     place: int
 
 
 class Special(NamedTuple):
-    """An argument that is neither scalar nor tensor: `kind` is 'dtype', 'layout', ..."""
+    """An argument that is neither scalar nor tensor, such as kind 'dtype' with name 'float32'."""
 
     kind: str
     name: str
@@ -51,11 +54,12 @@ class Special(NamedTuple):
 class Call:
     """One call that reached the device.
 
-    `op` is 'aten.conv2d.default', HTOD or DTOH. `arguments` and `keywords` (name, value) hold
-    scalars, `Ref`, `Special`, and tuples of these. `results` are the handles of the returned
-    tensors, flattened in order, None where the operator returned no tensor; an in-place operator
-    returns the handle of its argument. `metas` belong to `results`. `wanted`: the program needs a
-    value now (a number, bytes, or a shape that depends on data), so a round trip is necessary.
+    `op`: an operator such as 'aten.conv2d.default', or HTOD, DTOH or SEEDING. `arguments` and
+    `keywords` (name, value) hold scalars, `Ref`, `Special`, and tuples of these. `results`: handles
+    of the returned tensors, flattened in order; None where the operator returned no tensor. An
+    in-place operator returns the handle of its argument. `metas`: meta of each result. `wanted`:
+    whether the program needs a value now (a number, bytes, or a shape that depends on data), so
+    that a round trip is necessary.
     """
 
     op: str
@@ -84,11 +88,11 @@ def _handles(value: Any) -> Iterator[int]:
 
 
 def signature(call: Call, input_metas: tuple[Meta | None, ...]) -> tuple[Any, ...]:
-    """Return a hashable value without handles that identifies a call.
+    """Return a hashable value that identifies a call and contains no handles.
 
-    It is equal for the same step of two inferences. `input_metas` belong to `call.inputs()`. The
-    value contains the types of scalars (1, 1.0 and True differ), and which results are returned
-    arguments.
+    The same call in two inferences has equal signatures. `input_metas`: metas of `call.inputs()`.
+    The signature distinguishes the types of scalars (1, 1.0 and True differ), and says which
+    results are returned arguments.
     """
     given = call.inputs()
     slots = iter(range(len(given)))
@@ -119,9 +123,9 @@ class Persistent(NamedTuple):
 
 
 def metas(described: Any) -> Iterator[Meta]:
-    """Yield the metas of the new tensors in a result of a call, in the order of their handles.
+    """Yield the metas of the new tensors in the result of a call, in the order of their handles.
 
-    `execution.context.Context.execute` describes the form of a result.
+    `described`: a result in the form that `execution.context.Context.execute` returns.
     """
     if type(described) is Meta:
         yield described

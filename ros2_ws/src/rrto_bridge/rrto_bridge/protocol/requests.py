@@ -1,4 +1,7 @@
-"""Items of messages: conversion of replay actions to wire values and back, with all checks."""
+"""Conversion of replay actions to items of messages and back, with all checks.
+
+A message contains items. An item is a tuple: its kind, then its fields.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ KINDS = frozenset((DEFINE, *_KINDS))
 
 
 def to_item(action: Any) -> tuple[Any, ...]:
-    """Return an action as an item of a message."""
+    """Return the item for a replay action."""
     if isinstance(action, Define):
         s = action.sequence
         steps = tuple([(t.op, t.arguments, t.keywords, t.results, t.metas, t.wanted)
@@ -79,7 +82,7 @@ def _step(fields: Any) -> Step:
 
 
 def value_to_message(value: Value) -> tuple[Any, ...]:
-    """Return a value as a message to the client."""
+    """Return the message to the client that contains a value of a run."""
     return value.run, value.index, value.value, value.metas, value.error
 
 

@@ -1,10 +1,14 @@
-"""An accepted operator sequence: steps in which tensors have roles instead of handles.
+"""A sequence: the calls of one inference as steps, in which tensors have roles instead of handles.
 
-Thesis section 5.3.3 (provenance) and 5.3.4 (what a replay transfers). A tensor of a step is
-`Own(slot)`: the slot-th tensor that the pass creates (its handle is base + slot);
-`Persistent(handle)`: the same tensor in every pass (parameter, buffer); or `Bound(index)`: a tensor
-from before the pass that differs from pass to pass (prefetched input, recurrent state). The client
-sends the handle of a bound tensor when the program first uses the tensor in the pass.
+A pass is one execution of the sequence. A tensor of a step has one of three roles:
+
+- `Own(slot)`: the pass creates the tensor. Its handle is base + slot; each pass has another base.
+- `Persistent(handle)`: it is the same tensor in every pass (parameter, buffer).
+- `Bound(index)`: the tensor exists before the pass, and differs from pass to pass (prefetched
+  input, recurrent state). The client sends its handle when the program first uses the tensor in the
+  pass.
+
+Source: thesis sections 5.3.3 (provenance) and 5.3.4 (what a replay transfers).
 """
 
 from __future__ import annotations
@@ -19,14 +23,17 @@ from .record import HTOD, Call, Meta, Persistent, Ref
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Role of the `slot`-th tensor that the pass creates."""
+    """Role of a tensor that the pass creates; slots are numbered from 0, in order of creation."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Role of a tensor that exists before the pass and differs from pass to pass."""
+    """Role of a tensor from before the pass that differs from pass to pass.
+
+    `index`: number of the tensor, in order of first use.
+    """
 
     index: int
 
@@ -39,10 +46,10 @@ ROLES = (Own, Persistent, Bound)
 class Step:
     """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
 
-    A role is `Own`, `Persistent` or `Bound`. `results`: `Own` for a new tensor, the argument's role
-    for a returned argument, None for a result that is no tensor. `metas`: None for a result that is
-    no tensor or whose shape varies from pass to pass. `compiled`: the code that executes or matches
-    steps may store its own data here.
+    `results`: `Own` for a new tensor, the argument's role for a returned argument, None for a
+    result that is no tensor. `metas`: None for a result that is no tensor or whose shape varies
+    from pass to pass. `compiled`: the code that executes or matches steps may store its own data
+    here.
     """
 
     op: str
@@ -58,12 +65,12 @@ class Step:
         return list(_roles((self.arguments, self.keywords)))
 
     def made(self, metas: tuple[Meta | None, ...]) -> dict[int, Meta]:
-        """Return slot -> meta of the step's new tensors; `metas`: the metas of all its results."""
+        """Return a dict slot -> meta for the new tensors; `metas`: metas of all results."""
         return {role.slot: meta for role, meta in zip(self.results, metas, strict=False)
                 if isinstance(role, Own) and meta is not None}
 
     def differs(self, metas: tuple[Meta | None, ...]) -> bool:
-        """Return whether any meta differs from the step's; None in the step matches every meta."""
+        """Return whether `metas` differ from `self.metas`, where None stands for any meta."""
         return any(mine is not None and mine != other
                    for mine, other in zip(self.metas, metas, strict=True))
 
@@ -74,7 +81,7 @@ class Step:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Steps of one inference. `kept`: slots that the program held after an observed pass."""
+    """Steps of one inference. `kept`: slots of tensors that the program held after the pass."""
 
     steps: tuple[Step, ...]
     kept: frozenset[int]
@@ -82,9 +89,9 @@ class Sequence:
     slots: int = 0        # number of tensors that the pass creates
     number: int = -1      # assigned by the client when it adds the sequence
     keys: list[str] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)   # slots created before step i; last entry: all
+    made: list[int] = field(default_factory=list)   # number of slots before step i; last: all slots
     metas: dict[int, Meta] = field(default_factory=dict)  # slot -> meta at the end of the pass
-    needs: list[int] = field(default_factory=list)  # positions of steps that need client data
+    needs: list[int] = field(default_factory=list)  # positions of steps that need the client's data
 
     def __post_init__(self) -> None:
         """Derive the other fields from the steps."""
@@ -101,7 +108,7 @@ class Sequence:
         self.keys = [step.key() for step in self.steps]
 
     def calls(self, count: int, base: int, bound: Items[int]) -> list[Call]:
-        """Return the first `count` steps as calls; slots begin at handle `base`."""
+        """Return the first `count` steps as calls; see `instantiate` for `base` and `bound`."""
         return [instantiate(step, base, bound) for step in self.steps[:count]]
 
     def common(self, other: Sequence) -> int:
@@ -129,7 +136,10 @@ def substitute(value: Any, kinds: type | tuple[type, ...], new: Callable[[Any], 
 
 
 def instantiate(step: Step, base: int, bound: Items[int]) -> Call:
-    """Return the call of a step in the pass whose slots begin at handle `base`."""
+    """Return the call of a step in one pass.
+
+    `base`: handle of slot 0 in this pass. `bound`: handles of the `Bound` tensors, by index.
+    """
     def handle(role: StepRole) -> int:
         if isinstance(role, Own):
             return base + role.slot
@@ -147,8 +157,8 @@ def instantiate(step: Step, base: int, bound: Items[int]) -> Call:
 def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[int]) -> Sequence:
     """Build the sequence of a recorded pass.
 
-    `changing`: handles from before the pass that differ from pass to pass; `alive`: handles that
-    the program still holds at the end of the pass.
+    `changing`: handle -> meta of the tensors from before the pass that differ from pass to pass.
+    `alive`: handles of the tensors that the program still holds at the end of the pass.
     """
     roles: dict[int, StepRole] = {}
     bound: list[Meta] = []
@@ -172,9 +182,9 @@ def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[in
 
 
 def changed(new: Sequence, old: Sequence) -> set[int] | None:
-    """Return the handles in `new` of the persistent tensors that differ between two sequences.
+    """Return the handles of the persistent tensors of `new` that are other tensors in `old`.
 
-    Return None if the sequences also differ in anything else.
+    Return None if the sequences differ in anything else.
     """
     if len(new.steps) != len(old.steps):
         return None
@@ -201,11 +211,11 @@ def changed(new: Sequence, old: Sequence) -> set[int] | None:
 
 
 def loosen(sequence: Sequence, changing: Mapping[int, Meta]) -> Sequence:
-    """Return the sequence with role `Bound` for the persistent tensors in `changing`.
+    """Return a copy of the sequence in which the persistent tensors in `changing` become `Bound`.
 
     `changing`: handle -> meta.
     """
-    base = 1 << 62          # above all real handles, so slots and bound tensors get free handles
+    base = 1 << 62          # above all real handles, for the temporary handles of this function
     bound = range(base + sequence.slots, base + sequence.slots + len(sequence.bound))
     calls = sequence.calls(len(sequence.steps), base, bound)
     return build(calls, {**changing, **dict(zip(bound, sequence.bound, strict=True))},
@@ -223,9 +233,10 @@ def _step(call: Call, roles: Mapping[int, StepRole]) -> Step:
 
 
 def matches(step: Step, call: Call, base: int, bound: list[int]) -> list[int] | None:
-    """Return the handles of the `Bound` tensors that no earlier step uses; None on a mismatch.
+    """Compare a call with a step; return None if they differ.
 
-    `base`: handle of slot 0; `bound`: handles of the `Bound` tensors of earlier steps.
+    If they match, return the handles of the `Bound` tensors that no earlier step uses. `base`:
+    handle of slot 0. `bound`: handles of the `Bound` tensors of earlier steps.
     """
     if step.op != call.op or (step.op == HTOD and step.metas != call.metas):
         return None

@@ -1,7 +1,8 @@
-"""Messages of any size as frames of bounded size, with a window. Sans-I/O.
+"""Splits messages of any size into frames, and joins frames to messages. Sans-I/O.
 
-The ROS topics that carry the frames are reliable and keep the order. The window keeps the queue of
-the middleware short. So the sender notices a dead link, and can abandon a message.
+The ROS topics that carry the frames are reliable and keep the order. The sender has at most
+`WINDOW` frames in transit, so the queue of the middleware stays short. Therefore the sender notices
+a dead link, and can abandon a message.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .errors import LinkError, RemoteError
 
 FRAME = 61440    # maximum bytes of data in a frame, so that a frame fits into one UDP datagram
 WINDOW = 64      # maximum number of frames in transit
-EVERY = 16       # the receiver acknowledges once for this many frames
+EVERY = 16       # number of frames for which the receiver sends one acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Sender:
 
     def __init__(self) -> None:
         self.next = 0            # number of the next frame
-        self.acknowledged = 0           # frames before this are acknowledged
+        self.acknowledged = 0           # number of the first frame that is not acknowledged
         self.bytes = 0
         self.waiting = 0         # bytes not sent yet
         self._waiting: deque[tuple[Any, bool]] = deque()
@@ -81,11 +82,11 @@ class Receiver:
 
     @property
     def pending(self) -> int:
-        """Number of bytes received of the incomplete message."""
+        """Number of bytes that have arrived of an incomplete message."""
         return self._size
 
     def take(self, frame: Frame) -> tuple[bytes | None, bool]:
-        """Process a frame; return the completed message, or None, and whether to acknowledge now.
+        """Process a frame; return (completed message or None, whether to acknowledge now).
 
         Raises LinkError if frames are missing, RemoteError if the message is too long.
         """

@@ -1,4 +1,4 @@
-"""Conversion, at both ends, of tensors to metas and bytes and of special arguments to names."""
+"""Conversions at both ends: tensors to metas and bytes, and arguments such as dtypes to names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_device(device: torch.device) -> None:
 
 
 def from_special(value: Special, device: torch.device) -> Any:
-    """Return the value whose name `special` has returned; raises RemoteError."""
+    """Return the dtype, format, layout or device for a result of `special`; raises RemoteError."""
     found = {'dtype': DTYPES.get(value.name), 'memory_format': _FORMATS.get(value.name),
              'layout': torch.strided if value.name == 'strided' else None,
              'device': device if not value.name else None}.get(value.kind)
@@ -81,9 +81,10 @@ def refuse_kind(kind: str) -> NoReturn:
 
 
 def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
-    """Return a dense meta (with offset 0, as `.cpu()` gives) and the bytes of a CPU tensor.
+    """Return the meta and the bytes of a CPU tensor, in storage order and without gaps.
 
-    The bytes are in storage order. They are not copied if the tensor is dense already.
+    The meta has offset 0, as after `.cpu()`. If the tensor has no gaps between its elements
+    (`dense`), its bytes are not copied.
     """
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
@@ -98,7 +99,9 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 
 
 def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
-    """Return a tensor from the result of `pack`. Raises RemoteError if the bytes do not fit.
+    """Return the tensor from which `pack` has made `meta` and `data`.
+
+    Raises RemoteError if the bytes do not fit the meta.
 
     `shared`: use the memory of `data`, which must be writable and have no other user. Otherwise
     copy the bytes.
@@ -116,17 +119,18 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
 
 
 def ordinary() -> Any:
-    """Return a context in which CPU tensors compute as outside an operator's implementation.
+    """Return a context for computation with CPU tensors inside the implementation of an operator.
 
-    Inside an implementation, PyTorch skips steps that it has already done for the operator's own
-    arguments. Without these steps, it would use a lazily conjugated or negated tensor unresolved,
-    and would multiply a weight that may require gradients like a weight that does not.
+    While an implementation runs, PyTorch skips steps that it has already done for the arguments of
+    this operator. Other tensors need these steps. Without them, PyTorch would ignore that a tensor
+    is lazily conjugated or negated, and would multiply by a weight that may require gradients as by
+    a weight that does not. In the context, PyTorch does all steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)
 
 
-_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # read outside any operator
+_EXCLUDED: Any = torch._C._dispatch_tls_local_exclude_set()   # dispatch keys excluded by default
 
 
 def size_of(meta: Meta) -> int:
@@ -167,7 +171,7 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
 
 
 def dense(shape: Any, stride: Any) -> bool:
-    """Return whether elements have no gaps or overlap in memory, in any order of dimensions."""
+    """Return whether elements fill memory without gaps and overlap, in any order of dimensions."""
     if 0 in shape:
         return True
     expected = 1

@@ -1,4 +1,4 @@
-"""Values as bytes: calls, metas, scalars. No pickle; every length is checked before use.
+"""Encodes values (calls, metas, scalars) as bytes. No pickle; every length is checked before use.
 
 A value is a tag byte and its content. Integers have 64 bits, little endian; strings are UTF-8.
 Tuples nest at most `DEPTH` deep. The size of a message limits the size of its decoded value.
@@ -92,7 +92,7 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 class _Reader:
-    """A position in a buffer."""
+    """Reads values from a buffer, beginning at position `at`."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data

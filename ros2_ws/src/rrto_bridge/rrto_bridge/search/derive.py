@@ -1,8 +1,9 @@
-"""Derive a sequence for another batch size without recording (Algorithm 13, RRTOFIXARGS).
+"""Derive the sequence for another batch size from a known one (Algorithm 13, RRTOFIXARGS).
 
-Shape inference gives the shapes for the new input. Sizes among the arguments (of view, expand,
-zeros) are derived from one recorded pass. If its batch size was 1, they are a guess. A wrong guess
-costs one mismatch, because the client compares every call with the sequence.
+So the client need not record inferences of this size. Shape inference gives the metas for the new
+input. Arguments that are sizes (of view, expand, zeros) are derived from the known sequence. If its
+batch size is 1, they are a guess. A wrong guess costs one mismatch, because the client compares
+every call with the sequence.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def derive(sequence: Sequence, given: Meta | None, infer: Infer,
     try:
         return _Derivation(sequence, given, infer, meta_of).run()
     except (ValueError, RuntimeError, TypeError, IndexError, KeyError):
-        return None     # `infer` rejects the guess: record the new size instead
+        return None     # the guess is impossible: the client must record inferences of this size
 
 
 class _Derivation:
@@ -42,7 +43,8 @@ class _Derivation:
         old = sequence.steps[0].metas[0]
         assert old is not None
         self.old, self.new = old.shape[:1], given.shape[:1]
-        self.metas: dict[StepRole, tuple[Meta, Meta]] = {}  # (in `sequence`, in the derived one)
+        # Role -> (meta in `sequence`, meta in the derived sequence).
+        self.metas: dict[StepRole, tuple[Meta, Meta]] = {}
 
     def run(self) -> Sequence:
         steps = tuple(self.step(step) for step in self.sequence.steps)
@@ -85,7 +87,8 @@ class _Derivation:
               inputs: list[tuple[Meta, Meta]]) -> tuple[int, ...]:
         """Return the value of the argument `size` for the new batch size.
 
-        `shape`: what the call returned before. `inputs`: (old, new) meta of each tensor argument.
+        `shape`: shape of the result in the known sequence. `inputs`: (old, new) meta of each tensor
+        argument.
         """
         before, now = (m.shape for m in inputs[0]) if inputs else ((), ())
         if before != now and prod(before) == prod(shape):
@@ -93,8 +96,9 @@ class _Derivation:
             begin, end = prod(before[:at]), prod(before[:at + 1])
             inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
-            # A batch of 1 fits several dimensions. Prefer a dimension of the old batch size; then,
-            # unless dimensions were merged, one with elements of later dimensions; then the first.
+            # If the batch size is 1, several dimensions can be the batch. Prefer a dimension whose
+            # size is the old batch size. Then, unless dimensions were merged, prefer a dimension
+            # that does not lie wholly before the batch of the input. Then prefer the first one.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))
@@ -114,7 +118,7 @@ def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
-    """Return a contiguous meta with batch size `new` if dimension 0 is `old`, else the meta."""
+    """Return a contiguous meta with batch size `new`; `meta` itself if dimension 0 is not `old`."""
     if not old or meta.shape[:1] != old:
         return meta
     shape = new + meta.shape[1:]

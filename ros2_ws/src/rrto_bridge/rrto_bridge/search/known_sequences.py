@@ -1,4 +1,4 @@
-"""The known sequences as a prefix tree: a list, with the common prefix length of every pair."""
+"""The known sequences, with the number of equal first steps of every pair (a prefix tree)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
-PATIENCE = 3          # consecutive failed runs that do not yet pause a sequence
-MAX_LOOSE = 4         # if more persistent tensors differ, the model is another: none gets `Bound`
+PATIENCE = 3          # number of consecutive failed runs that do not make a sequence pause
+MAX_LOOSE = 4         # maximum tensors that `add` makes `Bound`; with more, it is another model
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
-MAX_PAUSE = 64        # a failing sequence is tried at least at every MAX_PAUSE-th possible start
+MAX_PAUSE = 64        # a failing sequence skips fewer than MAX_PAUSE possible starts in a row
 
 ANY = 1 << 62         # base of a pass that has no tensors of its own yet; above every handle
 
@@ -25,8 +25,8 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # other sequence -> number of equal steps
-    failures: int = 0   # consecutive failed runs
+    common: dict[int, int] = field(default_factory=dict)  # other's number -> equal steps at start
+    failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()
     fast: list[Step | None] = field(default_factory=list)  # None: the step needs `PrefixTree.bind`
@@ -40,20 +40,22 @@ class Known:
                      or any(type(r) is Bound for r in row) else step for step, row in roles]
 
     def failed(self) -> None:
-        """Count a run that left the sequence; after repeated failures the sequence pauses."""
+        """Count a run that failed because of a mismatch; after several, the sequence pauses."""
         self.failures += 1
         self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
 
 
 class PrefixTree:
-    """Known sequences in order of use, the latest last.
+    """Known sequences in order of use; the last used sequence is the last.
 
-    `meta_of` and `infer` serve to derive sequences for other batch sizes.
+    `meta_of(handle)` returns the meta of a tensor that the program holds, None if unknown. `infer`
+    infers shapes, to derive sequences for other batch sizes; None: derive none.
     """
 
     def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
         self.known: list[Known] = []
-        self._former: deque[Sequence] = deque(maxlen=4)  # dropped because a tensor was freed
+        # Sequences dropped or rejected because the program has freed a persistent tensor of them.
+        self._former: deque[Sequence] = deque(maxlen=4)
         self._meta_of, self._infer = meta_of, infer
         self.added = 0                # number of sequences added so far
         # Derivations that were tried: (number of a sequence, metas of an input).
@@ -62,7 +64,7 @@ class PrefixTree:
     def alive(self, sequence: Sequence) -> bool:
         """Return whether the program holds all persistent tensors of a sequence.
 
-        If not, record the sequence as a former one.
+        If not, remember the sequence in `_former`.
         """
         if all(self._meta_of(r.handle) for step in sequence.steps for r in step.roles()
                if isinstance(r, Persistent)):
@@ -73,8 +75,9 @@ class PrefixTree:
     def add(self, sequence: Sequence, actions: list[Action]) -> Known:
         """Add a sequence; it replaces a known sequence that differs only in the kept tensors.
 
-        If the sequence differs from a former one only in a few persistent tensors, these tensors
-        are not persistent (such as the features of the last key frame). They become `Bound`.
+        If the sequence differs from a sequence in `_former` only in a few persistent tensors, these
+        tensors differ from pass to pass, such as the features of the last key frame. So they become
+        `Bound`.
         """
         for former in self._former:
             loose = changed(sequence, former)
@@ -137,7 +140,11 @@ class PrefixTree:
 
     def bind(self, known: Known, position: int, call: Call, base: int,
              bound: list[int]) -> list[int] | None:
-        """Return the handles of `Bound` tensors that no earlier step uses; None on a mismatch."""
+        """Compare a call with the step at `position`; return None if they differ.
+
+        If they match, return the handles of the `Bound` tensors that no earlier step uses. `base`:
+        handle of slot 0. `bound`: handles of the `Bound` tensors of earlier steps.
+        """
         sequence = known.sequence
         new = matches(sequence.steps[position], call, base, bound)
         for index, handle in enumerate(new or ()):

@@ -1,9 +1,10 @@
 """Partial sequences: replay the constant parts of inferences whose shapes vary.
 
 A detector's backbone makes the same calls in every inference. The calls after a selection by score,
-or after an `nms` on the robot, vary. The log is cut into *fragments*: a fragment ends with a wanted
-call or before an input. A *partial sequence* begins with an input and continues while each fragment
-has been seen before and always follows its predecessor. It ends
+or after an `nms` on the robot, vary. This file cuts the calls into *fragments*: a fragment ends
+with a wanted call (a call whose value the program needs at once), or before an input. A *partial
+sequence* begins with an input. It continues while each fragment has been seen before, and is the
+only fragment that has ever followed the fragment before it. It ends
 
 - with a data-dependent operator whose result has another shape than before: this shape stays open;
 - with the last wanted call before a fragment that differs in another way (such as an input of
@@ -24,10 +25,13 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-LIMIT = 1 << 15    # known tags plus calls of the open partial sequence; at LIMIT, forget all
-FED = 16           # a tree node gets a new `Search` after this many partial sequences
+# Maximum number of known tags plus calls of the open partial sequence; then all are forgotten.
+LIMIT = 1 << 15
+FED = 16           # number of partial sequences after which a tree node gets a new `Search`
 
-Fragment = tuple[int, ...]          # tags of its calls; the tag of a wanted call omits its metas
+# Tags of its calls. A tag is a number: calls with equal operators, arguments (without handles) and
+# metas have equal tags. The tag of a wanted call omits its metas.
+Fragment = tuple[int, ...]
 Metas = tuple[Meta | None, ...]
 
 
@@ -39,7 +43,7 @@ class _Node:
     ends: bool = False                  # partial sequences end here
     following: Fragment | None = None   # the only fragment that has followed
     child: _Node | None = None          # the node after that fragment
-    search: Search | None = None        # searches the partial sequences that ended here
+    search: Search | None = None        # finds the sequences among the calls that ended here
     fed: int = 0                        # number of partial sequences that ended here
 
     def after(self, fragment: Fragment, known: bool) -> _Node | None:
@@ -64,7 +68,7 @@ class PartialSequences:
     def restart(self) -> None:
         """Forget all observations."""
         self._tags: dict[tuple[object, ...], int] = {}
-        self._seen: dict[Fragment, Metas] = {}    # metas of the last call's results
+        self._seen: dict[Fragment, Metas] = {}    # fragment -> metas of its last call's results
         self._roots: dict[Fragment, _Node] = {}
         self._leave()
 
@@ -74,11 +78,12 @@ class PartialSequences:
         self._items: list[Call | int] = []     # earlier items of the open partial sequence
         self._root: Fragment = ()              # first fragment of the open partial sequence
         self._node: _Node | None = None        # node after its last fragment
-        self._end: tuple[_Node, int] | None = None   # (node, item count) after its last wanted call
-        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that it uses
+        # Node after the last wanted call of the open partial sequence, and number of earlier items.
+        self._end: tuple[_Node, int] | None = None
+        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that its calls use
 
     def observe(self, call: Call) -> Sequence | None:
-        """Record a call; return a sequence that ends with it, or before it, if one is found."""
+        """Record a call; if a sequence is found that ends with or before this call, return it."""
         if len(self._tags) + len(self._items) + len(self._fragment) >= LIMIT:
             self.restart()
         found = None
@@ -132,8 +137,8 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: it ends only because its first fragment occurs again. If it has never ended for
-        another reason, no shape varies, and it is not searched.
+        `again`: it ends only because its first fragment occurs again. If no partial sequence has
+        ended at this node for another reason, no shape varies; then do not search it.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None
@@ -164,9 +169,9 @@ class PartialSequences:
             self._items.append(handle)
 
     def interrupt(self, left: dict[int, Meta]) -> Sequence | None:
-        """Record that a pass was replayed; return a sequence that ends before the pass, if any.
+        """Record that an inference was replayed; return a sequence found before it, or None.
 
-        `left`: handle -> meta of the tensors that remain after the pass.
+        `left`: handle -> meta of the tensors that remain after the replay.
         """
         found = self._close()
         self._leave()

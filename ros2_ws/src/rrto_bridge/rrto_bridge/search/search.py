@@ -3,9 +3,10 @@
 The search is incremental, so its cost is linear in the length of the log. Each call gets a *tag*: a
 number for its operator, its arguments without handles, and its results' metas. Equal calls have
 equal tags, different calls have different tags. The log is cut into *sections*. Each section ends
-with a wanted call, because an inference can end only there (device to host). Sections with equal
-tags get the same *name*, also a number. A pass consists of one or more sections. It is found if R
-passes in a row (`REPETITIONS`) are equal:
+with a wanted call (a call whose value the program needs at once, such as a copy from device to
+host), because an inference can end only there. Sections with equal tags get the same *name*, also a
+number. A pass is the calls of one inference: one or more sections. It is found if R passes in a row
+(`REPETITIONS`) are equal:
 
 - Candidates (boundary statistics): for the last 1, 2, 4, ... sections, how many sections ago the
   same sections ended before. Each answer is a possible number of sections of a pass.
@@ -26,8 +27,8 @@ from typing import Any
 from ..protocol.record import HTOD, Call, Meta, Ref
 from ..protocol.sequence import Sequence, build
 
-REPETITIONS = 3       # R: the first pass may initialise; the next two are steady (thesis 5.3.3)
-WITHOUT_INPUT = 8     # factor on R if the pass has no host-to-device copy: it may be an inner loop
+REPETITIONS = 3       # R; 3, because the first pass may still initialise data (thesis 5.3.3)
+WITHOUT_INPUT = 8     # R is this many times larger for a pass without input: it may be a small loop
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
@@ -64,15 +65,15 @@ class Search:
         self._from = array('q')                   # origins of these handles
         self._first = [0]                         # for each call: first index in `_given`, `_from`
         self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
-        self._outside: dict[int, Meta] = {}       # tensors that replayed passes kept
-        self._breaks: list[int] = []              # positions before which unlogged calls were made
+        self._outside: dict[int, Meta] = {}       # handle -> meta of tensors from replayed passes
+        self._breaks: list[int] = []              # positions before which calls are not in the log
         self._input = -1                          # position of the last host-to-device copy
         self._names: dict[Any, int] = {}          # names of every 2^k consecutive sections
         # For each k and each section: name of the 2^k sections that end with this section.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
         self._seen: dict[int, int] = {}           # name -> section at which it was last seen
         self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
-        self._blocked: dict[int, int] = {}        # pass length -> earliest begin of R passes
+        self._blocked: dict[int, int] = {}        # pass length -> R passes cannot begin before this
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call with its results; return a sequence if one is found."""
@@ -109,8 +110,8 @@ class Search:
         """Record that calls outside the log were made here, such as a replayed pass.
 
         A pass that is found later does not span this position. `left`: handle -> meta of the
-        tensors that remain after these calls. Calls after the last wanted call leave the log, since
-        no pass can end with one of them any more.
+        tensors that remain after these calls. Remove the calls after the last wanted call from the
+        log, because they cannot be in a pass any more.
         """
         self._outside.update(left)
         keep = self._ends[-1] + 1
@@ -159,7 +160,7 @@ class Search:
         return periods
 
     def _fill(self, order: int, section: int) -> None:
-        """Give unique names to groups of sections that would begin before the log."""
+        """Give unique names to the groups that end with `section` but begin before the log."""
         for row in self._contexts[order:]:
             if len(row) <= section:
                 row.append(-1 - section)
@@ -173,7 +174,7 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        # The names of the first pass are not compared: its first section may begin before the pass.
+        # Do not compare the names of the first pass, whose first section may begin before it.
         whole = (repetitions - 2) * period
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None
@@ -223,7 +224,11 @@ class Search:
 
     def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
                     is_first: bool) -> int | None:
-        """Return the index of an argument whose role differs between two passes, if any."""
+        """Return the index of an argument that has another role in pass `start` than in `last`.
+
+        Return None if there is none. `fixed`: for each argument, whether its role is to be the same
+        tensor in all passes. `is_first`: whether `start` is the first pass.
+        """
         shift = (last - start) << _SHIFT
         begin, end = start << _SHIFT, last << _SHIFT
         outside = self._outside
@@ -243,9 +248,9 @@ class Search:
     def _best_cut(self, end: int, length: int, period: int, fixed: list[bool]) -> int:
         """Return the number of calls until the best cut; 0 for a cut here (Figure 5.5f: rotation).
 
-        A repetition of several sections can be cut after any section. The best cut is the one
-        across which the fewest tensors live. Of equal cuts, prefer a cut before an input, then the
-        nearest cut.
+        A cut is the place where one pass ends and the next begins. If a pass has several sections,
+        it can be cut after any section. The best cut is the cut across which the fewest tensors
+        live. Of equal cuts, prefer a cut before an input, then the nearest cut.
         """
         if period == 1 or not self._rotate:
             return 0
@@ -258,7 +263,7 @@ class Search:
                     made = origin >> _SHIFT
                     tensor = ((made + 1 - start) % length, origin & _INDEX)
                     lives[tensor] = max(lives.get(tensor, 0), position - made)
-        change = [0] * (length + 1)    # by how much the number of live tensors changes at each call
+        change = [0] * (length + 1)    # change of the number of live tensors at each call
         for (begin, _), life in lives.items():
             whole, rest = divmod(life, length)
             change[0] += whole
@@ -283,7 +288,7 @@ class Search:
 
 
 def _span(begin: int, size: int, change: list[int]) -> None:
-    """Add 1 to `size` positions from `begin` on, wrapping around at the end."""
+    """Count a tensor as live at `size` calls from `begin` on, cyclically: add to the changes."""
     length = len(change) - 1
     if not size:
         return
@@ -297,7 +302,10 @@ def _span(begin: int, size: int, change: list[int]) -> None:
 
 
 def skeleton(call: Call) -> tuple[list[Any], list[int]]:
-    """Return a call's tag without results [op, wanted, metas, ...], and its arguments' handles."""
+    """Return the part of a call's tag without its results, and the handles of its arguments.
+
+    This part is [op, wanted, metas, arguments without handles ...].
+    """
     given: list[int] = []
     key: list[Any] = [call.op, call.wanted, call.metas]
     add = key.append
@@ -317,7 +325,10 @@ def skeleton(call: Call) -> tuple[list[Any], list[int]]:
 
 
 def _exact(value: Any, given: list[int]) -> Any:
-    """Return a hashable form in which 1, 1.0 and True differ; append the handles to `given`."""
+    """Return a hashable form of an argument; append its handles to `given`.
+
+    The forms of 1, 1.0 and True differ.
+    """
     kind = type(value)
     if kind is tuple:
         for item in value:

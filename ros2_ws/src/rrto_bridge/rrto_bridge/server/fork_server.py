@@ -47,7 +47,7 @@ class ForkServer:
         self.selector.register(link, selectors.EVENT_READ, '')
 
     def _child(self, ask: Any) -> str:
-        """Return the result of `ask`, called in a child process; the child may use a GPU.
+        """Call `ask` in a child process, which may use a GPU, unlike this one; return the result.
 
         Also report to the supervisor whether the server is ready.
         """
@@ -117,9 +117,9 @@ class ForkServer:
     def close(self) -> None:
         """End all programs' processes and delete their shared files.
 
-        The processes get `ORDERLY` seconds to end by themselves. A killed process stays on the ROS
-        graph until its lease has expired; until then, programs that end would wait for its
-        acknowledgements.
+        Kill the processes only if they do not end by themselves within `ORDERLY` seconds. A killed
+        process would stay on the ROS graph until its DDS lease expires; until then, programs that
+        end would wait for its acknowledgements.
         """
         self._signal(signal.SIGTERM)
         self.selector.unregister(self.link)

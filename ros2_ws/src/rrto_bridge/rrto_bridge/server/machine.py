@@ -1,7 +1,7 @@
-"""The server's supervisor: it decides which programs get a process. Sans-I/O.
+"""The server's supervisor: decides which programs get a process, and when. Sans-I/O.
 
-Each program has a process of its own (see `session`), which owns the program's topics. If a program
-makes its process fail, the supervisor and the other processes continue.
+Each admitted program gets its own process on the server (see `session`), with its own topics. If
+a program makes its process fail, the supervisor and the other processes continue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleet_env.settings import Settings, setting
 from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name
 
-AT_ONCE = 4     # number of processes that may start without a pause
+AT_ONCE = 4     # number of processes that may start one after another without a pause
 PACE = 1.0      # seconds between further starts, because a start slows other processes down
 FAULT = 4.0     # seconds by which a process that has failed delays the next start
 LONGEST = 10.0  # maximum delay of the next start, s
@@ -92,10 +92,11 @@ class ServerMachine:
         return list(self._programs)
 
     def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
-        """Process a program's request to use this server; return the reason of a refusal, or ''.
+        """Process a program's request to use this server; return (reason of a refusal, actions).
 
-        The program's process starts now or later (`deadline`). This delay prevents a peer that
-        returns under new names again and again from keeping the server busy.
+        The reason is '' if the server admits the program. Then the program's process starts now, or
+        at `deadline` if many have started. Without this delay, a peer that connects again and again
+        under new names could keep the server busy.
         """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:
@@ -147,7 +148,8 @@ class ServerMachine:
                     ) -> list[Action]:
         """Process the progress of a program's process; kill it if an operator takes too long.
 
-        `begun`: number of operators begun; `name`: the last of them.
+        `begun`: number of operators that have begun. `name`: the last of these operators. `busy`:
+        whether the process is executing a message.
         """
         known = self._programs[program]
         if not busy or begun != known.begun:
@@ -163,8 +165,8 @@ class ServerMachine:
         """Process the end of a program's process; `status`: its exit status, negative for a signal.
 
         `reason`: why the process ended, if it ended by itself and has told the program; otherwise
-        ''. With a reason, a status other than 0 means that the program was at fault. `name`: the
-        last operator.
+        ''. `name`: the last operator of the process. A status other than 0 delays the next start;
+        together with a reason it means that the program was at fault.
         """
         known = self._programs.pop(program, None)
         if known is None:

@@ -27,7 +27,7 @@ class ServerNode(ManagedNode):
     def configure(self) -> None:
         """Start the server's processes, which load PyTorch; still refuse programs."""
         settings = declare(self, ServerSettings)
-        settings.shaped_link()    # raises now if a trace cannot be read
+        settings.shaped_link()    # raises an error now if the link's trace file cannot be read
         name = graph_name(settings.name or socket.gethostname())
         self.server = Server(self, name, settings)
         self.held.callback(self.server.close)

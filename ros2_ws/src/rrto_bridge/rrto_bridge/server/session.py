@@ -1,7 +1,8 @@
 """One program's session on the server: its stream, its queue, its lease. Sans-I/O.
 
-The session runs in the program's process on the server. The shell (`worker`) passes the messages of
-the program one at a time to `execution.perform.Performer`, which executes them.
+The session runs in the process that the server has started for the program. The part with I/O
+(`worker`) takes the program's messages one by one from the session, and executes them with
+`execution.perform.Performer`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ QUEUED = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The session has ended, and the program knows. `fault`: whether the program caused it."""
+    """The session has ended, and the program knows why. `fault`: whether the program caused it."""
 
     reason: str
     fault: bool = True
@@ -50,7 +51,7 @@ class SessionMachine:
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
         """Process a frame from the program."""
         if self.over:
-            return []    # sent before the program knew that the session is over
+            return []    # the program sent it before it knew that the session is over
         if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now
@@ -114,7 +115,7 @@ class SessionMachine:
 
     def work(self) -> bytes | None:
         """Return the next message to execute, if any; call `on_done` afterwards."""
-        # If many replies wait, the program must receive them first.
+        # If many replies wait to be sent, the program must receive them first.
         if not self._messages or self._sender.waiting > QUEUED:
             return None
         message = self._messages.popleft()

@@ -10,14 +10,14 @@ import mmap
 import os
 from pathlib import Path
 
-SIZE = 4096
-_NAME = slice(64, 192)
+SIZE = 4096   # bytes of the page
+_NAME = slice(64, 192)   # bytes of the page that hold the name of the last operator
 _REASON = slice(192, 2048)
-_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices in `_words`
+_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices of the numbers in `_words`
 
 
 class SharedStatus:
-    """Status of one process. The supervisor creates the file (`make`), the process opens it."""
+    """Status of one process. The supervisor creates the file (`make`); the process opens it."""
 
     def __init__(self, path: Path) -> None:
         with path.open('r+b') as file:
@@ -36,7 +36,7 @@ class SharedStatus:
                 raise OSError(error.errno, error.strerror, str(path)) from None
         return cls(path)
 
-    # -- of the process --------------------------------------------------------------------------
+    # -- what the process calls ------------------------------------------------------------------
 
     def note(self, name: str) -> None:
         """Record that the operator `name` begins."""
@@ -60,10 +60,10 @@ class SharedStatus:
         words[_SPENT] += int(seconds * 1e6)
 
     def leave(self, reason: str) -> None:
-        """Record why the process ends; the program knows it too."""
+        """Record why the process ends; the program has been told the same reason."""
         self._page[_REASON] = _padded(reason, _REASON)
 
-    # -- of the supervisor -----------------------------------------------------------------------
+    # -- what the supervisor calls ---------------------------------------------------------------
 
     @property
     def begun(self) -> int:

@@ -1,7 +1,8 @@
-"""The server's shell: `ServerMachine` on a ROS 2 node, and the processes of the programs.
+"""The server's shell, the part with I/O: runs a `ServerMachine` on a ROS 2 node.
 
-The shell handles no data of programs and does not load PyTorch, because each program's process has
-topics of its own. The shell holds one publisher per program, to report the end of the process.
+It starts and ends the programs' processes through the fork server. Each of these processes has
+topics of its own, so the shell handles no data of programs and does not load PyTorch. The shell
+holds one publisher per program, to report the end of the process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .shared_status import SharedStatus
 # maximum seconds to wait for the end of the fork server.
 FAREWELL = 1.0
 START = 300.0     # maximum seconds to load PyTorch, on a busy machine
-MESSAGE = 1 << 16
+MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, bytes
 LOOK = 1.0        # seconds between checks of the processes
 
 
@@ -56,9 +57,9 @@ class ForkServerProcess:
         self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
 
     def ready(self) -> dict[str, Any]:
-        """Wait at most `START` s until it is ready; return its PyTorch, operators and device.
+        """Wait at most `START` s until the fork server is ready; else raise ConfigError.
 
-        Raises ConfigError.
+        Return 'torch' (PyTorch's version), 'operators' (digest) and 'device' with their values.
         """
         self._link.settimeout(START)
         try:
@@ -71,9 +72,10 @@ class ForkServerProcess:
         return answer
 
     def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
-        """Call `ended(program, status, reason)` when a process ends, and `gone()` at the end.
+        """Start a thread that reports ended processes.
 
-        Both are called in a thread of their own. `gone` means that the fork server has ended.
+        It calls `ended(program, status, reason)` when a program's process ends, and `gone()` when
+        the fork server has ended.
         """
         def read() -> None:
             while data := self._receive():
@@ -110,13 +112,13 @@ class ForkServerProcess:
             self._process.wait(FAREWELL)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # it hangs in the kernel
+            with contextlib.suppress(subprocess.TimeoutExpired):   # the process hangs in the kernel
                 self._process.wait(FAREWELL)
         self._link.close()
 
 
 class _Program:
-    """The shell's objects for one program."""
+    """The shell's status file and publisher of one program."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
@@ -147,8 +149,9 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # protects machine and programs
         self._programs: dict[str, _Program] = {}
-        self._last_words: list[tuple[float, Publisher]] = []   # (time until it is kept, publisher)
-        self._messages = 0                      # number of messages of programs that have left
+        # Publishers for programs that have left, each with the time until which it is kept.
+        self._last_words: list[tuple[float, Publisher]] = []
+        self._messages = 0       # number of executed messages of the programs that have left
         self._closing = False
         self._reported = time.monotonic()
         self._alarm = Alarm(self._on_time, node)
@@ -213,9 +216,9 @@ class Server:
                                             known.status.name, time.monotonic()))
 
     def _on_gone(self) -> None:
-        """Replace the fork server after it has ended, and with it all programs' processes.
+        """Start another fork server after the old one, and all programs' processes, have ended.
 
-        New programs wait until the new fork server is ready.
+        New programs wait until it is ready.
         """
         with self._changed:
             if self._closing:
@@ -251,7 +254,7 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Keep the publisher for a while, so that it can send a lost reason again.
+                        # Keep the publisher for a while: if the reason is lost, DDS repeats it.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)
@@ -261,7 +264,7 @@ class Server:
         self._alarm.set(self.machine.deadline)
 
     def _forget(self, now: float) -> None:
-        """Destroy the publishers of programs that have left, once they know why or time is up."""
+        """Destroy the publishers in `_last_words` whose message has arrived or whose time is up."""
         kept = []
         for until, acks in self._last_words:
             if now > until or acks.wait_for_all_acked(Duration()):

@@ -42,7 +42,7 @@ from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
 
 PATIENCE = 10.0       # seconds in which the program's topics must be discovered
-ROOM = 64 << 20       # minimum bytes beyond the tensors, for messages and operators' workspaces
+ROOM = 64 << 20       # minimum bytes besides the tensors, for messages and operators' workspaces
 
 
 class _ServerHasEnded(BaseException):
@@ -55,7 +55,7 @@ def _server_has_ended(*_: Any) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The program that the process serves; `folder` holds its status and the weights."""
+    """The program that this process serves; `folder` contains status files and weights."""
 
     server: str
     program: str
@@ -82,7 +82,7 @@ def serve(task: Task, parent: int) -> NoReturn:
 
 
 class _Worker:
-    """The shell of the session: ROS 2, the link, and the execution of messages."""
+    """The I/O of a `SessionMachine`: ROS 2 topics, the emulated link, execution of messages."""
 
     def __init__(self, task: Task, status: SharedStatus) -> None:
         self.task, self.status = task, status
@@ -140,7 +140,7 @@ class _Worker:
         except _ServerHasEnded:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
-        with self._changed:   # after the thread that ended the session has published the reason
+        with self._changed:   # wait until the thread that ended the session has sent the reason
             self.status.leave(self.reason)
         self._close()
 
@@ -162,7 +162,7 @@ class _Worker:
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()
-        for publisher in (self.acks, self.down):   # keep them until lost messages are repeated
+        for publisher in (self.acks, self.down):   # DDS repeats lost messages only while they exist
             publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         self._spinning.close()
         self._receiving.close()
@@ -223,5 +223,5 @@ class _Worker:
 
 
 def room(memory: int) -> int:
-    """Return the number of bytes beyond the tensors, for messages and operators' workspaces."""
+    """Return how many bytes a process may use besides `memory` bytes of tensors; see `ROOM`."""
     return max(ROOM, memory // 4)

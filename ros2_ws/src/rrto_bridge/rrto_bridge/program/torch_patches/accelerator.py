@@ -23,7 +23,7 @@ _Plain = torch.Generator
 
 
 class Generator(_Plain, metaclass=_Kind):
-    """Replaces `torch.Generator`. For 'cuda', it draws numbers on this machine; they are sent."""
+    """Replaces `torch.Generator`. For 'cuda', its numbers are drawn here and sent to the server."""
 
     def __new__(cls, device: Any = 'cpu') -> Any:
         """Create a generator, like PyTorch's constructor."""
@@ -46,7 +46,7 @@ class Generator(_Plain, metaclass=_Kind):
 
 
 def install(device: Device) -> None:
-    """Patch `torch.accelerator`, `torch.Generator`, and functions that must fail clearly."""
+    """Patch `torch.accelerator`, `torch.Generator`, and functions that must raise a clear error."""
     torch.Generator = Generator  # type: ignore[misc]
     _random_numbers(device)
     _accelerator()

@@ -1,4 +1,4 @@
-"""Replacements for functions of `torch.cuda` and related functions; they use the remote device."""
+"""Replacements for `torch.cuda` and related functions; they use the remote device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Properties(NamedTuple):
 
 
 class Event:
-    """A CUDA event. Calls run in order, so an event is done when all earlier calls are done."""
+    """Replaces a CUDA event, which marks a point in the order of calls.
+
+    Calls run in order, so an event is done when all earlier calls are done.
+    """
 
     _device: Device
 
@@ -37,7 +40,7 @@ class Event:
         self._timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
-        """Record the time at which all earlier calls are done."""
+        """Wait for all earlier calls and record the time, if the event measures time."""
         if self._timed:
             self._at = self._device.connection.clock()
 
@@ -165,7 +168,7 @@ _DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch'
 
 
 class _DeviceScope:
-    """Replaces the context `torch.cuda.device(...)`; it changes nothing: there is one device."""
+    """Replaces the context `torch.cuda.device(...)`; does nothing, because there is one device."""
 
     def __init__(self, device: Any = None) -> None:
         _check(device)
@@ -185,7 +188,7 @@ def _check(device: Any = None) -> None:
 
 
 def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the query `answer`, wrapped to check first that its device exists."""
+    """Wrap the function `answer`, so that it first checks that its device exists."""
     def call(device: Any = None, *args: Any, **kwargs: Any) -> Any:
         _check(device)
         return answer(device, *args, **kwargs)
@@ -193,7 +196,7 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
-    """Return name -> replacement; `torch._dynamo` requires that no two are the same object."""
+    """Return a dict name -> replacement, all different objects, as `torch._dynamo` requires."""
     def query(name: str) -> Any:
         return device.connection.query(name)
 
@@ -236,7 +239,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
 
 
 def _tensors(device: Device) -> None:
-    """Patch methods of tensors: for pinning, `.data =` across devices, and device numbers."""
+    """Patch methods of tensors: pinning, subclasses, `.data`, conjugation and device numbers."""
     for name, value in (('pin_memory', _pin), ('is_pinned', _is_pinned),
                         ('record_stream', lambda self, stream: None),
                         ('as_subclass', remote.as_subclass),
@@ -286,10 +289,10 @@ def _staging() -> None:
 
 
 def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method so that a device may be a number; PyTorch alone would need an accelerator."""
+    """Wrap a method, so that a number means a CUDA device even in a PyTorch without CUDA."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.overrides.has_torch_function_unary(self):   # its class finds `call` by its name
+        if torch.overrides.has_torch_function_unary(self):   # the class of `self` then finds `call`
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])

@@ -1,8 +1,8 @@
 """Patches for reading and writing files with tensors: `torch.load`, `torch.save`, TorchScript.
 
 PyTorch reads CUDA tensors directly into CUDA memory, by address. The patches read tensors into the
-memory of this machine and then move them to the device. Tensors that share memory share it there
-too.
+memory of this machine, and then move them to the device. Tensors that share memory in the file also
+share it on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ConcreteType: Any = torch._C.ConcreteModuleType
 
 
 def install(device: Device) -> None:
-    """Patch modules and files: their tensors are weights, which the server may have kept."""
+    """Patch modules and file functions; their tensors are weights, which the server may keep."""
     apply = torch.nn.Module._apply
 
     @functools.wraps(apply)
@@ -88,7 +88,7 @@ class Moving:
 
     def __init__(self, only: set[int] | None = None) -> None:
         self._only = only
-        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id -> (tensor, its copy)
+        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id(t) -> (t, its copy)
         self._bases: dict[Any, torch.Tensor] = {}    # (address, dtype) -> copy of the whole storage
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-# -- TorchScript: tensors live in C++, where they can be replaced ---------------------------------
+# -- TorchScript: its tensors are in C++ objects, so they are replaced there ----------------------
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
@@ -196,7 +196,8 @@ def _loading_scripts(device: Device) -> None:
 
     @functools.wraps(load)
     def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        map_location = getattr(map_location, 'map_location', map_location)   # from `torch.load`
+        # `torch.load` passes its function `locate`, which has this attribute.
+        map_location = getattr(map_location, 'map_location', map_location)
         place = torch.device(map_location) if isinstance(map_location, str) else map_location
         if isinstance(place, torch.device) and place.type != 'cuda' \
                 or place is None and not _names_cuda(f):
@@ -204,7 +205,7 @@ def _loading_scripts(device: Device) -> None:
         if isinstance(place, torch.device):
             check_device(place)
         elif place is not None:
-            return load(f, place, *args, **kwargs)   # raises PyTorch's error
+            return load(f, place, *args, **kwargs)   # raises an error: the type is invalid
         module = load(f, 'cpu', *args, **kwargs)
         with device.loading_weights():
             _replace(module, Moving())

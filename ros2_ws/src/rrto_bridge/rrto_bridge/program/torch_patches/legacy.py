@@ -20,7 +20,7 @@ class _Kind(type):
         return isinstance(instance, RemoteTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, device: Any = CUDA) -> Any:
-        """Create an uninitialised tensor of the given sizes, or a tensor of a sequence's values."""
+        """Create a tensor: uninitialised with the given sizes, or with the values of a sequence."""
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
         return torch.empty(*args or [0], dtype=cls.dtype, device=device)
@@ -36,7 +36,10 @@ def install() -> None:
     plain, plain_default = torch.Tensor.type, torch.set_default_tensor_type
 
     def named(kind: Any) -> tuple[bool, torch.dtype | None]:
-        """Return whether a type is a type of 'cuda', and its dtype (None unless it is dense)."""
+        """Return whether `kind` is a type of 'cuda', and its dtype.
+
+        The dtype is None if `kind` is not a type of dense tensors.
+        """
         space, _, name = kind.rpartition('.') if isinstance(kind, str) else ('', '', '')
         if space in ('torch', 'torch.cuda') and name in kinds:
             return space == 'torch.cuda', kinds[name].dtype

@@ -1,8 +1,9 @@
 """Make `type(x)` return `torch.Tensor` or `nn.Parameter` for remote tensors, as on CUDA.
 
-Remote tensors have classes of their own, to which PyTorch dispatches operators. Therefore a module
-that compares, stores or looks up types gets another `type` among its globals. For remote tensors
-this `type` answers as on CUDA; otherwise it does the same as Python's `type`.
+Remote tensors have classes of their own, to which PyTorch dispatches operators. A module that
+compares, stores or looks up types would therefore behave differently than on CUDA. Such a module
+gets another `type` among its globals. For remote tensors this `type` answers as on CUDA; otherwise
+it does the same as Python's `type`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Type:
             return kind
         if issubclass(kind, RemoteTensor):
             return seen_as(args[0])
-        return self if kind is builtins.type or kind is _Type else kind   # `type(A) is type`
+        return self if kind is builtins.type or kind is _Type else kind   # so `type(A) is type`
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, builtins.type)
@@ -79,7 +80,7 @@ def install() -> None:
         if frame.f_code.co_name == '<module>':
             _look(names, path)
         if names.get('__name__') == '__main__' and not os.path.exists(path):
-            names['type'] = TYPE   # as in `python -c`, a prompt or a notebook: no source to search
+            names['type'] = TYPE   # `python -c`, a prompt or a notebook has no source to search
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
 

@@ -1,7 +1,8 @@
-"""Make the recording and transformation of functions correct on the device, or refuse them.
+"""Patch PyTorch's functions that record or transform other functions, such as `make_fx`.
 
-PyTorch follows tensors through a recording by object identity, but autograd and views replace the
-objects of a tensor subclass. A replaced tensor would become a constant of the recording.
+With tensors of the device they must give a correct result or raise an error. PyTorch follows
+tensors through a recording by object identity. But for a tensor subclass, autograd and views create
+new objects for the same tensor. Such a tensor would become a constant of the recording.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def install(device: Device) -> None:
 
 
 def _exporting() -> None:
-    """Make `torch.export` refuse tensors of the device, because its own error would mislead."""
+    """Make `torch.export` refuse tensors of the device; PyTorch's own error would be misleading."""
     for name in ('export', 'draft_export', 'export_for_training'):
         export = getattr(torch.export, name, None)
         if export is not None:
@@ -76,7 +77,7 @@ def _exporter(export: Any) -> Any:
 
 
 def _higher_order() -> None:
-    """Run `torch.cond`, `while_loop`, `flex_attention` and others without a compiler."""
+    """Run higher-order operators, such as `torch.cond` and `flex_attention`, without a compiler."""
     operator: Any = torch._ops.HigherOrderOperator
     plain, explicit = operator.dispatch, torch._C.DispatchKey.CompositeExplicitAutograd
 
@@ -95,7 +96,7 @@ def _higher_order() -> None:
 
 
 def _remote(values: Any) -> bool:
-    """Return whether values or modules contain tensors of the device."""
+    """Return whether `values`, or modules in them, contain tensors of the device."""
     return any(isinstance(t, RemoteTensor) for value in _pytree.tree_leaves(values)
                for t in ([*value.parameters(), *value.buffers()]
                          if isinstance(value, torch.nn.Module) else [value]))
