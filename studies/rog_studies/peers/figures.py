@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env import plot_style
 from matplotlib.axes import Axes
 from rog_sim.figures import style
 
@@ -27,10 +28,11 @@ def draw_peers(out: Path) -> list[Path]:
     cases = list(data['cases'])
     if not cases:
         return []
-    with style.styled():
+    with plot_style.styled():
         wide = min(len(cases), 3)
         rows = -(-len(cases) // wide)
-        figure = style.new_figure(style.COLUMN if wide == 1 else style.PAGE, 2.2 * rows)
+        width = plot_style.COLUMN if wide == 1 else plot_style.PAGE
+        figure = plot_style.new_figure(width, 2.2 * rows)
         panels = figure.subplots(rows, wide, sharey=True, squeeze=False)
         for axes in panels.flat[len(cases):]:
             axes.set_visible(False)

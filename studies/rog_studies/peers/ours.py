@@ -98,18 +98,15 @@ class Ours:
         place = self._folder / 'snapshots' / SERVER
         place.mkdir(parents=True, exist_ok=True)
         store = kept(self._folder / FOLDER)
-        lines = []
-        for number in store.numbers():
-            path, about = store.path(number), store.path(number, '.json')
-            t = about.stat().st_mtime - time.time() + time.monotonic()
-            tensors = load(path.read_bytes())
+        lines: list[dict[str, Any]] = []
+        while (save := store.newest()) is not None:
+            t = save.path.stat().st_mtime - time.time() + time.monotonic()
             np.savez(place / f'{t:.3f}.npz', **{  # type: ignore[arg-type]
-                name: values for name, values in tensors.items() if not name.startswith('rog/')})
-            meta: dict[str, Any] = json.loads(about.read_text())
-            lines.append({'t': round(t, 4), 'kind': 'version', 'pid': os.getpid(),
-                          'version': int(meta['iteration'])})
-            for file in (path, about):
-                file.unlink()
+                name: values for name, values in load(save.content).items()
+                if not name.startswith('rog/')})
+            lines.insert(0, {'t': round(t, 4), 'kind': 'version', 'pid': os.getpid(),
+                             'version': int(save.meta['iteration'])})
+            save.path.unlink()
         (self._folder / 'journals').mkdir(exist_ok=True)
         (self._folder / 'journals' / f'{SERVER}.jsonl').write_text(
             ''.join(json.dumps(line) + '\n' for line in lines))
