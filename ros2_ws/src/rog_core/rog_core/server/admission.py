@@ -18,7 +18,7 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
             ) -> RegisterResponse | None:
     """Return the refusal of a request, None if the worker may join.
 
-    ``partition``, ``codec`` and ``members`` are those of the server; times in seconds.
+    ``partition``, ``codec`` and ``members`` belong to the server; times are in seconds.
     """
     if request.protocol != PROTOCOL:
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
@@ -28,7 +28,8 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
-        # Compare the listing and build no partition: a stranger may claim a model of any size.
+        # Compare only the listings, because a stranger may claim a model of any size: to build a
+        # partition of it could take all memory.
         require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
                              request.granularity), partition)
         if request.digest != partition.digest:

@@ -75,7 +75,10 @@ class Membership:
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """Return which chunks of this process's last push have arrived, now or before a restart."""
+        """Return the chunks that have arrived of the last push of the process that registers.
+
+        If the server has restarted since this push, its checkpoint says which chunks have arrived.
+        """
         member = self.shared.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:
             return self.pushes.cut_short(member)
@@ -140,8 +143,8 @@ class Membership:
     def _register_again(self, member: Member, now: float) -> list[Action]:
         """Drop a member that waits for the server while the server waits for it.
 
-        A forged receipt can cause this. The worker notices, registers again, and both continue with
-        the rows that they really have.
+        A forged receipt can cause this. The worker notices it and registers again; then both
+        continue with the rows that they really have.
         """
         detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
         drop(member, 'silent')

@@ -79,7 +79,7 @@ class Pushes:
         return chunks
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
-        """Apply new rows as far as the filter passes them."""
+        """Apply the new rows that the filter passes; return a notice when it first refuses rows."""
         shared, push = self.shared, member.push
         self._bring(member, rows.ids.size, now)
         robots = len(shared.active())
@@ -132,7 +132,7 @@ class Pushes:
         return [*actions, *self.pulls.release(now)]
 
     def cut_short(self, member: Member) -> Receipt | None:
-        """End a push under way, if any; return which chunks of the last push have arrived."""
+        """End a push under way, if any; return the chunks of the last push that have arrived."""
         taken = member.push.close()
         if taken.size:
             self._close(member, taken)
