@@ -1,4 +1,4 @@
-"""The work of a worker for each kind of step (`rog_core.protocol.steps`), one class for each kind.
+"""What a worker computes for each kind of step (`rog_core.protocol.steps`): one class for each.
 
 The worker adds a computed gradient to its accumulator, from which it pushes rows. Only a full
 gradient is pushed complete and uncompressed.
@@ -29,7 +29,7 @@ class Source(Protocol):
     weights: torch.Tensor   # the flat model on which gradients are computed
     gradient: torch.Tensor  # the sum of the gradients that `add` computes, flat
     result: Array           # the same memory as ``gradient``
-    velocity: torch.Tensor | None  # momentum that local steps of a `Phase` continue with
+    velocity: torch.Tensor | None  # momentum from which the local steps of a `Phase` continue
 
     def batch(self) -> Any:
         """Return the robot's own next batch."""
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Return the number of batches of `shard`."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch for an iteration from one of ``shards`` shards."""
+        """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards."""
 
     def clear(self) -> None:
         """Set the gradient to zero."""
@@ -83,7 +83,10 @@ class Computation(Generic[S]):
 
 
 class OfGradient(Computation[Gradient]):
-    """Computes the gradient of the robot's own next batch; with SVRG, the anchor corrects it."""
+    """Computes the gradient of the robot's own next batch; with SVRG, the anchor corrects it.
+
+    The anchor is an earlier model and its full gradient, see `Accumulator`.
+    """
 
     def batches(self, source: Source) -> int:
         """See `Computation.batches`: an anchor needs a second gradient, at the anchor's model."""
@@ -128,12 +131,15 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: the server applies momentum; weight decay applies per shard."""
+        """See `Computation.keep`: the server applies momentum; each shard adds weight decay."""
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: rows that were not sent are useless in another round."""
+        """See `Computation.after_push`: keeps only the codec's error, after a complete push.
+
+        Rows that were not sent are useless in another round.
+        """
         if not (self.step.feedback and push.complete()):
             store.clear()
 
@@ -146,7 +152,10 @@ class OfFull(Computation[Full]):
         return source.shard_batches()
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`: the mean over the batches, which have about equal size."""
+        """See `Computation.compute`: the result is the mean of the gradients of all batches.
+
+        The batches have about equal size.
+        """
         losses = [source.add(batch) for batch in source.shard()]
         gradient = source.result
         gradient /= len(losses)

@@ -25,9 +25,9 @@ class Data(Protocol):
         """Return each batch of the robot's whole shard once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch for an iteration from one of ``shards`` shards.
+        """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards.
 
-        It is the same on every robot.
+        This batch is the same on every robot.
         """
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
