@@ -33,7 +33,7 @@ class Raw(Codec):
         return dense.cpu().numpy().view(np.uint8)
 
     def snapshot(self, partition: Segments, values: Array, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids`` of ``values`` as they are. Returns uint8."""
+        """Encode the segments ``ids`` of ``values``, which stay unchanged. Returns uint8."""
         if cuda.usable(values):
             return self._encode_by_kernel(partition, values, None, ids, None, COPY)
         if not isinstance(values, np.ndarray):
