@@ -1,4 +1,4 @@
-"""Errors of this package. The type says who made the error; the text says where, and what to do."""
+"""Errors of this package. The type says who is at fault; the text says where, and what to do."""
 
 TEXT = 300  # longest text from a peer that is shown, in characters
 

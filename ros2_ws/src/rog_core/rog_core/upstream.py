@@ -41,13 +41,13 @@ class Upstream:
                  ) -> None:
         self.server, self.worker = server, worker
         self.base = copy_of(server.master) if base is None else base
-        self._handed: Array | None = None  # the last account, until `_take`; None: no account
+        self._handed: Array | None = None  # the last account; None after `_take`
         self._kept = worker.accumulator.kept  # `Accumulator.kept` at the last account
         self._accounted = server.iteration    # the fleet's iteration at the last account
         self._due = math.inf                  # the fleet's iteration for the next account
 
     def go_on(self, order: Compute) -> None:
-        """Carry out the worker's order: apply the rows that it has pulled; set the next account.
+        """Carry out the worker's order: apply the rows that it has pulled; plan the next account.
 
         Raises `ConfigError` if the parent fleet's method does not ask for local steps.
         """

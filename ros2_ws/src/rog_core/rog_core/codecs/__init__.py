@@ -34,7 +34,7 @@ def codec_names() -> tuple[str, ...]:
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec with this name; if there is none, `ConfigError` lists the known names."""
+    """Return the codec with this name; if there is none, raise `ConfigError` with all names."""
     family, colon, argument = name.partition(':')
     if name in CODECS:
         return CODECS[name]

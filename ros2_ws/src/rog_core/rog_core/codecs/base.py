@@ -82,7 +82,7 @@ class Codec(ABC):
         lengths = partition.lengths[ids]
         if isinstance(values, np.ndarray):
             sizes = self.sizes(lengths)
-            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() if there are few
+            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() for few sizes
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
         if self.uses_kernels(values):
@@ -164,7 +164,10 @@ class Codec(ABC):
 
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
             factor: float = 1.0) -> None:
-        """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
+        """Decode ``data``; add factor * the result to the segments ``ids`` of ``values``.
+
+        The caller must `check` the data before.
+        """
         if isinstance(values, np.ndarray):
             self._add_compiled(values, partition, ids, data, np.float32(factor))
         elif self.uses_kernels(values):
@@ -334,7 +337,10 @@ def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
 
 
 def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
-    """Return a copy of the segments ``ids`` of values - mirror (of values if it is None)."""
+    """Return a copy of the segments ``ids`` of values - mirror, one after the other.
+
+    If ``mirror`` is None, return a copy of these segments of ``values``.
+    """
     index = elements(partition, ids, values)
     return values[index] if mirror is None else values[index] - mirror[index]
 

@@ -60,7 +60,10 @@ class Raw(Codec):
         return (_floats(data) * np.float32(factor)).view(np.uint8)
 
     def store(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray) -> None:
-        """Store the decoded (and checked) data in the segments ``ids`` of ``values``."""
+        """Decode ``data``; store the result in the segments ``ids`` of ``values``.
+
+        The caller must `check` the data before.
+        """
         if isinstance(values, np.ndarray):
             _store(values, partition.offsets, ids, _floats(data))
         elif cuda.usable(values):

@@ -144,18 +144,21 @@ class RowPartition:
         return self.parameters[int(np.searchsorted(sizes, element, side='right'))]
 
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
-        """Return, bool (rows,), which rows have all their segments in ``segments`` (distinct)."""
+        """Return which rows have all their segments in ``segments``, bool (rows,).
+
+        ``segments``: distinct ids.
+        """
         counts = np.bincount(self.segment_row[segments], minlength=self.rows)
         return counts == self.segments_of_row
 
     def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
-        """Return for each row, (rows,), the sum of the values of its segments, (segments,)."""
+        """Return the sum of ``per_segment``, (segments,), over each row's segments, (rows,)."""
         if self.rows == self.segments:
             return per_segment
         return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError` if ``other`` differs; it names the first difference."""
+        """Raise `PartitionMismatchError`, with the first difference, if ``other`` differs."""
         if self.digest == other.digest:
             return
         require_same(Listing(self.parameters, self.granularity), other)
@@ -164,7 +167,7 @@ class RowPartition:
 
 
 def require_same(here: Listing, there: RowPartition) -> None:
-    """Raise `PartitionMismatchError` if the models differ; it names the first difference."""
+    """Raise `PartitionMismatchError`, with the first difference, if the models differ."""
     if here.granularity != there.granularity:
         raise PartitionMismatchError(f"granularity is '{shown(here.granularity, 80)}' here but "
                                      f"'{there.granularity}' there")

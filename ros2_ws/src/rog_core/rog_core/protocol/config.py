@@ -79,9 +79,9 @@ class ServerConfig:
     `rog_core.server.deadlines.longest_pause`. ``drain_limit``: seconds that the final model may
     take. ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot ->
     computing capacity of the whole fleet in order of rank; empty if the fleet is not known from the
-    beginning. ``implausible``: largest norm of a push, in multiples of the usual one; 0: no limit.
-    ``clip``: largest norm for which a push counts, in multiples of the median; 0: no limit. For
-    both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet, see
+    beginning. ``implausible``: a push is refused if its norm is more than this many times the usual
+    norm; 0: no limit. ``clip``: a push is scaled down to this many times the median norm; 0: no
+    limit. For both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet, see
     `rog_core.upstream`.
     """
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import RemoteProtocolError
 from .steps import Gradient, Step
 
-PROTOCOL = 7  # version of the wire protocol; both sides must have the same
+PROTOCOL = 7  # version of the wire protocol; both sides must have the same version
 HEADER_BYTES = 40  # bytes of a serialised chunk besides ids and values; used by emulated links
 
 

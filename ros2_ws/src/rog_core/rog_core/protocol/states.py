@@ -17,8 +17,8 @@ from ..errors import LocalProtocolError, RemoteProtocolError
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 PAUSED = 'paused'  # the worker has left, and may come back with its rows
-# Only in status messages. Starved: the worker waits for data. Evaluating: it evaluates the final
-# model.
+# Two states that only status messages have. Starved: the worker waits for data. Evaluating: it
+# evaluates the final model.
 STARVED, EVALUATING = 'starved', 'evaluating'
 # The gradient of a worker. Idle: not ordered. Busy: being computed. Ready: computed, not yet used.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'

@@ -1,4 +1,4 @@
-"""The checks of a registration: whether a worker may join."""
+"""Checks a registration: decides whether a worker may join."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..model.partition import Listing, Parameter, RowPartition, require_same
 from ..protocol.messages import PROTOCOL, RegisterRequest, RegisterResponse
 from .member import Member
 
-MEMBERS = 256  # largest number of robots of a server; each takes as much memory as the model
+MEMBERS = 256  # maximum number of robots of a server; each takes as much memory as the model
 
 
 def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,

@@ -32,7 +32,7 @@ USUAL = 10  # a gradient that takes this many times its usual time no longer cou
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the patience
 SHARE = 10  # others wait for one member for at most 1/SHARE of the time
-LEAST = 1 / 32  # smallest share of the segments of a push that must arrive
+LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Member:
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
-        """Update the mean time between pushes."""
+        """Note that the member has pushed: update the mean time between pushes."""
         passed = now - self.pushed
         if passed > 0:
             former = passed if math.isnan(self.period) else self.period

@@ -53,7 +53,7 @@ class Membership:
             push = None  # the worker has made fewer pushes, so a stranger has sent this one
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
-            member, attempt = former, former.attempt  # the snapshot is on its way
+            member, attempt = former, former.attempt  # the snapshot is under way
         else:
             member = self._admit(request, now)
             attempt = member.attempt + 1
@@ -112,7 +112,7 @@ class Membership:
         """
         if push is not None:
             member.push.restore(push)
-        if former is not None and former.mirror.known:  # the same process was out of reach
+        if former is not None and former.mirror.known:  # the process still has its rows
             former.reconcile(request.pull)
             member.mirror = former.mirror
             actions = enter(self.shared, member, former.pulled_at, now)

@@ -1,4 +1,4 @@
-"""Acts for the server when a deadline has passed; `Deadlines` computes them."""
+"""Acts for the server when a deadline has passed; `Deadlines` computes the deadlines."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # With SVRG, all robots wait at the barrier before a full gradient. A member that was not out of
-    # reach holds the model of the barrier, apart from rounding.
+    # With SVRG, all robots wait at a barrier before a full gradient. There a member holds the same
+    # model as the others, apart from rounding, unless it was out of reach.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:

@@ -119,7 +119,7 @@ class Pushes:
         assert push.transfer is not None
         member.bring(segments, push.taken - segments, member.wanted,
                      push.rows_of(push.transfer).segments, self.shared.deadlines.patience, now)
-        if computed:  # heartbeats no longer extend the limit of this member
+        if computed:  # heartbeats no longer postpone the deadline of this member
             self.shared.deadlines.note_due(member)
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:

@@ -61,7 +61,8 @@ class Shared:
         self.restarted = False     # whether the server has resumed and no robot has registered yet
         # Time until which the server, after a restart, waits for the robots that it knows.
         self.missed_at = math.inf
-        self.missing: frozenset[str] = frozenset()  # robots that the server no longer waits for
+        # Robots that a restarted server no longer waits for, unless they have come back.
+        self.missing: frozenset[str] = frozenset()
         self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
         self.paused = False        # if true, no iteration is granted; transfers continue
 

@@ -33,7 +33,7 @@ class LinkEstimate:
     round_trip: float = 0.05
     delivered: int = 0
     shortest: float = 0.0     # shortest of the last 64 round trips; 0 before the first
-    backoff: float = 1.0      # factor of the time-out; doubles when it fires, 1 after an answer
+    backoff: float = 1.0      # factor of `timeout`: doubled by each time-out, 1 after an answer
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time at which the time-out last fired, s
 

@@ -145,8 +145,8 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
                   candidates: np.ndarray, budget: float) -> Plan:
     """Return the plan of ATP: overdue rows first, then the others by descending score.
 
-    The overdue rows are mandatory, and at least the share ``sending.minimum`` of all rows.
-    ``scores``: importance, float32 (rows,).
+    Overdue rows are mandatory. If they are fewer than the share ``sending.minimum`` of all rows,
+    the next rows in this order are mandatory, too. ``scores``: importance, float32 (rows,).
     ``age`` int64 (rows,): iterations for which a row was not sent. A row whose age reaches the
     threshold is overdue: if it were left out, it would exceed the staleness bound. ``candidates``
     (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. Equal scores

@@ -81,7 +81,10 @@ class Receiver:
         return Ack(chunk.transfer, self._next, self._mask()), rows
 
     def examine(self, chunk: Chunk) -> Rows:
-        """Check a chunk and return its rows, without taking it; may raise `RemoteProtocolError`."""
+        """Check a chunk and return its rows; do not count the chunk as received.
+
+        Raises `RemoteProtocolError` if the chunk is invalid.
+        """
         self.check(chunk.transfer)
         return self._examine(chunk)
 

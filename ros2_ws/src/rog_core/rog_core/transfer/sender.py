@@ -108,7 +108,8 @@ class Sender:
     _newest: int = -1         # highest order that has arrived
     # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
-    _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)  # heap by time-out
+    # Heap of (time of its time-out, order, chunk) of each transmission.
+    _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again
     _end_interval: float = 0.0
@@ -342,7 +343,7 @@ class Sender:
         return out
 
     def _room(self, nbytes: int, window: int) -> bool:
-        """Whether the window, in bytes, has room; see `LinkEstimate.window_bytes`."""
+        """Whether ``nbytes`` more bytes may be in flight; see `LinkEstimate.window_bytes`."""
         return self._in_flight == 0 or self._in_flight + nbytes < window
 
     def _transmit(self, sent: _Sent, now: float, window: int) -> Chunk:

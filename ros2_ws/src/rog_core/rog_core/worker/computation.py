@@ -78,7 +78,7 @@ class Computation(Generic[S]):
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """Put the rows of a finished push that the server has not taken back into the store."""
+        """Return to the store those rows of a finished push that the server has not taken."""
         store.put_back(push.codec, push.untaken())
 
 
@@ -131,7 +131,7 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: the server applies momentum; each shard adds weight decay."""
+        """See `Computation.keep`: the server applies momentum; weights also scale the decay."""
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 

@@ -1,4 +1,4 @@
-"""Orders a worker's gradients from the program around the state machine; keeps and pushes them."""
+"""Orders the gradients of a worker; keeps and pushes the computed gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .shared import Shared
 
 
 class Pushes:
-    """Orders gradients, and pushes them."""
+    """Orders gradients, keeps computed gradients, and pushes them."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -165,8 +165,8 @@ class Pushes:
     def end(self, receipt: Receipt | None) -> None:
         """End an open push; keep the rows that the server has not taken.
 
-        ``receipt``: the chunks that the server has taken, if the push has no receipt yet; None: no
-        chunks. See `Computation.after_push`.
+        ``receipt``: says which chunks the server has taken, unless the push already has a receipt;
+        None: the server has taken no chunk. See `Computation.after_push`.
         """
         shared = self.shared
         push, shared.push = shared.push, None

@@ -53,7 +53,7 @@ class Coded(Rolling):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # its text has only ranks, so add the robots' names
+        except ConfigError as error:  # the error's text has only ranks, so add the robots' names
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
         self._there = frozenset(self._rank.values())  # ranks that the present code covers
@@ -127,7 +127,7 @@ class Coded(Rolling):
             names = {self._names[rank]: value for rank, value in coefficients.items()}
             out.append(Decode(names, code.shards))
             self._scheme.round_over(self._prompt())
-            if present - self._there:  # a robot is back
+            if present - self._there:  # a robot has come back
                 self._restrict(present)
         elif present and code.decode(present & self._there) is None:
             self._restrict(present)
