@@ -60,7 +60,7 @@ class Upstream:
 
     def end(self) -> None:
         """Apply the model with which the parent fleet's run ended; no account is due any more."""
-        if self.worker.iteration:  # if 0, the worker never received the parent fleet's model
+        if self.worker.iteration:  # it is 0 if the worker never received the parent fleet's model
             self._take()
         self._due = math.inf
 

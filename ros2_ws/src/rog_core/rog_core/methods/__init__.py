@@ -32,7 +32,10 @@ PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that add a mix-in cla
 
 
 def usages() -> str:
-    """Return, for messages, how users write the methods of this package, and registered names."""
+    """Return how users write all methods, as one text for messages.
+
+    The methods of other packages are listed by name.
+    """
     return ', '.join([*(method.usage for method in METHODS.values()), *plugins.methods()])
 
 

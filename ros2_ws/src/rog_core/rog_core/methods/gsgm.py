@@ -62,7 +62,7 @@ class Gsgm(Rolling):
         return True
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`: a robot applies no momentum, because the server does."""
+        """See `Method.grant`: the server applies the momentum, not the robots."""
         return iteration + 1, Gradient(momentum=False)
 
     # -- the white list --------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class OfLocal(Computation[Local]):
 
         The "gradient" is the model before the local steps minus the model after the local steps.
         """
-        return self._steps(source, source.gradient.clone(), sgd)  # the gradient is zero
+        return self._steps(source, source.gradient.clone(), sgd)  # zeros, see `Computation.compute`
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
         weights, gradient = source.weights, source.gradient
@@ -216,7 +216,7 @@ class OfPhase(OfLocal):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`."""
         if order.fresh or source.velocity is None:
-            source.velocity = source.gradient.clone()  # the gradient is zero
+            source.velocity = source.gradient.clone()  # zeros, see `Computation.compute`
         return self._steps(source, source.velocity, sgd)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:

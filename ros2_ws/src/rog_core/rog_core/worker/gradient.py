@@ -35,7 +35,7 @@ class Data(Protocol):
 
 
 class GradientSource:
-    """A `rog_core.worker.computation.Source`; it does not check that gradients are finite."""
+    """Implements `rog_core.worker.computation.Source`; does not check that gradients are finite."""
 
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:

@@ -36,7 +36,7 @@ class Pushes:
     def go_on(self, now: float) -> list[Action]:
         """Push or order the gradient of the iteration that the server has granted."""
         shared = self.shared
-        if shared.gradient == BUSY:  # `on_gradient` will check whether it fits this iteration
+        if shared.gradient == BUSY:  # `on_gradient` will check whether it fits the grant
             return []
         if shared.gradient == READY:
             assert shared.computed is not None

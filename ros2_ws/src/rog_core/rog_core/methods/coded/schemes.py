@@ -172,7 +172,8 @@ class Scheme:
 def _number_of_groups(capacities: NDArray[np.float64], stragglers: int) -> int:
     """Return the number of groups that dgh-gc would form.
 
-    If dgh-gc finds no valid grouping, return the largest number of groups of s + 1 robots.
+    If dgh-gc finds no valid grouping, return the largest possible number of groups, each of
+    ``stragglers`` + 1 robots or more.
     """
     try:
         return len(static_grouping(capacities, stragglers))
