@@ -1,13 +1,13 @@
-"""Flat float32 storage, (elements,): on the host with compiled loops, on a GPU with PyTorch.
+"""Functions on flat float32 arrays, (elements,): numpy arrays or torch tensors.
 
-Every function takes either kind of array. A numpy array is processed by loops that numba compiles;
-each loop passes over memory once, because at these sizes memory bandwidth limits the speed, not
-arithmetic. A torch tensor, on any device, is processed by tensor operations, or by a CUDA kernel
-where they would pass over memory often (`rog_core.codecs.cuda`). Sums per segment and encoded
-values are always numpy arrays on the host.
+A numpy array is processed by loops that numba compiles; each loop passes over memory once, because
+at these sizes memory bandwidth limits the speed, not arithmetic. A torch tensor, on any device, is
+processed by tensor operations. Where these would pass over memory many times, a CUDA kernel
+processes it (`rog_core.codecs.cuda`). Sums per segment and encoded values are always numpy arrays
+on the host.
 
-Functions import torch where they use it: the import takes seconds, and some verbs of the ``rog``
-command do not need it.
+Functions import torch only where they use it: the import takes seconds, and some subcommands of
+``rog`` do not need it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUM = {'reassoc', 'nsz', 'contract'}
 
 
 def on_device(values: np.ndarray, device: str) -> Array:
-    """Return a float32 copy on ``device``, a device name of PyTorch; a numpy array for 'cpu'."""
+    """Return a float32 copy on ``device``, a device name of PyTorch; for 'cpu' a numpy array."""
     import torch
     return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
         values, dtype=torch.float32, device=device)
@@ -73,9 +73,10 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
                mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True) -> np.ndarray:
     """Add a momentum step to ``pending``; return the sum of |pending| per segment, float32.
 
+    momentum = mu * momentum + gradient; pending += rate * (step + decay * weights).
     ``nesterov``: if true, the step is gradient + mu * momentum; if false, it is the momentum
     (heavy ball).
-    ``offsets`` int64 (segments + 1,): where the segments begin, in elements.
+    ``offsets`` int64 (segments + 1,): the elements at which the segments begin and the last ends.
     """
     f32 = np.float32
     ahead = (f32(1), f32(mu)) if nesterov else (f32(0), f32(1))

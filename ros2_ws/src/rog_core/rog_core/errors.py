@@ -1,4 +1,4 @@
-"""Errors of this package. The type says whose fault it is, the text where and what to do."""
+"""Errors of this package. The type says who is at fault; the text says where, and what to do."""
 
 TEXT = 300  # longest text from a peer that is shown, in characters
 
@@ -33,7 +33,7 @@ class RemoteProtocolError(RogError):
 
 
 class StaleMessageError(RemoteProtocolError):
-    """A message is from another robot, or from before a restart of the peer; it is dropped."""
+    """A message of another robot, or a message sent before the peer restarted; it is dropped."""
 
 
 class PartitionMismatchError(RemoteProtocolError):

@@ -41,7 +41,7 @@ def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) ->
 class Loopback:
     """A server and its workers in one process: every message arrives, at once and in order.
 
-    For warm-up and the rehearsal of methods, which need neither links nor a clock.
+    Warm-up and the rehearsal of methods use it, because they need neither links nor a clock.
     """
 
     def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
@@ -51,7 +51,7 @@ class Loopback:
 
     @classmethod
     def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
-        """Return a fleet of ``team`` with a model of zeros.
+        """Return a fleet of ``team`` that trains a model of zeros with the method ``sync``.
 
         ``shapes``: (name, shape) of each parameter of the model.
         """
@@ -67,7 +67,7 @@ class Loopback:
             for k, name in enumerate(team.capacities, start=2)])
 
     def start(self) -> list[tuple[str, Action]]:
-        """Let all workers register; see `deliver`."""
+        """Let all workers register; return what `deliver` returns."""
         for name, worker in self.workers.items():
             self.want(name, worker.start(self.now))
         return self.deliver()
@@ -77,9 +77,9 @@ class Loopback:
         self._todo += [(name, action) for action in actions]
 
     def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:
-        """Deliver messages until none is left; return the other actions, `Compute` and `Stop`.
+        """Deliver messages until none is left; return the other actions, as (name, action).
 
-        Raises `RogError` if the machines still send after ``limit`` messages.
+        ``name``: see `want`. Raises `RogError` if the machines still send after ``limit`` actions.
         """
         wanted: list[tuple[str, Action]] = []
         for _ in range(limit):

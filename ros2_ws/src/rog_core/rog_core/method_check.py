@@ -1,10 +1,10 @@
-"""Checks a method before a state machine receives its name; every shell calls this check.
+"""Checks a synchronisation method before a state machine of a server or a worker receives its name.
 
-A method of this package is only built. A method of another package is imported, then rehearsed: a
-server and workers in this process train a model of a few rows for some iterations; every message is
-delivered at once. If the method raises an exception or returns a value of the wrong type, or every
-robot waits, this rehearsal raises a `ConfigError`. The machines themselves never import the code of
-a user.
+Every program that runs such a machine calls this check. A method of this package is only built. A
+method of another package is imported, then rehearsed: a server and workers in this process train a
+model of a few rows for some iterations; every message is delivered at once. The rehearsal raises
+`ConfigError` if the method raises an exception, returns a value of the wrong type, or lets all
+robots wait for each other. The machines themselves never import code of a user.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
     _check_grants(method)
     server.aggregation.method = method
     method.begin(server.model, 0)
-    due: dict[str, int] = {}  # robots that compute -> turn in which they began
+    due: dict[str, int] = {}  # robot that computes -> turn in which it began
     wanted = fleet.start()
     for turn in range(ITERATIONS * len(names)):
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}
@@ -106,7 +106,8 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
             waits = {name: m.waiting_for for name, m in server.members.items()}
             raise RogError(f'the fleet stands still; each robot waits for: {waits}')
         _check(method, server)
-        # Usually the robot that began first finishes first; every third time the last one does.
+        # Usually the robot that began first finishes first. In every third turn the robot that
+        # began last finishes first.
         name = min(due, key=due.__getitem__) if turn % 3 else max(due, key=due.__getitem__)
         del due[name]
         gradient = noise.standard_normal(server.partition.elements).astype(np.float32)
@@ -116,7 +117,7 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
 
 
 def _check_grants(method: Method) -> None:
-    """Replace ``method.grant``, so that it raises `RogError` for a step that robots do not know."""
+    """Make ``method.grant`` raise `RogError` if it returns a step that robots do not know."""
     grant = method.grant
 
     def checked(robot: str, iteration: int) -> tuple[int, Step]:

@@ -1,8 +1,8 @@
-"""Methods and codecs of other packages, which packages register as entry points when installed.
+"""Finds methods and codecs of other packages, which register them as entry points.
 
-An entry point of the group ``rog.methods`` or ``rog.codecs`` has the name that users write, and
-names a subclass of `Method` or `Codec`, ``package.module:Class``. The package `rog_methods_local`
-is an example.
+The name of an entry point of the group ``rog.methods`` or ``rog.codecs`` is the name that users
+write. Its value, ``package.module:Class``, names a subclass of `Method` or `Codec`. The package
+`rog_methods_local` is an example.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from importlib.metadata import EntryPoint, entry_points
 
 @cache
 def methods() -> Mapping[str, EntryPoint]:
-    """Return name -> entry point of each registered method; this imports none of them."""
+    """Return name -> entry point of each registered method; import no method."""
     return {found.name: found for found in entry_points(group='rog.methods')}
 
 
 @cache
 def codecs() -> Mapping[str, EntryPoint]:
-    """Return name -> entry point of each registered codec; this imports none of them."""
+    """Return name -> entry point of each registered codec; import no codec."""
     return {found.name: found for found in entry_points(group='rog.codecs')}

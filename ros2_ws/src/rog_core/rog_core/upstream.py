@@ -2,9 +2,10 @@
 
 To the parent fleet's server, a whole child fleet is one robot that takes local steps. An *account*
 is one push of the child fleet: the change of its model since its last account, that is, its master
-rows then minus its master rows now. The rows that it pulls are added to its master rows, and its
-own pulls carry them to its robots. Neither protocol knows of the other, and the child fleet never
-waits: while the parent fleet's server is out of reach, the change only grows.
+rows then minus its master rows now. Rows that the child fleet pulls from the parent fleet are added
+to its master rows, and its robots receive them with their own pulls. Neither protocol knows of the
+other, and the child fleet never waits: while the parent fleet's server is out of reach, the change
+only grows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .server.machine import ServerMachine
 from .worker.accumulator import Accumulator
 from .worker.machine import WorkerMachine
 
-# The change already includes learning rate and momentum.
+# The SGD settings of an account: the change already includes learning rate and momentum.
 AS_IT_IS = SgdConfig(learning_rate=1.0, momentum=0.0, weight_decay=0.0, nesterov=False)
 
 
@@ -40,13 +41,13 @@ class Upstream:
                  ) -> None:
         self.server, self.worker = server, worker
         self.base = copy_of(server.master) if base is None else base
-        self._handed: Array | None = None  # the last change that the worker was given
-        self._kept = worker.accumulator.kept  # number of changes that the worker had kept before
+        self._handed: Array | None = None  # the last account; None after `_take`
+        self._kept = worker.accumulator.kept  # `Accumulator.kept` at the last account
         self._accounted = server.iteration    # the fleet's iteration at the last account
         self._due = math.inf                  # the fleet's iteration for the next account
 
     def go_on(self, order: Compute) -> None:
-        """Carry out an order of the worker: apply the rows it has pulled, and let the fleet train.
+        """Carry out the worker's order: apply the rows that it has pulled; plan the next account.
 
         Raises `ConfigError` if the parent fleet's method does not ask for local steps.
         """
@@ -59,14 +60,15 @@ class Upstream:
 
     def end(self) -> None:
         """Apply the model with which the parent fleet's run ended; no account is due any more."""
-        if self.worker.iteration:  # if 0, the worker never received the parent fleet's model
+        if self.worker.iteration:  # it is 0 if the worker never received the parent fleet's model
             self._take()
         self._due = math.inf
 
     def _take(self) -> None:
         if self._handed is not None:
             if self.worker.accumulator.kept == self._kept:
-                self.base += self._handed  # the worker dropped the change of another iteration
+                # The worker has dropped the change, because it belonged to another iteration.
+                self.base += self._handed
             self._handed = None
         if not self.server.stopping:
             model = self._model()
@@ -74,9 +76,12 @@ class Upstream:
             self.base = model
 
     def _model(self) -> Array:
-        """Return the worker's copy of the parent fleet's model, plus changes not yet taken."""
+        """Return the worker's copy of the parent fleet's model, with the changes under way.
+
+        These are the changes that the parent fleet's server has not taken yet.
+        """
         store = self.worker.accumulator
-        if store.drift is not None:  # local steps continue over pushes, and `model` includes them
+        if store.drift is not None:  # the step is a `Phase`: `model` includes these changes
             return copy_of(store.model)
         return store.weights - store.pending
 
@@ -104,8 +109,8 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
                  ) -> WorkerMachine:
     """Return the worker that represents a server's fleet in the parent fleet.
 
-    ``config``: the configuration of the parent fleet. The worker has rows of its own, so
-    granularity and codec may differ between the two fleets.
+    ``config``: the configuration of the parent fleet. The worker divides the model into rows
+    itself, so granularity and codec may differ between the two fleets.
     """
     partition = partition_of([(p.name, p.shape) for p in server.partition.parameters],
                              config.granularity, config.codec)
@@ -113,6 +118,6 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
 
 
 def step_above(upstream: Upstream, now: float) -> list[Action]:
-    """Push the change if it is due; for shells that run server and worker in one thread."""
+    """Push the change if it is due; for programs that run server and worker in one thread."""
     change = upstream.account() if upstream.due else None
     return [] if change is None else upstream.worker.on_gradient(change, AS_IT_IS, now)

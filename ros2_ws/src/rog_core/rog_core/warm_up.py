@@ -1,4 +1,4 @@
-"""Compiles all numba functions before training: runs iterations of one worker and a server."""
+"""Compiles all numba functions before training, by running iterations of a worker and a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .protocol.messages import Compute
 
 
 def warm_up() -> None:
-    """Compile every kernel, or load it from the cache on disk."""
+    """Compile every numba function, or load it from the cache on disk."""
     for codec in codec_names():
         _one_iteration(codec, 'rsp:2')
     _one_iteration('raw', 'rsp:2+local=1+momentum=0.5')

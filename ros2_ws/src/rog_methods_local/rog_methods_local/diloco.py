@@ -1,4 +1,4 @@
-"""DiLoCo: local steps on the robots, Nesterov momentum on the server, fragments of the model."""
+"""DiLoCo: robots take local steps, the server applies Nesterov momentum to their mean change."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class DiLoCo(Outer):
     ``diloco:H:P``: the model is divided into P fragments. An iteration has H/P local steps and
     exchanges one fragment, so each fragment is exchanged every H steps. The robot computes the next
     local steps while a fragment travels (``pipeline``). So a fragment is applied late, but
-    transmission takes no extra time. A robot's momentum continues from phase to phase.
+    transmission takes no extra time. A robot's momentum continues from one iteration to the next.
 
-    ``quorum=K``: the fleet does not wait for a robot whose link fades. A round is over when K
-    robots have pushed and the others have had ``grace=S`` more seconds. A later push is applied
-    when it arrives, and its robot continues with the round of the fleet.
+    ``quorum=K``: the fleet does not wait for a robot whose link fades. A round (one iteration of
+    every robot) is over at the latest ``grace=S`` seconds after K robots have pushed. A later push
+    is applied when it arrives, and its robot continues with the present round of the fleet.
 
     Sources: DiLoCo (arXiv 2311.08105); Streaming DiLoCo (arXiv 2501.18512); Decoupled DiLoCo (arXiv
     2604.21428) for quorum and grace. Fragments consist of rows, not of layers, so that all have
@@ -49,7 +49,7 @@ class DiLoCo(Outer):
                               f'has {len(team.capacities)}')
         self.grace = self.numbers.get('grace', 0.0)
         self._met = -1           # newest round that a quorum has pushed
-        self._since = 0.0        # time at which the quorum had pushed that round, s
+        self._since = 0.0        # time at which the quorum of that round was complete, s
         self._over = -1          # newest round whose grace is over
         self._newest = -1        # newest round that a robot has finished
 
@@ -91,7 +91,7 @@ class DiLoCo(Outer):
                 f"of the model (granularity '{model.partition.granularity}')")
 
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`: with a quorum all robots continue with the same round."""
+        """See `Method.begin`: with a quorum, the next round of all robots is ``iteration`` + 1."""
         super().begin(model, iteration)
         self._newest = iteration
 
@@ -133,7 +133,7 @@ class DiLoCo(Outer):
         return self.pipelined
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`: a robot later than the quorum continues with the fleet's round."""
+        """See `Method.grant`: with a quorum, a late robot continues with the fleet's next round."""
         self._newest = max(self._newest, iteration)
         following = (self._newest if self.quorum else iteration) + 1
         return following, Phase(self.steps, self.fragments, following % self.fragments)

@@ -28,9 +28,9 @@ from rog_core.codecs.base import (
 )
 from rog_core.codecs.kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
-# Magnitude / scale of each exponent 0 to 7.
+# Magnitude divided by scale for each exponent 0 to 7.
 LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)
-# Smallest magnitude / scale that is rounded to each of the exponents 1 to 7.
+# Smallest magnitude, divided by scale, that is rounded to each of the exponents 1 to 7.
 LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)
 
 
@@ -38,7 +38,7 @@ class E3M0(Codec):
     """Encodes a segment as half a byte per element and a bfloat16 scale; ignores ``magnitude``."""
 
     name, number = 'e3m0', 4
-    segment_elements = 2048  # half a byte each: 1 KiB, which fits into one datagram
+    segment_elements = 2048  # half a byte for each: 1 KiB, which fits one datagram
     kernels = 'e3m0', 'e3m0'
 
     def sizes(self, lengths):
@@ -81,7 +81,7 @@ class E3M0(Codec):
 
 @njit(nogil=True, cache=True)
 def _code(value, least):
-    """Encode a value in four bits; ``least`` float32 (7,): smallest magnitude of each exponent."""
+    """Encode a value in four bits; ``least`` float32 (7,): lowest magnitude of exponents 1 to 7."""
     magnitude, exponent = abs(value), 0
     for e in range(7):
         exponent += magnitude >= least[e]
@@ -98,7 +98,7 @@ def _level(code):
 
 @njit(nogil=True, cache=True)
 def _write(row, code, least):
-    """Encode one segment; returns its scale. Scratch: ``least`` float32 (7,)."""
+    """Encode one segment; return its scale. ``least`` float32 (7,) is scratch memory."""
     largest = np.float32(0)
     for k in range(row.size):
         largest = max(largest, abs(row[k]))
@@ -115,7 +115,7 @@ def _write(row, code, least):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add the decoded values, with ``scale`` instead of the segment's own scale."""
+    """Add the decoded values to ``row``, with ``scale`` instead of the scale in ``code``."""
     for k in range(row.size):
         row[k] += scale * _level(code[2 + k // 2] >> 4 * (k & 1) & 15)
 
@@ -127,7 +127,10 @@ def _size(length):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, out):
-    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
+    """Encode values - mirror into ``out``.
+
+    If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
+    """
     at, least = 0, np.empty(7, np.float32)
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
@@ -143,7 +146,7 @@ def _encode(values, mirror, offsets, ids, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, data):
-    """Add factor * the decoded segments."""
+    """Add factor * the decoded values to the segments."""
     at = 0
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)

@@ -7,7 +7,7 @@ from rog_core.steps import Local, Step
 
 
 class LocalSgd(Method):
-    """``local:H``: H local steps of SGD, then the models are averaged; otherwise as BSP.
+    """``local:H``: BSP whose robots take H local steps of SGD before their models are averaged.
 
     Source: McMahan et al., Communication-efficient learning of deep networks from decentralized
     data, AISTATS 2017. An iteration of a robot is one exchange and takes H batches.

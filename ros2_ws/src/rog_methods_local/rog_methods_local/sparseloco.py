@@ -3,16 +3,16 @@
 Source: SparseLoCo (arXiv 2508.15706). It sends the 64 elements of largest magnitude of each chunk
 of 4096, with 12 bits for the position and 2 for the value. Its error feedback decays: each push
 forgets 5 percent of the values that have not been sent. A chunk of the paper is a segment here
-(a row, or a part of a long row), which sends one element in 64, at least one. Pulls, which the
+(a row, or a part of a long row). A segment sends one element in 64, at least one. Pulls, which the
 paper does not have, forget nothing.
 
-A segment begins with two scales (bfloat16). The first is the mean magnitude of those elements sent
-whose magnitude exceeds the mean of all elements sent; the second is the mean magnitude of the
-others. 14 bits for each element follow, ascending by position, the first element in the lowest
-bits; the end is padded to a byte. Bits 0 to 11 hold the position, bit 12 is 1 for the first scale,
-bit 13 holds the sign (1: negative). Zeros are not sent; 0 takes their place at the end, where no
-position can be 0. If a segment holds only zeros, both scales are 0. Of equal magnitudes the first
-are sent.
+A segment begins with two scales (bfloat16). The mean magnitude of the elements sent divides these
+elements into two classes. The first scale is the mean magnitude of the elements above this mean;
+the second scale is the mean magnitude of all others. 14 bits for each element follow, ascending by
+position, the first element in the lowest bits; the end is padded to a whole byte. Bits 0 to 11 hold
+the position, bit 12 is 1 for the first scale, bit 13 holds the sign (1: negative). Zeros are not
+sent; 0 takes their place at the end, where no position can be 0. If a segment holds only zeros,
+both scales are 0. If elements have equal magnitudes, the first of them are sent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SparseLoCo(Codec):
     faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Return how many elements are sent of segments of the given lengths, int64."""
+        """Return how many elements each segment sends, int64; ``lengths``: elements of each."""
         return np.maximum(np.rint(lengths / SHARE), 1).astype(np.int64)
 
     def sizes(self, lengths):
@@ -68,11 +68,11 @@ class SparseLoCo(Codec):
         return 4 + (BITS * self.counts(lengths) + 7) // 8
 
     def take(self, partition, values, ids, magnitude):
-        """See `Codec.take`; the values that remain decay."""
+        """See `Codec.take`; the values that are not sent are multiplied by `FEEDBACK`."""
         out = super().take(partition, values, ids, magnitude)
         if isinstance(values, np.ndarray):
             _decay(values, partition.offsets, ids)
-        elif not self.uses_kernels(values):  # else the kernel has already done this
+        elif not self.uses_kernels(values):  # the CUDA kernel does this itself
             values[elements(partition, ids, values)] *= float(FEEDBACK)
         return out
 
@@ -130,9 +130,9 @@ def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -
 
 
 def _bit_places(counts: np.ndarray) -> np.ndarray:
-    """Return the positions of each element's bits, int64 (elements, 14).
+    """Return the positions of the bits of each element sent, int64 (elements, 14).
 
-    Each segment begins at a whole byte.
+    ``counts``: number of elements sent of each segment. Each segment begins at a whole byte.
     """
     first = np.repeat(8 * starts_of((BITS * counts + 7) // 8) - BITS * starts_of(counts), counts)
     return (first + BITS * np.arange(counts.sum()))[:, None] + _PLACES
@@ -177,7 +177,10 @@ def _put(code, k, word):
 
 @njit(nogil=True, cache=True)
 def _write(row, magnitudes, positions, count, code):
-    """Encode one segment; returns its scales. Scratch: see `select_largest`."""
+    """Encode one segment; return its two scales.
+
+    ``magnitudes``, ``positions``: scratch memory, see `select_largest`.
+    """
     bits = row.view(np.int32)
     sent = select_largest(bits, magnitudes, positions, count)
     total = 0.0
@@ -212,7 +215,10 @@ def _move(row, code, count, large, small):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, counts, sizes, out):
-    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
+    """Encode values - mirror into ``out``.
+
+    If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
+    """
     at, most = 0, longest(offsets, ids)
     magnitudes, positions = np.empty(most, np.int32), np.empty(most, np.uint16)
     for i in range(ids.size):
@@ -238,7 +244,7 @@ def _decay(values, offsets, ids):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, counts, sizes, factor, data):
-    """Add factor * the decoded segments; only the elements that were sent are touched."""
+    """Add factor * the decoded values to the segments; change only the elements that were sent."""
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
@@ -249,7 +255,7 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """See `Codec._look`; ``data`` has the right length; ``lengths``: encoded segments only."""
+    """See `Codec._look`; ``data`` has the right length; ``lengths``: of the encoded segments."""
     at, energy = 0, 0.0
     for i in range(lengths.size):
         code = data[at:at + sizes[i]]

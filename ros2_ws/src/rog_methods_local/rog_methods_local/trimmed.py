@@ -71,7 +71,7 @@ class Trimmed(Holding):
 
     def flush(self, robots: int) -> None:
         """See `Method.flush`."""
-        # This includes robots that are gone, because the server has acknowledged their pushes.
+        # Apply also the pushes of robots that are gone, because the server has acknowledged them.
         self._round = tuple(self.held)
         self._pushed.clear()
         self.carry_out(EndRound(), robots)
@@ -87,7 +87,7 @@ class Trimmed(Holding):
 
 
 def trimmed_mean(values: list[Array], cut: int) -> Array:
-    """Return the mean per element without its ``cut`` largest and smallest values; float32."""
+    """Return the mean of each element, without its ``cut`` largest and smallest values; float32."""
     if not isinstance(values[0], np.ndarray):
         import torch
         return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)

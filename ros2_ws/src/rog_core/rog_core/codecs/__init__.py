@@ -34,7 +34,7 @@ def codec_names() -> tuple[str, ...]:
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec with this name; if there is none, `ConfigError` lists the known names."""
+    """Return the codec with this name; if there is none, raise `ConfigError` with all names."""
     family, colon, argument = name.partition(':')
     if name in CODECS:
         return CODECS[name]
@@ -61,8 +61,8 @@ def _plugged(name: str) -> Codec:
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec with this number; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the codec of the receiver, which may be from another package, or have a sparsity,
-    which the number does not tell.
+    ``own``: the codec of the receiver. It is needed because it may be from another package, or have
+    a sparsity, which does not follow from the number.
     """
     if number == own.number:
         return own

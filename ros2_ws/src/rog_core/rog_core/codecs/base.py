@@ -2,10 +2,10 @@
 
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
 host. The values are numpy arrays, or torch tensors on any device. Compiled loops encode and decode
-numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.codecs.cuda`) do
-it for tensors. All of them give the same bytes. Encoded segments follow one another, and each can
-be decoded without the others. All formats are little endian. In every format except raw, a segment
-begins with its scale, or several (`Codec.scales`), as bfloat16, the upper half of a float32.
+numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.codecs.cuda`)
+encode and decode tensors. All of them give the same bytes. Encoded segments follow one another, and
+each can be decoded without the others. All formats are little endian. In every format except raw, a
+segment begins with one or more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
 
 A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`, or registered by
 another package (`rog_core.plugins`).
@@ -27,7 +27,7 @@ from .kernels import LENGTH, OWN, SCALE
 # What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values, from which the kernel
 # then subtracts the decoded values. COPY: the values, which stay unchanged.
 DIFFERENCE, TAKE, COPY = range(3)
-MOST = 512  # maximum number of elements that a segment sends with a codec that names each position
+MOST = 512  # maximum number of elements of a segment that a codec sends if it sends their positions
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
 
 
@@ -44,16 +44,20 @@ class Segments(Protocol):
 
 
 class Codec(ABC):
-    """An encoding of values. ``ids`` int64: ascending segments; ``values``: flat (elements,)."""
+    """An encoding of values.
+
+    In all methods, ``ids`` int64 are ascending segments; ``values`` is the flat storage of a model,
+    (elements,).
+    """
 
     name: str
-    number: int                    # on the wire
+    number: int                    # names the codec on the wire
     # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
     segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
     kept: float = 1.0              # share of the unsent values that the sender keeps
-    faults: tuple[str, ...] = ()   # error texts of the codec's own rules; the first: rule `OWN`
-    # Source file in `rog_core.codecs.cuda`, prefix of kernel names; None: no CUDA kernels.
+    faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from rule `OWN` on
+    # (source file in `rog_core.codecs.cuda`, prefix of the kernels' names); None: no CUDA kernels.
     kernels: tuple[str, str] | None = None
 
     @abstractmethod
@@ -78,7 +82,7 @@ class Codec(ABC):
         lengths = partition.lengths[ids]
         if isinstance(values, np.ndarray):
             sizes = self.sizes(lengths)
-            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() if there are few
+            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() for few sizes
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
         if self.uses_kernels(values):
@@ -90,14 +94,17 @@ class Codec(ABC):
         return out
 
     def uses_kernels(self, values: Array) -> bool:
-        """Whether CUDA kernels encode and decode ``values``; otherwise compiled loops or torch."""
+        """Whether CUDA kernels encode and decode ``values``, not compiled loops or torch."""
         return self.kernels is not None and cuda.usable(values)
 
     @abstractmethod
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
                          ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
                          out: np.ndarray) -> None:
-        """Encode values - mirror into ``out``; if ``mirror`` is None, do what `take` does."""
+        """Encode values - mirror into ``out``.
+
+        If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
+        """
 
     @abstractmethod
     def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
@@ -113,9 +120,10 @@ class Codec(ABC):
     def _launch(self, name: str, partition: Segments, values: Array, ids: np.ndarray,
                 magnitude: np.ndarray | None, before: tuple[Array, ...], code: Array,
                 *after: np.number) -> None:
-        """Make the table of the segments, int64 (ids, 4), see `common.cuh`; start a kernel with it.
+        """Start a kernel with a table of the segments, int64 (ids, 4), see `common.cuh`.
 
-        ``before`` and ``after``: further arguments of the kernel, before and after table and code.
+        ``code``: the encoded bytes, or room for them. ``before`` and ``after``: further arguments
+        of the kernel, before and after table and code.
         """
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
@@ -127,9 +135,10 @@ class Codec(ABC):
                     cuda.upload(table, values), code, *after)
 
     def _numbers(self, lengths: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray | int:
-        """Return the number in the table that the kernel needs for each segment, int64.
+        """Return the last column of the kernel's table: a number for each segment, int64.
 
-        ``magnitude``: see `take`; None if the kernel does not need it.
+        Its meaning depends on the codec. ``magnitude``: see `take`; None if the kernel does not
+        need it.
         """
         return 0
 
@@ -146,16 +155,19 @@ class Codec(ABC):
     @abstractmethod
     def _look(self, lengths: np.ndarray, ids: np.ndarray, data: np.ndarray
               ) -> tuple[int, int, float]:
-        """Return the number of the rule that ``data`` breaks: `LENGTH`, `SCALE`, `OWN` or higher.
+        """Return three numbers about ``data``; ``lengths``: elements of each segment of the model.
 
-        The number is 0 if ``data`` breaks no rule. Also returns the position in ``ids`` of the
-        segment that breaks the rule, and the sum of the squares of the decoded values.
-        ``lengths``: number of elements of every segment of the model.
+        They are the rule that ``data`` breaks (0: none; `LENGTH`, `SCALE`, `OWN` or higher), the
+        position in ``ids`` of the segment that breaks it, and the sum of the squares of the decoded
+        values.
         """
 
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
             factor: float = 1.0) -> None:
-        """Add factor * the decoded (and checked) data to the segments ``ids`` of ``values``."""
+        """Decode ``data``; add factor * the result to the segments ``ids`` of ``values``.
+
+        The caller must `check` the data before.
+        """
         if isinstance(values, np.ndarray):
             self._add_compiled(values, partition, ids, data, np.float32(factor))
         elif self.uses_kernels(values):
@@ -202,7 +214,8 @@ class Codec(ABC):
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
     """Join the segments of many chunks, by ascending id. The ids of all parts must be distinct.
 
-    To go through the model in the order of its rows takes half as long as to jump between rows.
+    A loop over the result then goes through the model in the order of its rows. This takes half as
+    long as to jump between rows.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -266,7 +279,7 @@ def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
 
 
 def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
-    """Return ``counts``; raise `LocalProtocolError` if one exceeds `MOST`, the room in a kernel."""
+    """Return ``counts``; raise `LocalProtocolError` if one exceeds `MOST`, the limit of kernels."""
     if counts.max(initial=0) > MOST:
         raise LocalProtocolError(
             f'a segment must send at most {MOST} elements, got {counts.max()}: make the partition '
@@ -275,17 +288,20 @@ def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:
-    """Return the start of each of consecutive ranges that have the given sizes."""
+    """Return where each range begins if ranges of the given sizes follow one another from 0."""
     return np.cumsum(sizes) - sizes
 
 
 def _bodies(sizes: np.ndarray) -> np.ndarray:
-    """Return the positions of the bytes outside the scales; ``sizes``: such bytes per segment."""
+    """Return the positions of all bytes except the scales; ``sizes``: their number per segment."""
     return np.arange(sizes.sum()) + np.repeat(2 * np.arange(1, sizes.size + 1), sizes)
 
 
 def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the bytes of segments: for each its scale (uint16), then its part of ``body``."""
+    """Return the bytes of segments: for each its scale (uint16), then its part of ``body``.
+
+    ``sizes``: number of bytes of ``body`` for each segment.
+    """
     out = np.empty(body.size + 2 * sizes.size, np.uint8)
     starts = starts_of(sizes + 2)
     out[starts], out[starts + 1] = scales & 255, scales >> 8
@@ -321,7 +337,10 @@ def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
 
 
 def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
-    """Return a copy of the segments ``ids`` of values - mirror (None: of values)."""
+    """Return a copy of the segments ``ids`` of values - mirror, one after the other.
+
+    If ``mirror`` is None, return a copy of these segments of ``values``.
+    """
     index = elements(partition, ids, values)
     return values[index] if mirror is None else values[index] - mirror[index]
 

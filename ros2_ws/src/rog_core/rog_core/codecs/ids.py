@@ -15,7 +15,7 @@ from .base import Segments
 
 
 def encode_ids(ids: np.ndarray) -> np.ndarray:
-    """Encode the ids of one chunk, ascending int64; returns uint8."""
+    """Return the encoded ids of one chunk, uint8; ``ids``: ascending int64."""
     (_, _, data), = split_into_chunks(ids, np.zeros_like(ids), 1 << 62)
     return data
 
@@ -24,9 +24,10 @@ def split_into_chunks(ids: np.ndarray, sizes: np.ndarray, limit: int
                       ) -> list[tuple[int, int, np.ndarray]]:
     """Divide ascending segments into chunks of at most ``limit`` bytes of values and ids.
 
-    ``sizes`` int64 (ids,): bytes of the values of each segment. Returns for each chunk the number
-    of segments and the bytes of values up to its end, both counted from the first chunk, and its
-    encoded ids, uint8. A chunk holds at least one segment, even if that exceeds ``limit``.
+    ``sizes`` int64 (ids,): bytes of the values of each segment. Returns three values for each
+    chunk: the number of segments in all chunks up to this one, the number of bytes of their values,
+    and the encoded ids of this chunk, uint8. A chunk holds at least one segment, even if that
+    exceeds ``limit``.
     """
     out, ends = np.empty(5 * ids.size, np.uint8), np.empty((3, ids.size), np.int64)
     count, begin, chunks = _split_into_chunks(ids, sizes, limit, out, ends), 0, []
@@ -93,7 +94,7 @@ def _split_into_chunks(ids, sizes, limit, out, ends):
 
 @njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Decode ids into ``out``. Returns the number of the rule that the bytes break, 0 if none.
+    """Decode ids into ``out``; return the number of the rule that ``data`` breaks, 0 if none.
 
     1: there are too few or too many bytes; 2: ids do not ascend; 3: an id is >= ``limit``.
     """

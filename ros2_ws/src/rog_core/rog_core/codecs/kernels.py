@@ -14,7 +14,9 @@ import numpy as np
 from numba import extending, njit, types
 
 LINE = 16  # float32 values in a cache line
-LENGTH, SCALE, OWN = 1, 2, 3  # rules of every format; rules of a single codec begin at OWN
+# Numbers of the rules that encoded values may break: wrong length, invalid scale. The numbers of a
+# codec's own rules begin at OWN.
+LENGTH, SCALE, OWN = 1, 2, 3
 
 intrinsic: Any = extending.intrinsic  # Any, since numba's type does not fit decorated functions
 
@@ -75,9 +77,10 @@ def _count(magnitudes, least):
 
 @njit(nogil=True, cache=True)
 def _threshold(magnitudes, count):
-    """Return (t, equals): the ``count`` largest are those above t, and the first ``equals`` at t.
+    """Return (t, equals), which select the ``count`` largest magnitudes.
 
-    If fewer than ``count`` magnitudes are above zero, t is 0.
+    These are all magnitudes above t, and the first ``equals`` magnitudes that equal t. If fewer
+    than ``count`` magnitudes are above zero, t is 0.
     """
     low, high, above = np.int32(0), np.int32(0), 0
     for k in range(magnitudes.size):
@@ -104,9 +107,10 @@ def _threshold(magnitudes, count):
 def select_largest(bits, magnitudes, positions, count):
     """Find the ``count`` nonzero elements of largest magnitude; of equal elements, the first.
 
-    ``bits``: a segment as int32. Stores their positions in ``positions``, ascending; returns their
-    number. Scratch: ``magnitudes`` int32 of the size of ``bits``; ``positions`` uint16, at least as
-    large. The smallest magnitude to send is found by bisection on the bits of float32. This is
+    ``bits``: the float32 values of a segment as int32. Stores the positions of the elements found
+    in ``positions``, ascending; returns their number, which is lower if fewer elements are nonzero.
+    ``magnitudes`` int32 is scratch memory of the size of ``bits``; ``positions`` uint16 is at least
+    as large. The smallest magnitude to send is found by bisection on the bits of float32. This is
     faster than sorting, because counting is vectorised: eight elements at a time.
     """
     for k in range(bits.size):

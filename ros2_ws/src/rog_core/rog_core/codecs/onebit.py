@@ -3,8 +3,8 @@
 Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row. The sender
 keeps the difference to the exact values and sends it later (error feedback).
 
-A segment: its scale (bfloat16), then one bit per element (1: negative), first element in the lowest
-bit, padded to a byte.
+A segment begins with its scale (bfloat16). One bit per element follows (1: negative), the first
+element in the lowest bit; the end is padded to a whole byte.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _scales(magnitude: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 @intrinsic
 def _sign_byte(typing_context, array, index):
-    """Return the sign bits of eight float32 in a row (1: negative), the first in the lowest bit."""
+    """Return the sign bits of eight consecutive float32 (1: negative), the first in bit 0."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         eight = ir.VectorType(ir.IntType(32), 8)
@@ -104,7 +104,7 @@ def _sign_byte_of_difference(typing_context, left, right, index):
 
 @intrinsic
 def _add_signed(typing_context, array, index, byte, scale):
-    """Add +scale (bit 0) or -scale (bit 1) to eight consecutive float32."""
+    """Add +scale to those of eight consecutive float32 whose bit in ``byte`` is 0, else -scale."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         eight = ir.VectorType(ir.FloatType(), 8)
@@ -141,7 +141,10 @@ def _add_tail(row, byte, scale):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, magnitude, out):
-    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
+    """Encode values - mirror into ``out``.
+
+    If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
+    """
     at = 0
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)

@@ -33,7 +33,7 @@ class Raw(Codec):
         return dense.cpu().numpy().view(np.uint8)
 
     def snapshot(self, partition: Segments, values: Array, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids`` of ``values`` as they are. Returns uint8."""
+        """Encode the segments ``ids`` of ``values``, which stay unchanged. Returns uint8."""
         if cuda.usable(values):
             return self._encode_by_kernel(partition, values, None, ids, None, COPY)
         if not isinstance(values, np.ndarray):
@@ -60,7 +60,10 @@ class Raw(Codec):
         return (_floats(data) * np.float32(factor)).view(np.uint8)
 
     def store(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray) -> None:
-        """Store the decoded (and checked) data in the segments ``ids`` of ``values``."""
+        """Decode ``data``; store the result in the segments ``ids`` of ``values``.
+
+        The caller must `check` the data before.
+        """
         if isinstance(values, np.ndarray):
             _store(values, partition.offsets, ids, _floats(data))
         elif cuda.usable(values):

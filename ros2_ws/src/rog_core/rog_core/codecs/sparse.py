@@ -1,14 +1,15 @@
 """``ternary:P``: sends the largest elements of each segment, a share P, as +scale or -scale.
 
 Source: DGH-(GC)^2, equations 18 to 22, unchanged, in both directions. The paper calls the n of
-these equations "the number of nodes". They come from its reference [40], where n is the number of
-elements of a tensor; here n is the number of elements of a segment (a row, or a part of a long
-row). The paper leaves the scale to the learning rate; here, as in [40], the scale is the mean
+these equations "the number of nodes". The equations come from its reference [40], where n is the
+number of elements of a tensor; here n is the number of elements of a segment (a row, or a part of a
+long row). The paper leaves the scale to the learning rate; here, as in [40], the scale is the mean
 magnitude of the elements sent.
 
 A segment begins with its scale (bfloat16). Two bytes follow for each of the m elements of largest
 magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the sign (1: negative).
-Zeros are not sent; 0xffff takes their place at the end. Of equal magnitudes the first are sent.
+Zeros are not sent; 0xffff takes their place at the end. If elements have equal magnitudes, the
+first of them are sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .kernels import (
     write_scale,
 )
 
-NEGATIVE = 0x8000  # the sign of an element; the other bits are its position
+NEGATIVE = 0x8000  # the sign bit of an element; the other bits are the position
 NOTHING = 0xffff   # fills up a segment that has too few nonzero elements
 
 
@@ -49,7 +50,7 @@ class SparseTernary(Codec):
 
     def __init__(self, sparsity: float) -> None:
         self.name, self.sparsity = f'ternary:{sparsity}', sparsity
-        # A segment sends at most MOST elements of 2 bytes, 1 KiB, which fits into one datagram.
+        # A segment sends at most MOST elements of 2 bytes. This is 1 KiB, which fits one datagram.
         self.segment_elements = int(min(MOST / sparsity, 8192))
 
     @staticmethod
@@ -110,7 +111,7 @@ class SparseTernary(Codec):
 
 @njit(nogil=True, cache=True)
 def _write(row, magnitudes, positions, count, code):
-    """Encode one segment; returns its scale. Scratch: see `select_largest`."""
+    """Encode one segment; return its scale. ``magnitudes``, ``positions``: see `select_largest`."""
     bits, total = row.view(np.int32), 0.0
     sent = select_largest(bits, magnitudes, positions, count)
     for i in range(sent):
@@ -139,7 +140,10 @@ def _move(row, code, scale):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, counts, out):
-    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
+    """Encode values - mirror into ``out``.
+
+    If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
+    """
     at, most = 0, longest(offsets, ids)
     magnitudes, positions = np.empty(most, np.int32), np.empty(most, np.uint16)
     for i in range(ids.size):
@@ -156,7 +160,7 @@ def _encode(values, mirror, offsets, ids, counts, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, counts, factor, data):
-    """Add factor * the decoded segments; only the elements that were sent are touched."""
+    """Add factor * the decoded values to the segments; change only the elements that were sent."""
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]

@@ -1,12 +1,12 @@
-"""``ternary``: sends the largest of each 64 elements as +scale or -scale; for bad links.
+"""``ternary``: sends only the largest of each 64 elements, as +scale or -scale; for bad links.
 
-Source: DGH-(GC)^2, equations 18 to 22, and its reference [40], from which the scale comes: the mean
-magnitude of the elements sent. Here the largest element is chosen per block of 64, so that the size
-of a segment depends only on its length.
+Source: DGH-(GC)^2, equations 18 to 22. As in its reference [40], the scale is the mean magnitude of
+the elements sent. Here the largest element of each block of 64 is sent, so that the encoded size of
+a segment depends only on its length.
 
 A segment begins with its scale (bfloat16). One byte per block follows; the last block may be
 shorter. Bits 0 to 5 hold the position of the element sent, bit 6 its sign (1: negative), and bit 7
-is set; the byte is 0 for a block that sends nothing. Of equal magnitudes the first is sent.
+is set; the byte is 0 for a block that sends nothing. The first of equal magnitudes is sent.
 Encoding reads every element once; decoding touches only the elements sent, one in 64.
 """
 
@@ -66,10 +66,10 @@ class Ternary(Codec):
 
 @njit(nogil=True, cache=True)
 def _byte(bits):
-    """Return the byte of one block (or of a shorter last block); ``bits``: its float32 as int32.
+    """Return the byte of one block, which may be shorter; ``bits``: its float32 values as int32.
 
-    The bits of magnitudes can be compared as integers. With the position added in the low bits, one
-    maximum gives both the largest magnitude and its position, the first of equal magnitudes.
+    The bits of magnitudes can be compared as integers. The low bits of ``largest`` hold the
+    position, so one maximum gives the largest magnitude and its (first) position.
     """
     largest = np.int64(0)
     for k in range(bits.size):
@@ -82,7 +82,7 @@ def _byte(bits):
 
 @njit(nogil=True, cache=True)
 def _write(row, code):
-    """Encode one segment; returns its scale."""
+    """Encode one segment; return its scale."""
     bits, total, count = row.view(np.int32), 0.0, 0
     for b in range(2, code.size):
         start = (b - 2) * BLOCK
@@ -108,7 +108,10 @@ def _size(length):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, out):
-    """Encode values - mirror; without a mirror, subtract the decoded values from ``values``."""
+    """Encode values - mirror into ``out``.
+
+    If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
+    """
     at = 0
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)
@@ -124,7 +127,7 @@ def _encode(values, mirror, offsets, ids, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, data):
-    """Add factor * the decoded segments; only the elements that were sent are touched."""
+    """Add factor * the decoded values to the segments; change only the elements that were sent."""
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]

@@ -27,12 +27,15 @@ __all__ = ['METHODS', 'Method', 'Team', 'create', 'is_known', 'parse', 'place_of
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, Gc, Hgc, Gcc, Dcgc, DghGc)}
-LONGEST = 200  # longest text of a method, in characters
+LONGEST = 200  # maximum number of characters in the text of a method
 PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that add a mix-in class to a method
 
 
 def usages() -> str:
-    """Return how users write the methods of this package, and names of others, for messages."""
+    """Return how users write all methods, as one text for messages.
+
+    The methods of other packages are listed by name.
+    """
     return ', '.join([*(method.usage for method in METHODS.values()), *plugins.methods()])
 
 
@@ -52,10 +55,11 @@ def parse(text: str) -> MethodSpec:
 
 
 def create(text: str, team: Team | None = None) -> Method:
-    """Build the method that ``text`` names; raise `ConfigError` if unknown or unfit for the team.
+    """Build the method that ``text`` names.
 
-    This imports nothing. The module of a method from another package must be imported before, by
-    `rog_core.method_check.check_named`.
+    Raises `ConfigError` if the method is unknown or does not fit the team. This imports nothing:
+    `rog_core.method_check.check_named` must have imported the module of a method from another
+    package.
     """
     spec, team = parse(text), team or Team()
     if spec.name in METHODS:
@@ -71,9 +75,10 @@ def create(text: str, team: Team | None = None) -> Method:
 
 
 def is_known(text: str) -> bool:
-    """Whether using the method that ``text`` names imports no module of the caller's choice.
+    """Whether the method that ``text`` names can be used without importing an arbitrary module.
 
-    It is of this package, or registered by an installed one, or its module is loaded already.
+    True for a method of this package, for a method that an installed package registers, and for a
+    method whose module is imported already.
     """
     name = parse(text).name
     return name in METHODS or name in plugins.methods() or place_of(name)[0] in sys.modules

@@ -69,7 +69,7 @@ class Team:
             raise ConfigError(f'momentum is {self.momentum}; it must be at least 0 and below 1')
 
     def require_alone(self, text: str) -> None:
-        """Raise `ConfigError` if a parent fleet changes the model; ``text``: names the method."""
+        """Raise `ConfigError` if a parent fleet changes the model; ``text``: the method's name."""
         if self.above:
             raise ConfigError(f"'{text}' computes the gradients of a round on one model, which the "
                               'parent fleet may change meanwhile; choose another method, or train '
@@ -91,19 +91,19 @@ class Model:
 
 @dataclass(frozen=True)
 class Contribute:
-    """Due: add the whole push of this robot, which has been held back, to the model."""
+    """A due change: apply the whole push of this robot, which has been held back, to the model."""
 
     robot: str
 
 
 @dataclass(frozen=True)
 class EndRound:
-    """Due: the round is over; every robot has contributed once."""
+    """A due change: end the round, because every robot has contributed once."""
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Due: decode a round of coded gradients.
+    """A due change: decode a round of coded gradients.
 
     ``coefficients``: robot -> factor of its push. The pushes times their factors add up to the sum
     of the gradients of all ``shards`` shards of the data.
@@ -115,7 +115,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Discard:
-    """Due: forget the pushes of these robots; they belong to a round that is over."""
+    """A due change: drop the pushes of these robots, which belong to a round that is over."""
 
     robots: tuple[str, ...]
 
@@ -131,7 +131,7 @@ class Method:
 
     ``bound``: the staleness bound in iterations: a robot at iteration n waits while
     n - slowest >= bound, where slowest is the lowest `Standing.slowest` of the fleet. If the bound
-    is infinity, it never waits. ``most``: the largest value that ``bound`` may take during the run.
+    is infinity, no robot waits. ``most``: the largest value of ``bound`` during the run.
     """
 
     name: ClassVar[str] = 'bsp'
@@ -184,7 +184,7 @@ class Method:
 
     @cached_property
     def asked(self) -> str:
-        """Name from which a restarted server builds the method again."""
+        """The text from which a restarted server builds this method again."""
         return self.named(*self.spec.arguments)
 
     # -- who may take part, who may go on --------------------------------------------------------
@@ -223,7 +223,7 @@ class Method:
         return []
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """Handle the end of a push; ``fleet`` already includes it."""
+        """Handle the end of a push; ``fleet`` already counts this push."""
 
     def on_wait(self, robot: str, seconds: float) -> None:
         """Handle the end of a wait: a robot has waited ``seconds`` for others."""
@@ -234,7 +234,7 @@ class Method:
         ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
         old bound still holds until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # compare iterations, because rows may be older
+        if self.at_barrier(robot, fleet):  # compare iterations: a robot's rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         return self.behind(robot, fleet, max(self.bound_of(robot), least))
@@ -259,7 +259,7 @@ class Method:
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Act when the time `deadline` has come; the server then asks again who may go on."""
+        """Act when the time `deadline` has come; then the server asks which robots may go on."""
 
     # -- what a robot computes and sends ---------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Method:
     # -- how a push changes the model ------------------------------------------------------------
 
     def begin(self, model: Model, iteration: int) -> None:
-        """Start with this model; ``iteration``: highest iteration pushed or granted so far."""
+        """Start to train this model; ``iteration``: highest iteration pushed or granted so far."""
         self.model = model
 
     def takes(self, step: Step) -> bool:
@@ -308,7 +308,7 @@ class Method:
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
-        """Whether a push of this iteration is still used; if not, the server ends it early."""
+        """Whether a push of this iteration is still used; if not, the server ends it at once."""
         return True
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
@@ -330,7 +330,7 @@ class Method:
 
     def take_full_gradient(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray
                            ) -> None:
-        """Take some rows (raw, already checked) of a robot's full gradient, see the step `Full`."""
+        """Store some rows (raw, already checked) of a robot's full gradient; see step `Full`."""
 
     def close_full_gradient(self, robot: str, iteration: int, complete: bool) -> None:
         """Handle the end of a push of a full gradient; ``complete``: all rows have arrived."""

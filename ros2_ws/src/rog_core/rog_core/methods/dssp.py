@@ -1,4 +1,4 @@
-"""DSSP: the staleness threshold follows how fast the robots are."""
+"""DSSP: each robot has a staleness threshold, which depends on the speed of the robots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
 
 
 class Dssp(Method):
-    """DSSP, Algorithm 1: a threshold per robot between the lowest and the highest.
+    """DSSP, Algorithm 1: each robot has a threshold between the lowest and the highest threshold.
 
     When the fastest robot reaches its threshold, it gets the threshold at which it is expected to
     wait least for the slowest robot's next push. When a robot is within the lowest threshold again,

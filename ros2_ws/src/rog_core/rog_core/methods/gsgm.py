@@ -14,7 +14,7 @@ from .method_spec import EARLY, MethodSpec
 
 
 class Gsgm(Rolling):
-    """``gsgm``: all rows. ``gsgm:T``: rows by ATP, with the bound T on their staleness.
+    """``gsgm``: a push has all rows. ``gsgm:T``: rows by ATP, with staleness of at most T.
 
     Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes, and
     leaves the list. The push of a robot that is not on the list waits in a queue. When the list is
@@ -52,7 +52,7 @@ class Gsgm(Rolling):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        # Without T: the bound 2 stops only robots whose push is still in the queue.
+        # Without T the bound is 2: it stops only robots whose push is still in the queue.
         bound = self.spec.threshold(2) if self.spec.arguments else 2
         return bound, bound
 
@@ -62,7 +62,7 @@ class Gsgm(Rolling):
         return True
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`: the robots have no momentum of their own."""
+        """See `Method.grant`: the server applies the momentum, not the robots."""
         return iteration + 1, Gradient(momentum=False)
 
     # -- the white list --------------------------------------------------------------------------

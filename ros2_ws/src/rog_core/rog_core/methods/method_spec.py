@@ -34,7 +34,7 @@ class MethodSpec:
     signs: tuple[tuple[str, str, str], ...]
 
     def integer(self, number: str, low: int) -> int:
-        """Return an argument as an integer of at least ``low``; raise `ConfigError` otherwise."""
+        """Return an argument as an integer; raise `ConfigError` unless it is at least ``low``."""
         try:
             value = int(number)
         except ValueError:
@@ -113,7 +113,7 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 
 @lru_cache
 def read(text: str, names: frozenset[str]) -> MethodSpec | None:
-    """Parse the text of a method; None if it is malformed. ``names``: of known methods."""
+    """Parse the text of a method; None if it is malformed. ``names``: names of all methods."""
     text = text.strip()
     # A name may contain a hyphen, as dgh-gc does, so the longest names are tried first.
     own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))

@@ -25,8 +25,8 @@ class Outer(Method):
     Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
     multiplied by the rate and applied. The momentum of a row is updated and applied after every n
     pushes of the row, where n is the number of robots (delayed Nesterov, Liu et al., arXiv
-    2401.09135). If every robot pushes the row once in a round, this happens at the end of the round
-    and equals DiLoCo's step.
+    2401.09135). If every robot pushes the row once in a round, the momentum is applied at the end
+    of the round, and the result equals DiLoCo's step.
     """
 
     usual_rate, usual_momentum = 1.0, 0.0

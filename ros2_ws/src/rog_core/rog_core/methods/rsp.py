@@ -14,17 +14,16 @@ AUTO_RANGE = (4, 40)
 # Share of time spent waiting: above STALL_HIGH the threshold rises, below STALL_LOW it falls.
 STALL_HIGH, STALL_LOW = 0.05, 0.02
 HARM = 0.25                         # relative rise of the loss that counts as harm by staleness
-ROUNDS = 4                          # pushes of each robot between two decisions
+ROUNDS = 4                          # pushes of each robot between two changes of the threshold
 
 
 class Rsp(Outer):
     """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
 
     With ``local=H`` an iteration is H local steps, and staleness counts these iterations. The
-    change of the model by the local steps enters the accumulator like a gradient, and rows travel
-    by ATP. A robot's own model is the fleet's model plus the robot's local steps in the rows that
-    it has not sent since. The server makes the outer step of `Outer`, row by row. This option is
-    not from a paper.
+    change of the model by the local steps is pushed like a gradient, with rows chosen by ATP. A
+    robot's own model is the fleet's model plus those of its own local steps that it has not sent
+    yet. The server makes the outer step of `Outer`, row by row. This option is not from a paper.
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
     `ROUNDS` pushes per robot, `rsp:auto` looks at the share of time that the fleet has waited. If

@@ -4,9 +4,9 @@ from .base import Method
 
 
 class Ssp(Method):
-    """``ssp:S``: a robot may be at most S iterations ahead of the slowest; ssp:0 is BSP.
+    """``ssp:S``: a robot may be at most S iterations ahead of the slowest robot; ssp:0 is BSP.
 
-    With ``+early`` rows are chosen by ATP, and staleness is still counted in whole iterations.
+    With ``+early`` rows are chosen by ATP; staleness is still counted in whole iterations.
 
     Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter
     server, NIPS 2013.

@@ -1,6 +1,6 @@
 """SVRG: a full gradient, computed now and then at a barrier, corrects the stochastic gradients.
 
-Source: GSGM, Algorithms 5 and 6. It is a mix-in class for any method that sends all rows.
+Source: GSGM, Algorithms 5 and 6. `Svrg` is a mix-in class for any method that sends all rows.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Svrg(Method):
                               f"has '{team.codec}'")
         team.require_alone(spec.text)
         self.period = int(self.numbers.get('svrg', PERIOD))
-        self._since = 0  # last iteration that the method before this method granted
+        self._since = 0  # highest iteration that was pushed or granted before this method began
 
     def is_full(self, iteration: int) -> bool:
         """Whether this iteration computes a full gradient."""
         return iteration > 0 and (iteration - 1) % (self.period + 1) == 0
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
-        """See `Method.at_barrier`: all compute the full gradient on the same model."""
+        """See `Method.at_barrier`: all robots compute the full gradient on the same model."""
         iteration = fleet[robot].iteration
         return self.is_full(iteration) or self.is_full(iteration + 1)
 
@@ -71,9 +71,10 @@ class Svrg(Method):
         self._sum.close(robot, iteration, complete)
 
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
-        """See `Method.full_gradient_for`: None for a robot that lacks the model of the barrier.
+        """See `Method.full_gradient_for`.
 
-        Also None for a barrier of the method before, because not all robots took part in it.
+        Returns None, too, for a robot that does not have the model of the barrier, and for an
+        iteration from before the method began: not all robots computed a full gradient then.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):
@@ -95,7 +96,7 @@ class FullGradient:
         self._iteration = 0
 
     def take(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray) -> None:
-        """Take a checked, raw chunk; the first chunk of a later iteration starts a new sum."""
+        """Store a checked, raw chunk; the first chunk of a later iteration starts a new sum."""
         if iteration > self._iteration:
             self._parts, self._complete, self._iteration = {}, set(), iteration
             self._sum = zeros_like(self._sum)

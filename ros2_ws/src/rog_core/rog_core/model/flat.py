@@ -1,4 +1,4 @@
-"""A PyTorch model whose parameters are views of one flat array, on which the protocol works."""
+"""A PyTorch model whose parameters are views of one flat array; the protocol uses this array."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .partition import RowPartition, partition_of
 
 
 class FlatModel:
-    """Parameters and gradients of a model as views of two flat float32 tensors, (elements,).
+    """Makes the parameters and gradients of a model views of two flat float32 tensors, (elements,).
 
-    ``shared``: processes forked later share the memory of the tensors with this process.
-    Raises `ConfigError` if parameters that are trained do not fit, see `trainable`.
+    ``shared``: whether processes that are forked later share the memory of these tensors.
+    Raises `ConfigError` if `trainable` refuses the model.
     """
 
     def __init__(self, model: torch.nn.Module, shared: bool = False) -> None:
@@ -40,11 +40,11 @@ class FlatModel:
         self._versions = self._counted()
 
     def partition(self, granularity: str, codec: str) -> RowPartition:
-        """Return the rows of this model."""
+        """Return the partition of this model into rows."""
         return rows_of(self.named, granularity, codec)
 
     def collect(self) -> None:
-        """Copy gradients that the program has stored in other tensors into our views."""
+        """Copy gradients that the program has stored in other tensors into `gradient`."""
         for parameter, view in self._views:
             if parameter.grad is None:
                 view.zero_()
@@ -53,7 +53,7 @@ class FlatModel:
             parameter.grad = view
 
     def require_views(self) -> None:
-        """Raise `LocalProtocolError` if the model no longer computes on our weights."""
+        """Raise `LocalProtocolError` if a trained parameter is no longer a view of `weights`."""
         now, at = {id(p) for p in self._model.parameters()}, self.weights.data_ptr()
         for name, parameter in self.named:
             if id(parameter) not in now or parameter.data_ptr() != at:
@@ -66,7 +66,8 @@ class FlatModel:
     def tell_changes(self) -> None:
         """Warn if the program has changed weights in place since the last call.
 
-        It is not an error, because a program may evaluate an average and then restore the weights.
+        A change is not an error, because a program may store averaged weights in the model,
+        evaluate them, and then restore the weights.
         Changes through ``parameter.data`` are not detected.
         """
         former, self._versions = self._versions, self._counted()
@@ -94,14 +95,15 @@ def _shared(elements: int) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a numpy array on the same memory; for a tensor on a GPU the tensor itself."""
+    """Return a numpy array that shares the memory of a tensor; return a tensor on a GPU itself."""
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 
 def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the named parameters that are trained, in model order; raise `ConfigError` if unfit.
+    """Return the parameters that require a gradient, with their names, in model order.
 
-    They must have values, be float32 on one device, and share no memory.
+    Raises `ConfigError` unless there is at least one, and all have values, are float32 on one
+    device, and share no memory.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f'the model is of type {type(model).__name__}; it must be a '
@@ -126,7 +128,7 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 def rows_of(named: list[tuple[str, torch.nn.Parameter]], granularity: str, codec: str
             ) -> RowPartition:
-    """Return the rows of the parameters that `trainable` lists."""
+    """Return the partition into rows of the parameters that `trainable` has returned."""
     return partition_of([(n, p.shape) for n, p in named], granularity, codec)
 
 

@@ -1,6 +1,6 @@
 """Divides a model into rows, the units of transmission and of staleness.
 
-Source: ROG (MICRO 2022), Section III-A, "The choice of granularity"; row rule as published.
+Source: ROG (MICRO 2022), Section III-A, "The choice of granularity". Rows are formed as published.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALL = 1000  # parameters with fewer elements are one row
 
 @dataclass(frozen=True)
 class Parameter:
-    """Name and shape of one float32 model parameter, in model order."""
+    """Name and shape of one float32 parameter of a model."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,10 +46,11 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True)
 class RowPartition:
-    """Rows and segments of a model on flat float32 storage, in model order.
+    """Divides the flat float32 storage of a model into rows and segments, in model order.
 
     ``row_offsets`` int64 (rows + 1,) and ``offsets`` int64 (segments + 1,) are the elements at
-    which rows and segments begin; ``row_lengths`` and ``lengths`` are their differences.
+    which rows and segments begin; their last value is the number of elements. ``row_lengths`` and
+    ``lengths`` are the numbers of elements of rows and segments.
     ``segment_row`` int64 (segments,) is the row of each segment. ``first_segment`` and
     ``segments_of_row`` int64 (rows,) are the first segment and the number of segments of each row.
     A row longer than ``segment_elements`` has several segments, each of which fits one chunk and
@@ -107,8 +108,8 @@ class RowPartition:
         """The same rows, in segments that fit one datagram as raw float32.
 
         Model values (snapshots) are sent raw with any codec. A segment of the codec onebit, sent
-        raw, would take 32 kB, or 23 IP fragments; a link that loses a few percent of the fragments
-        would lose at least one of almost every segment.
+        raw, would take 32 kB, or 23 IP fragments. A link that loses a few percent of the fragments
+        would lose a fragment of almost every segment, and with it the segment.
         """
         size = RAW.segment_elements
         if self.segment_elements <= size:
@@ -132,7 +133,7 @@ class RowPartition:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over granularity, segment length and every (name, shape, dtype), hexadecimal."""
+        """Hexadecimal SHA-256 of granularity, segment length and every (name, shape, dtype)."""
         text = '\n'.join([self.granularity, str(self.segment_elements),
                           *(f'{p.name} {p.shape} float32' for p in self.parameters)])
         return hashlib.sha256(text.encode()).hexdigest()
@@ -143,18 +144,21 @@ class RowPartition:
         return self.parameters[int(np.searchsorted(sizes, element, side='right'))]
 
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
-        """Return whether ``segments`` (distinct ids) has all segments of each row, bool (rows,)."""
+        """Return which rows have all their segments in ``segments``, bool (rows,).
+
+        ``segments``: distinct ids.
+        """
         counts = np.bincount(self.segment_row[segments], minlength=self.rows)
         return counts == self.segments_of_row
 
     def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
-        """Sum values per segment, (segments,), to values per row, (rows,)."""
+        """Return the sum of ``per_segment``, (segments,), over each row's segments, (rows,)."""
         if self.rows == self.segments:
             return per_segment
         return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError` naming the first difference between self and other."""
+        """Raise `PartitionMismatchError`, with the first difference, if ``other`` differs."""
         if self.digest == other.digest:
             return
         require_same(Listing(self.parameters, self.granularity), other)
@@ -163,7 +167,7 @@ class RowPartition:
 
 
 def require_same(here: Listing, there: RowPartition) -> None:
-    """Raise `PartitionMismatchError` naming the first difference."""
+    """Raise `PartitionMismatchError`, with the first difference, if the models differ."""
     if here.granularity != there.granularity:
         raise PartitionMismatchError(f"granularity is '{shown(here.granularity, 80)}' here but "
                                      f"'{there.granularity}' there")
@@ -180,6 +184,6 @@ def require_same(here: Listing, there: RowPartition) -> None:
 
 def partition_of(parameters: Iterable[tuple[str, Sequence[int]]], granularity: str = 'row',
                  codec: str = 'onebit') -> RowPartition:
-    """Return the partition of parameters given as (name, shape), with segments for the codec."""
+    """Return the partition of parameters, each a (name, shape), in segments that fit the codec."""
     return RowPartition(tuple(Parameter(n, tuple(map(int, s))) for n, s in parameters),
                         granularity, get_codec(codec).segment_elements)

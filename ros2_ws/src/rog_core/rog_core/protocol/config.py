@@ -35,7 +35,7 @@ class TransferConfig:
 
     @classmethod
     def of(cls, settings: Any, traffic: float = 1.0) -> TransferConfig:
-        """Return the values of ``settings.training`` and ``settings.network``."""
+        """Return the configuration that ``settings.training`` and ``settings.network`` give."""
         training, network = settings.training, settings.network
         return cls(training.granularity, training.codec, training.importance_magnitude,
                    training.importance_age, network.chunk_bytes, network.chunk_time, traffic)
@@ -63,7 +63,7 @@ class SgdConfig:
 
     @classmethod
     def of(cls, settings: Any) -> SgdConfig:
-        """Return the values of ``settings.training``."""
+        """Return the configuration that ``settings.training`` gives."""
         training = settings.training
         return cls(training.learning_rate, training.momentum, training.weight_decay,
                    training.nesterov)
@@ -79,9 +79,9 @@ class ServerConfig:
     `rog_core.server.deadlines.longest_pause`. ``drain_limit``: seconds that the final model may
     take. ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot ->
     computing capacity of the whole fleet in order of rank; empty if the fleet is not known from the
-    beginning. ``implausible``: largest norm of a push, in multiples of the usual one; 0: no limit.
-    ``clip``: largest norm for which a push counts, in multiples of the median; 0: no limit. For
-    both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet, see
+    beginning. ``implausible``: a push is refused if its norm is more than this many times the usual
+    norm; 0: no limit. ``clip``: a push is scaled down to this many times the median norm; 0: no
+    limit. For both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet, see
     `rog_core.upstream`.
     """
 

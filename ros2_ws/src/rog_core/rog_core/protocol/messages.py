@@ -1,4 +1,6 @@
-"""Messages between worker and server, and actions that a machine asks of its shell.
+"""Messages between worker and server, and the actions that a state machine asks for.
+
+The shell, the program around the machine, carries the actions out.
 
 All are plain values. Fields have the same meanings and units as in the messages of rog_msgs.
 """
@@ -14,7 +16,7 @@ import numpy as np
 from ..errors import RemoteProtocolError
 from .steps import Gradient, Step
 
-PROTOCOL = 7  # version of the wire protocol; both sides must have the same
+PROTOCOL = 7  # version of the wire protocol; both sides must have the same version
 HEADER_BYTES = 40  # bytes of a serialised chunk besides ids and values; used by emulated links
 
 
@@ -38,8 +40,9 @@ class Kind(IntEnum):
 class TransferId:
     """Identity of one transfer of one robot.
 
-    ``incarnation`` identifies the session: the worker's incarnation XOR the server's, so messages
-    from before a restart of either are recognised. ``attempt`` numbers the sender's transfers.
+    ``incarnation`` identifies the session. It is the worker's incarnation XOR the server's
+    incarnation, so a message from before a restart of the worker or the server is recognised.
+    ``attempt`` is the number of the transfer; each sender counts its transfers.
     """
 
     incarnation: int
@@ -48,7 +51,7 @@ class TransferId:
     attempt: int
 
     def __eq__(self, other: object) -> bool:
-        # The same object, in most cases: this is faster than the method of the dataclass.
+        # In most cases both are the same object, so this is faster than the dataclass's own method.
         return self is other or isinstance(other, TransferId) and (
             self.attempt, self.iteration, self.kind, self.incarnation) == (
             other.attempt, other.iteration, other.kind, other.incarnation)
@@ -56,7 +59,11 @@ class TransferId:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some segments of a transfer; ``ids`` and ``values`` are uint8 arrays."""
+    """Some segments of a transfer; ``ids`` and ``values`` are encoded, uint8.
+
+    ``sequence``: number of the chunk in its transfer, from 0. ``codec``: number of the codec.
+    ``segments``: how many segments the chunk holds.
+    """
 
     transfer: TransferId
     sequence: int
@@ -84,9 +91,9 @@ class Sending:
 
     ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``:
     a row that was not sent for this many iterations must arrive, too; 0: age plays no part.
-    ``by_importance``: rows are sent in order of importance, otherwise in model order. ``mta``:
-    share of the rows whose transmission time is reported as MTA time, if it is above ``minimum``;
-    0: the time of the rows that must arrive is reported.
+    ``by_importance``: rows are sent in order of importance, otherwise in model order. ``mta``: the
+    sender reports as MTA time the transmission time of this share of the rows. If ``mta`` is 0 or
+    below ``minimum``, the sender reports the time of the rows that must arrive.
     """
 
     minimum: float = 1.0
@@ -136,9 +143,10 @@ class Command:
 
 @dataclass(frozen=True)
 class End:
-    """The sender closes a transfer of ``chunks`` chunks. Durations in seconds.
+    """The sender closes a transfer of ``chunks`` chunks.
 
-    ``whole``: whether the transfer stays open until all of its chunks have arrived.
+    ``duration``, ``mta_duration``: seconds that the transfer and its MTA have taken. ``whole``:
+    whether the transfer stays open until all of its chunks have arrived.
     """
 
     transfer: TransferId
@@ -188,7 +196,7 @@ class RegisterRequest:
 
 @dataclass(frozen=True)
 class RegisterResponse:
-    """The server's answer; ``push``: the chunks that it has taken of the worker's last push.
+    """The server's answer; ``push``: the chunks that the server took of the worker's last push.
 
     ``attempt``: number of the transfer that follows; transfers with lower numbers are over. The
     transfer is a snapshot or, if the server still knows the rows that the worker holds, a pull.

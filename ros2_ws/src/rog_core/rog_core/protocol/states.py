@@ -16,13 +16,14 @@ from ..errors import LocalProtocolError, RemoteProtocolError
 # States of a worker.
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
-PAUSED = 'paused'  # it has left, and may come back with its rows
-# Only in status messages. Starved: the worker waits for data. Evaluating: it evaluates the final
-# model.
+PAUSED = 'paused'  # the worker has left, and may come back with its rows
+# Two states that only status messages have. Starved: the worker waits for data. Evaluating: it
+# evaluates the final model.
 STARVED, EVALUATING = 'starved', 'evaluating'
 # The gradient of a worker. Idle: not ordered. Busy: being computed. Ready: computed, not yet used.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
-# A member of the server; it can also be joining, waiting, pulling or stopped, as a worker.
+# States of a member, which is a robot as the server knows it. It can also be joining, waiting,
+# pulling or stopped, as a worker.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
 # Whether the others wait for a member.
 COUNTED, RETIRED = 'counted', 'retired'
@@ -74,7 +75,8 @@ WORKER = Table('a worker', {
     REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
               'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
-    # A restarted server may count this push as done already, and grant the next iteration.
+    # A server may grant the next iteration while a worker still computes: after a restart, the
+    # server may count the push of this iteration as done.
     COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
                 'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING,

@@ -26,7 +26,7 @@ class Step:
     """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
 
     name: ClassVar[str]
-    uncompressed: ClassVar[bool] = False  # is pushed complete and raw; the mean is sent back
+    uncompressed: ClassVar[bool] = False  # the push is complete and raw; the mean is sent back
     additive: ClassVar[bool] = True       # rows not yet sent may be added to the next result
     exchangeable: ClassVar[bool] = False  # the result for one iteration may be used for another
 
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Gradient(Step):
-    """The gradient of the robot's own next batch; SVRG corrects it by a full gradient.
+    """The gradient of the robot's own next batch; with SVRG, a full gradient corrects it.
 
     ``momentum``: whether the worker applies momentum; otherwise the server does.
     """
@@ -161,8 +161,8 @@ class Local(Step):
 class Phase(Local):
     """``steps`` local steps that continue the phase before, with its momentum and its local model.
 
-    The robot's model is the fleet's model plus, in the rows that the robot has not pushed since,
-    its own local steps. In either direction a transfer carries the rows r with
+    The robot's model is the fleet's model plus those of the robot's own local steps that it has not
+    pushed yet. In either direction a transfer carries the rows r with
     r mod ``fragments`` = ``fragment``, and the rows not sent for ``fragments`` iterations.
     """
 
@@ -197,7 +197,10 @@ STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, F
 
 
 def step_of(name: str, integers: Iterable[int], numbers: Iterable[float]) -> Step:
-    """Return the step that the server names, unchecked; raise `RemoteProtocolError` if unknown."""
+    """Return the step that the server names; the caller must call `Step.check`.
+
+    Raises `RemoteProtocolError` if no step has this name or the number of values is wrong.
+    """
     if name not in STEPS:
         raise RemoteProtocolError(f'step must be one of {", ".join(STEPS)}, got '
                                   f"'{name}': install the same version on robots and server")

@@ -1,4 +1,4 @@
-"""The checks of a registration: whether a worker may join."""
+"""Checks a registration: decides whether a worker may join."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..model.partition import Listing, Parameter, RowPartition, require_same
 from ..protocol.messages import PROTOCOL, RegisterRequest, RegisterResponse
 from .member import Member
 
-MEMBERS = 256  # largest number of robots of a server; each takes as much memory as the model
+MEMBERS = 256  # maximum number of robots of a server; each takes as much memory as the model
 
 
 def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
@@ -18,7 +18,7 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
             ) -> RegisterResponse | None:
     """Return the refusal of a request, None if the worker may join.
 
-    ``partition``, ``codec`` and ``members`` are those of the server; times in seconds.
+    ``partition``, ``codec`` and ``members`` belong to the server; times are in seconds.
     """
     if request.protocol != PROTOCOL:
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
@@ -28,7 +28,8 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
-        # Compare the listing and build no partition: a stranger may claim a model of any size.
+        # Compare only the listings, because a stranger may claim a model of any size: to build a
+        # partition of it could take all memory.
         require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
                              request.granularity), partition)
         if request.digest != partition.digest:

@@ -1,4 +1,4 @@
-"""Applies pushes to the master rows as the present method says, and changes the method."""
+"""Applies pushes to the master rows as the synchronisation method says; changes the method."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .member import Member
 class ServerState:
     """What a checkpoint holds besides the master rows.
 
-    ``updated_at`` int64 (rows,): newest iteration in each master row. ``pushes``: robot ->
-    (incarnation, receipt of its last push). ``policy``: JSON values, see `Method.state`.
+    ``updated_at`` int64 (rows,): iteration of the newest push in each master row. ``pushes``: robot
+    -> (incarnation, receipt of its last push). ``policy``: JSON values, see `Method.state`.
     ``update``: name -> float32 (elements,), see `Method.arrays`. ``base``, float32 (elements,): see
     `rog_core.upstream.Upstream`; None without a parent fleet.
     """
@@ -51,11 +51,11 @@ class Aggregation:
         return method
 
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
-        """Change the method for a fleet of ``robots``; apply the pushes that are held back.
+        """Change the method to ``sync``; apply the pushes that the former method holds back.
 
-        ``iteration``: the highest iteration that any robot has pushed or was granted. A change
-        between a coded and another method drops pushes under way. If this raises `ConfigError`,
-        nothing has changed.
+        ``robots``: the robots of the fleet. ``iteration``: the highest iteration that any robot has
+        pushed or was granted. If one of the two methods is coded and the other is not, pushes under
+        way are dropped. If this raises `ConfigError`, nothing has changed.
         """
         method = self._created(sync)
         for name in robots:
@@ -74,7 +74,7 @@ class Aggregation:
             self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
-        """Handle the end of a member's push; ``fleet`` already includes it."""
+        """Handle the end of a member's push; ``fleet`` already counts this push."""
         transfer = member.push.transfer
         assert transfer is not None
         complete = member.rows_pushed == self.model.partition.rows and not member.push.refused
@@ -88,7 +88,7 @@ class Aggregation:
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Whether the method uses pushes of the kind of step that the member computes (`Step`)."""
+        """Whether the method uses a push of the `Step` that was granted to the member last."""
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:
@@ -97,11 +97,14 @@ class Aggregation:
             self.method.carry_out(due, max(robots, 1))
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
-        """Apply the changes that are due; call this after a push, or when a robot comes or goes."""
+        """Apply the changes that are due; call this after a push, or when a robot comes or goes.
+
+        ``gone``: robots that have left or are out of reach.
+        """
         self.carry_out(self.method.dues(fleet, gone), len(fleet))
 
     def flush(self, robots: int) -> None:
-        """Apply all pushes that are held back, because the method or the run ends."""
+        """Apply all pushes that the method holds back, because the method or the run ends."""
         self.method.flush(max(robots, 1))
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -1,6 +1,6 @@
-"""Deadlines of members: for their transfers, for progress, and for any message at all.
+"""Computes by when a member must continue a transfer, make progress, or send any message.
 
-All times in seconds.
+A member is a robot as the server knows it. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .member import SHARE, Member
 
 ITERATIONS = 4  # iterations for which the fleet waits for a member that makes no progress
 
-# Heartbeat limits without progress, beyond the patience, after which a member must register again:
-# hardly any link carries only heartbeats for so long.
+# A member that sends heartbeats but makes no progress must register again after the patience and
+# OUT_OF_STEP heartbeat limits. Hardly any link carries only heartbeats for so long.
 OUT_OF_STEP = 10
 
 
 class Deadlines:
-    """How long the fleet waits for a member.
+    """Knows how long the fleet waits for a member.
 
     ``silence``: seconds after which a silent member is away. ``pause``: seconds after which others
-    no longer wait for a member that makes no progress; 0: follows the pace of the fleet.
+    no longer wait for a member that makes no progress; 0: see `longest_pause`.
     """
 
     def __init__(self, silence: float, pause: float) -> None:
@@ -33,7 +33,7 @@ class Deadlines:
         self.patience = longest_pause((), pause, silence)  # present patience of the fleet, s
         self.waited_for: dict[str, float] = {}  # robot -> time since which others wait for it
         self.stopping, self.stop_by = False, math.inf  # whether, and by when, the run must end
-        # Robot -> time at which something is due for it, or a little earlier; None: compute again.
+        # Robot -> its `due` time, or a little earlier; None: all must be computed again.
         self._due: dict[str, float] | None = None
 
     def stop(self, by: float) -> None:
@@ -46,11 +46,11 @@ class Deadlines:
         self.patience = longest_pause(active, self._pause, self.silence)
 
     def away_at(self, member: Member) -> float:
-        """Time at which a member is away unless it sends something before."""
+        """Return the time at which a member is away unless it sends something before."""
         return min(member.heard + self.silence, self.stop_by)
 
     def retires_at(self, member: Member) -> float:
-        """Time by which a member that others wait for must make progress."""
+        """Return the time at which a member retires unless it makes progress; infinity: never."""
         if math.isinf(self.patience):
             return math.inf
         if self.stopping:  # a longer limit, because to give up a member is worse than to retire it
@@ -61,35 +61,36 @@ class Deadlines:
         return self._paused_at(member) if waited else math.inf
 
     def _paused_at(self, member: Member) -> float:
-        """Time at which the member's pause exceeds the patience that it has left.
+        """Return the time at which a member that makes no progress has used up its patience.
 
-        While the member computes, each heartbeat extends this time until the next heartbeat.
+        While the member computes, each heartbeat postpones this time until after the next one.
         """
         left = member.patience(self.patience, member.paid)
         least = 0.0 if math.isnan(member.computes) else self.silence / 2
         return member.paid + min(max(left, least), self.patience)
 
     def back_at(self, member: Member) -> float:
-        """Time at which a retired member that waits is active again; infinity: it does not wait.
+        """Return the time at which a retired member that waits becomes active again.
 
-        At that time `Member.owed` has fallen to two patiences. So, over a long time, others wait
-        for such a member at most 1/`SHARE` of the time.
+        Returns infinity if the member is not retired or does not wait. At the returned time
+        `Member.owed` has fallen to two patiences. So, over a long time, others wait for such a
+        member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
         return member.stood_at + (member.stood - 2 * self.patience) * SHARE
 
     def stands_for(self, member: Member, now: float) -> None:
-        """Add the time for which others have waited for a member until now to `Member.stood`."""
+        """Add to `Member.stood` the time for which others have waited for the member until now."""
         if (since := self.waited_for.pop(member.robot, None)) is not None:
             member.stands(now - since, now)
 
     def out_of_step_at(self, member: Member) -> float:
-        """Time after which a reachable but idle member is out of step and must register again."""
+        """Return the time after which a reachable but idle member must register again."""
         return member.progress + self.patience + OUT_OF_STEP * self.silence
 
     def due(self, member: Member) -> float:
-        """Time at which the server must act on a member; infinity: never."""
+        """Return the time at which the server must act on a member; infinity: never."""
         if not member.alive:
             return math.inf
         due = min(self.away_at(member), self.retires_at(member), self.back_at(member))
@@ -98,15 +99,15 @@ class Deadlines:
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
         """Return `due` of each member, or a little earlier.
 
-        If a change postpones a due time, this is noticed only when the former time comes. So the
-        answer is cheap.
+        If a due time was postponed, this returns the former time until it is over. So most changes
+        of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}
         return self._due
 
     def note_due(self, member: Member) -> None:
-        """Update the member's due time. Call it after each change that may bring it forward."""
+        """Compute `due` of a member again. Call this when the due time may have become earlier."""
         if self._due is not None:
             self._due[member.robot] = self.due(member)
 
@@ -116,12 +117,18 @@ class Deadlines:
 
 
 def mta_time(members: Sequence[Member]) -> float:
-    """Return the MTA time: how long the slowest member needed for its last minimum (MTA)."""
+    """Return the MTA time: the time that the slowest member needed for its last MTA.
+
+    MTA: minimum transmission amount, the share of the rows that every transfer must carry.
+    """
     return max((max(m.push_mta, m.pull_mta) for m in members), default=0.0)
 
 
 def budget(member: Member, members: Sequence[Member]) -> float:
-    """Return the time for a transfer of a member: the MTA time, 0 for a member that is behind."""
+    """Return the time for which a transfer to a member may send rows beyond the mandatory rows.
+
+    It is the MTA time. It is 0 for a member at the lowest iteration if others are ahead.
+    """
     iterations = [m.iteration for m in members]
     straggler = member.iteration == min(iterations) < max(iterations)
     return 0.0 if straggler else mta_time(members)
@@ -130,8 +137,8 @@ def budget(member: Member, members: Sequence[Member]) -> float:
 def longest_pause(members: Sequence[Member], patience: float, least: float) -> float:
     """Return how many seconds the fleet waits for a member that makes no progress.
 
-    This is ``patience``. If that is 0, it is `ITERATIONS` times the median time from push to push,
-    and at least ``least``.
+    The result is ``patience`` unless this is 0. If it is 0, the result is `ITERATIONS` times the
+    median time from push to push, and at least ``least``.
     """
     periods = [m.period for m in members if not math.isnan(m.period)]
     if patience or not periods:
@@ -140,11 +147,11 @@ def longest_pause(members: Sequence[Member], patience: float, least: float) -> f
 
 
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:
-    """Return how long the minimum of a transfer may take before others wait for this member.
+    """Return how long the mandatory rows of a transfer may take before others wait for a member.
 
-    It is the median time from push to push of the others, times the share of the staleness bound
-    that is left for the member's oldest row. It is infinite if the method does not use the smaller
-    codec (option ``sparse``), or if there is no other member.
+    The result is the median time from push to push of the others, times the share of the staleness
+    bound that is left for the member's oldest row. It is infinite if the method does not use the
+    smaller codec (option ``sparse``), or if no other member has pushed twice.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

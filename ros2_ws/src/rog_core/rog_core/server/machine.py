@@ -1,15 +1,15 @@
 """The parameter server, as a state machine.
 
-Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member`
-stands for one robot; its states and events are the table `rog_core.protocol.states.MEMBER`. A robot
-that registers again becomes a new member. Only members that are waiting, pulling, training or
+Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member` is
+what the server knows of one robot; the table `rog_core.protocol.states.MEMBER` has its states. A
+robot that registers again becomes a new member. Only members that are waiting, pulling, training or
 draining are active: staleness, the mean of the pushes and the MTA time are computed over them. The
 server *retires* a member that others wait for and that makes no progress (the table
 `rog_core.protocol.states.PLACE`): the member is not active until its next push has arrived, but its
 transfers continue.
 
-`Membership`, `Pulls`, `Pushes` and `Overdue` each handle their events, on the state that they
-share (`Shared`).
+`Membership`, `Pulls`, `Pushes` and `Overdue` each handle some of the events. They share one state,
+`Shared`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class ServerMachine(Shared):
                      state: str = WAITING) -> list[Action]:
         """Handle a robot's heartbeat. A robot that is away must register again; see `is_member`.
 
-        ``loss``: loss of the robot's last batch; NaN if unknown. ``state``: state of its worker.
-        Computing counts as progress unless it takes far longer than usual. A starved worker makes
-        no progress.
+        ``loss``: loss of the robot's last batch; NaN if unknown. ``state``: state of its worker. A
+        worker that computes makes progress unless it takes far longer than usual. A starved worker
+        (one without data) makes no progress.
         """
         return self.membership.on_heartbeat(robot, incarnation, now, loss, state)
 
@@ -116,8 +116,8 @@ class ServerMachine(Shared):
     def set_sync(self, text: str, now: float) -> list[Action]:
         """Change the method of a running fleet; if this raises `ConfigError`, nothing has changed.
 
-        The shell calls `rog_core.method_check.check_named` before, because a machine imports no
-        method.
+        The caller must call `rog_core.method_check.check_named` before: it imports a method of
+        another package, and a machine imports none.
         """
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
@@ -171,11 +171,11 @@ class ServerMachine(Shared):
     # -- time ------------------------------------------------------------------------------------
 
     def on_time(self, now: float) -> list[Action]:
-        """Handle retransmissions, time-outs and members without heartbeats that are due."""
+        """Act on everything that is due: retransmissions, time-outs, missing heartbeats."""
         return self.overdue.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Do not count the ``seconds`` in which this process did not run as a member's delay."""
+        """Handle a pause of this process: its ``seconds`` do not count as a delay of any member."""
         self.overdue.on_held_up(seconds, now)
 
     @property

@@ -27,17 +27,20 @@ from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .mirror import Mirror
 
-BUSY = (JOINING, PULLING, TRAINING)  # the member must act next
+BUSY = (JOINING, PULLING, TRAINING)  # states in which the member must act next
 USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
-PACE = 10   # the wanted segments of a transfer must arrive within PACE times the patience
+PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the patience
 SHARE = 10  # others wait for one member for at most 1/SHARE of the time
-LEAST = 1 / 32  # smallest share of the segments of a push that must arrive
+LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
 
 @dataclass
 class Member:
-    """One process of one robot. ``versions``, ``pulled_at``: iteration per row, int64 (rows,)."""
+    """What the server knows of one process of one robot.
+
+    ``versions``, ``pulled_at``: iteration per row, int64 (rows,).
+    """
 
     robot: str
     incarnation: int
@@ -80,7 +83,7 @@ class Member:
     usual: float = math.nan  # seconds that a gradient usually takes
 
     def move(self, event: str) -> None:
-        """Change the state as `rog_core.protocol.states.MEMBER` says."""
+        """Change the state by ``event``, as the table `rog_core.protocol.states.MEMBER` says."""
         self.state = MEMBER.after(self.state, event)
 
     def take_place(self, event: str) -> None:
@@ -88,9 +91,10 @@ class Member:
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
-        """Note a step of the protocol; ``computes``: the member begins to compute.
+        """Note that the member has made a step of the protocol, which counts as progress.
 
-        ``heard``: the member has sent something, which counts as a heartbeat.
+        ``computes``: whether the member begins to compute. ``heard``: whether it has sent
+        something, which counts as a heartbeat.
         """
         if heard:
             self.heard = now
@@ -117,11 +121,11 @@ class Member:
         self.paid = min(now, self.paid + share * PACE * patience)
 
     def stands(self, seconds: float, now: float) -> None:
-        """Add the ``seconds`` for which others have waited for this member."""
+        """Add to `stood` the ``seconds`` for which others have waited for this member."""
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how much patience, in s, the member has used up; it falls as time passes."""
+        """Return how much patience, in s, the member has used up; this value falls with time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
@@ -129,10 +133,10 @@ class Member:
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
-        """Whether its gradient takes at most `USUAL` times its usual time.
+        """Whether the member's present gradient takes at most `USUAL` times the usual time.
 
-        The usual time is at least ``least`` seconds, or the part of it that `patience` leaves. For
-        its first gradient the longest usual time in the ``fleet`` counts.
+        For its first gradient the longest usual time in the ``fleet`` counts. A usual time counts
+        as at least the part of ``least`` seconds that `patience` leaves.
         """
         least = self.patience(least, now)
         usual = self.usual
@@ -146,7 +150,7 @@ class Member:
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
-        """Update the mean time between pushes."""
+        """Note that the member has pushed: update the mean time between pushes."""
         passed = now - self.pushed
         if passed > 0:
             former = passed if math.isnan(self.period) else self.period
@@ -164,7 +168,10 @@ class Member:
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the present transfer; ``pull``: the chunks that the worker says it has taken."""
+        """End the present transfer; add the rows of a pull that the worker has taken to the mirror.
+
+        ``pull``: the chunks that the worker says it has taken of its last pull; None: none.
+        """
         sender, self.sender = self.sender, None
         if sender is None:
             return

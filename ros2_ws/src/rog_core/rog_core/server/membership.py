@@ -53,7 +53,7 @@ class Membership:
             push = None  # the worker has made fewer pushes, so a stranger has sent this one
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
-            member, attempt = former, former.attempt  # the snapshot is on its way
+            member, attempt = former, former.attempt  # the snapshot is under way
         else:
             member = self._admit(request, now)
             attempt = member.attempt + 1
@@ -75,7 +75,10 @@ class Membership:
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """Return which chunks of this process's last push have arrived, now or before a restart."""
+        """Return the chunks that have arrived of the last push of the process that registers.
+
+        If the server has restarted since this push, its checkpoint says which chunks have arrived.
+        """
         member = self.shared.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:
             return self.pushes.cut_short(member)
@@ -109,7 +112,7 @@ class Membership:
         """
         if push is not None:
             member.push.restore(push)
-        if former is not None and former.mirror.known:  # the same process was out of reach
+        if former is not None and former.mirror.known:  # the process still has its rows
             former.reconcile(request.pull)
             member.mirror = former.mirror
             actions = enter(self.shared, member, former.pulled_at, now)
@@ -140,8 +143,8 @@ class Membership:
     def _register_again(self, member: Member, now: float) -> list[Action]:
         """Drop a member that waits for the server while the server waits for it.
 
-        A forged receipt can cause this. The worker notices, registers again, and both continue with
-        the rows that they really have.
+        A forged receipt can cause this. The worker notices it and registers again; then both
+        continue with the rows that they really have.
         """
         detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
         drop(member, 'silent')

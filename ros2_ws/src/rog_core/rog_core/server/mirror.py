@@ -47,7 +47,7 @@ class Mirror:
     def stored(self, parts: list[Part]) -> None:
         """Store in L the (segments, raw values) that the worker has stored; L is known from now on.
 
-        They come from a snapshot or from the final model.
+        The values come from a snapshot or from the final model.
         """
         ids, values = in_model_order(RAW, self.partition.raw_partition, parts)
         RAW.store(self.partition.raw_partition, self.rows, ids, values)

@@ -1,4 +1,4 @@
-"""Acts for the server when a deadline has passed; `Deadlines` computes them."""
+"""Acts for the server when a deadline has passed; `Deadlines` computes the deadlines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Overdue:
         self.shared, self.pulls = shared, pulls
 
     def on_time(self, now: float) -> list[Action]:
-        """Handle retransmissions, time-outs and members without heartbeats that are due."""
+        """Act on everything that is due: retransmissions, time-outs, missing heartbeats."""
         shared, deadlines = self.shared, self.shared.deadlines
         actions: list[Action] = []
         lost = now >= shared.missed_at
@@ -59,7 +59,7 @@ class Overdue:
                                                    shared.method.deadline)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Do not count the ``seconds`` in which this process did not run as a member's delay."""
+        """Handle a pause of this process: its ``seconds`` do not count as a delay of any member."""
         for member in self.shared.members.values():
             member.heard = min(member.heard + seconds, now)
             member.progress = min(member.progress + seconds, now)

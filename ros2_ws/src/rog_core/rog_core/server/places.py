@@ -1,4 +1,7 @@
-"""Lets a member enter, retire, return and leave; the tables are `MEMBER` and `PLACE`."""
+"""Lets a member enter, retire, return and leave, as the tables `MEMBER` and `PLACE` allow.
+
+Both tables are in `rog_core.protocol.states`. Others do not wait for a retired member.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .shared import Shared
 
 
 def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
-    """Make a member with a known mirror active, at an iteration that delays no other member.
+    """Make a member active, at an iteration that delays no other member; its mirror is known.
 
     ``pulled_at``: see `Member`.
     """
@@ -24,7 +27,7 @@ def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> 
 
 
 def drop(member: Member, event: str) -> None:
-    """Move a member by ``event`` of the table `MEMBER` out of the fleet; no robot waits for it."""
+    """Take a member out of the fleet by ``event`` of the table `MEMBER`; no robot waits for it."""
     member.move(event)
     member.waiting_for = []
 

@@ -23,7 +23,7 @@ from .member import Member
 
 @dataclass(frozen=True)
 class Pull:
-    """One transfer to a worker, as `rog_core.transfer.sender.Sender` takes it."""
+    """One transfer to a worker; its fields are arguments of `rog_core.transfer.sender.Sender`."""
 
     kind: Kind
     plan: plans.Plan
@@ -36,7 +36,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
             updated_at: np.ndarray, config: TransferConfig) -> Pull:
     """Plan the pull of a member that may start its next iteration.
 
-    ``updated_at`` int64 (rows,): newest iteration in each master row.
+    ``updated_at`` int64 (rows,): iteration of the newest push in each master row.
     """
     partition, sending = model.partition, method.sending()
     pending = member.mirror.measure()
@@ -58,7 +58,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # The member holds the model of the barrier, apart from rounding, unless it was out of reach.
+    # With SVRG, all robots wait at a barrier before a full gradient. There a member holds the same
+    # model as the others, apart from rounding, unless it was out of reach.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
@@ -67,9 +68,10 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 
 
 def _check(command: Command, member: Member, method: Method) -> None:
-    """Raise `LocalProtocolError` if a robot would refuse the command or make no progress by it."""
+    """Raise `LocalProtocolError` if the robot would refuse the command or make no progress."""
     reason = ''
-    # A method may ask again for a push that did not count in its round.
+    # An iteration whose step is not additive may be granted again, because its push may have come
+    # after the end of its round.
     least = member.iteration + command.step.additive
     if not command.next_iteration >= least:
         reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'
@@ -88,7 +90,10 @@ def snapshot_of(model: Model) -> Pull:
 
 
 def final_of(member: Member, model: Model, method: Method, limit: float) -> Pull:
-    """Plan the final model: rows that differ, largest difference first, for ``limit`` seconds."""
+    """Plan the transfer of the final model, which may take ``limit`` seconds.
+
+    It carries the rows that differ, the largest difference first.
+    """
     pending = member.mirror.measure()
     partition = model.partition.raw_partition
     plan = plans.by_score(partition, pending, np.flatnonzero(pending > 0), limit)

@@ -33,7 +33,7 @@ class Pulls:
             fleet, frozenset(gone | (shared.missing - shared.members.keys())))
         if shared.stopping:
             return self.drain(now)
-        # A member observes a tighter bound from its next push on; until then the old bound holds.
+        # After a change to a tighter bound, the old bound holds for a member until its next push.
         least = max((m.bound for m in active if method.by_row), default=0.0)
         actions: list[Action] = []
         former = deadlines.waited_for
@@ -67,9 +67,10 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """Once no worker must act any more, send each worker the final model, so that L = A.
+        """Once no worker must act any more, send each worker the final model.
 
-        If a link cannot carry the model within ``drain_limit``, omit the rows that differ least.
+        If a link cannot carry the model within ``drain_limit``, the rows that differ least from
+        the worker's rows are not sent.
         """
         shared = self.shared
         living = [m for m in shared.members.values() if m.alive]

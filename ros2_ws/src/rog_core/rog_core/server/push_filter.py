@@ -1,21 +1,22 @@
 """Limits the norm of each push, and so the effect of one robot on the model; not in the paper.
 
 The norm of a push is the root of the sum of the squares of its decoded values. Rows are applied as
-they arrive, before the norm of their push is known, so a push has a budget of squares. There are
-two limits, each a multiple of a norm that is usual in the fleet.
+they arrive, before the norm of their push is known, so each push has a budget for this sum. There
+are two limits, each a multiple of a norm that is usual in the fleet.
 
 ``implausible`` refuses what no healthy robot sends: a gradient that explodes, or the rows of a
-stranger. From the chunk on that exceeds the budget, no rows of the push are applied. The receipt
-says that they were taken; otherwise the sender would send them forever. The usual norm is the
-median of the fleet's last pushes, which one robot among several cannot move.
+stranger. The chunk that exceeds the budget, and all later chunks of the push, are not applied. The
+receipt says that they were taken; otherwise the sender would send them forever. The usual norm is
+the median of the norms of the fleet's last pushes, which one robot among several cannot move.
 
-``clip`` scales down what is too large, and is off by default. Norm bounding is a common defence of
-federated learning (Sun et al., Can you really backdoor federated learning?, 2019), where an update
-is scaled as a whole when all of it has arrived. Here rows are applied in full until the budget is
-spent; the chunk that exceeds it is scaled down, and later chunks are scaled to 0. The most
-important rows arrive first. The usual norm is the median over the robots, each with the median of
-its own last pushes, so a robot that pushes more often counts no more than others. With fewer than
-`MAJORITY` robots there is no bound. The very first push only sets the norm and is scaled to 0.
+``clip`` scales down a push that is too large; it is off by default. Norm bounding is a common
+defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019), where
+a whole update is scaled when all of it has arrived. Here rows are applied in full until the budget
+is spent; the chunk that exceeds it is scaled down, and later chunks are scaled to 0. The most
+important rows arrive first. The usual norm is the median over the robots of the median of each
+robot's last pushes, so a robot that pushes more often counts no more than others. With fewer than
+`MAJORITY` robots there is no bound. The very first push only sets the usual norm and is scaled
+to 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
 WINDOW = 64     # number of the fleet's last pushes whose norms are remembered
-ENOUGH = 8      # least number of norms for their median
+ENOUGH = 8      # smallest number of norms whose median is used
 UNKNOWN = 1e6   # usual norm as long as there are no pushes and the model is zero
 LARGEST = 1e18  # largest norm allowed, whatever the limits; keeps sums in float32 finite
 LAST = 8        # number of the last pushes of a robot whose norms are remembered
@@ -43,9 +44,9 @@ _KINDS = Kind.PUSH, Kind.ANCHOR
 class PushFilter:
     """Refuses or scales down pushes whose norm is too large.
 
-    ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual ones; 0: no
-    limit. Up to `ENOUGH` pushes, the largest of their norms and the norm of the model is the usual
-    one for ``implausible``. ``master``: float32 (elements,).
+    ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual norm; 0: no
+    limit. Before the first `ENOUGH` pushes, the usual norm for ``implausible`` is the largest of
+    their norms and the norm of the model. ``master``: the model, float32 (elements,).
     """
 
     def __init__(self, implausible: float, clip: float, master: Array) -> None:
@@ -57,7 +58,7 @@ class PushFilter:
         self._start = float(np.linalg.norm(to_host(self._master))) if self.implausible else 0.0
         self._norms: dict[Kind, deque[float]] = {kind: deque(maxlen=WINDOW) for kind in _KINDS}
         self._of_robots: dict[Kind, dict[str, deque[float]]] = {kind: {} for kind in _KINDS}
-        # Kind -> largest sum of squares of a push that is not refused, and that is not scaled down.
+        # Kind of transfer -> sum of squares above which a push is refused, or is scaled down.
         self._refused_above = {kind: self._plausible(kind) for kind in _KINDS}
         self._scaled_above = dict.fromkeys(_KINDS, 0.0 if self.clip else math.inf)
 
@@ -81,10 +82,10 @@ class PushFilter:
         return min(limit, LARGEST) ** 2
 
     def passed(self, push: Receiver, rows: Rows, robots: int) -> Rows | None:
-        """Return new rows of a push as far as they count, scaled down to the rest of its budget.
+        """Return new rows of a push, scaled down if they exceed the rest of its budget.
 
-        None: they are refused, as all rows of a push after the first that were refused. The fleet
-        has ``robots`` robots.
+        Returns None if the rows are refused; then all later rows of this push are refused, too.
+        ``robots``: number of robots in the fleet.
         """
         kind, energy = rows.transfer.kind, push.energy + rows.energy
         if push.refused or energy > self._refused_above[kind]:
@@ -100,7 +101,7 @@ class PushFilter:
         return rows._replace(data=data, energy=left)
 
     def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> bool:
-        """Remember the norm of a push that is over; return whether it was scaled down.
+        """Remember the norm of a push that is over; return whether the push was scaled down.
 
         ``robots``: the robots that take part now.
         """

@@ -79,7 +79,7 @@ class Pushes:
         return chunks
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
-        """Apply new rows as far as the filter passes them."""
+        """Apply the new rows that the filter passes; return a notice when it first refuses rows."""
         shared, push = self.shared, member.push
         self._bring(member, rows.ids.size, now)
         robots = len(shared.active())
@@ -119,7 +119,7 @@ class Pushes:
         assert push.transfer is not None
         member.bring(segments, push.taken - segments, member.wanted,
                      push.rows_of(push.transfer).segments, self.shared.deadlines.patience, now)
-        if computed:  # heartbeats no longer extend the limit of this member
+        if computed:  # heartbeats no longer postpone the deadline of this member
             self.shared.deadlines.note_due(member)
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
@@ -132,7 +132,7 @@ class Pushes:
         return [*actions, *self.pulls.release(now)]
 
     def cut_short(self, member: Member) -> Receipt | None:
-        """End a push under way, if any; return which chunks of the last push have arrived."""
+        """End a push under way, if any; return the chunks of the last push that have arrived."""
         taken = member.push.close()
         if taken.size:
             self._close(member, taken)

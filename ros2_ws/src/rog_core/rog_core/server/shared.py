@@ -32,7 +32,7 @@ ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)
 
 
 class Shared:
-    """The state of a server. ``master``: flat float32 (elements,), changed in place.
+    """The state of a server. ``master``: the model, flat float32 (elements,), changed in place.
 
     ``incarnation``: random 64-bit identity of this process. Raises `ConfigError` if the values of
     ``config`` cannot work, or the model is not finite.
@@ -53,14 +53,16 @@ class Shared:
         self.clipped: Counter[str] = Counter()  # robot -> number of its pushes scaled down
         self.state = RUNNING
         self.members: dict[str, Member] = {}
-        self.updated_at = np.zeros(partition.rows, np.int64)  # newest iteration in each master row
+        # Iteration of the newest push in each master row.
+        self.updated_at = np.zeros(partition.rows, np.int64)
         self.iteration = 0         # highest iteration pushed by any robot
         # Robot -> (incarnation, receipt of its last push) before the restart of the server.
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}
         self.restarted = False     # whether the server has resumed and no robot has registered yet
         # Time until which the server, after a restart, waits for the robots that it knows.
         self.missed_at = math.inf
-        self.missing: frozenset[str] = frozenset()  # robots that the server no longer waits for
+        # Robots that a restarted server no longer waits for, unless they have come back.
+        self.missing: frozenset[str] = frozenset()
         self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
         self.paused = False        # if true, no iteration is granted; transfers continue
 

@@ -6,7 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-MIN_CHUNK = 1260       # least bytes of ids and values; with a header the message fits 1300 bytes
+# Lower limit of `LinkEstimate.chunk_bytes`; with a header, a message of this size has 1300 bytes.
+MIN_CHUNK = 1260
 QUEUE_TIME = 0.02      # seconds of data that may queue on the link, beyond the round trip
 MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of the time-out, s
 MIN_RATE = 1e3         # lower limit of the estimated rate, bytes/s
@@ -21,7 +22,7 @@ class LinkEstimate:
     builds up when the link fades. A chunk has as many bytes as the link carries in ``chunk_time``
     seconds.
 
-    ``scale``: in virtual time a small model may stand for a large model; each byte here then counts
+    ``scale``: in a simulation a small model may stand for a large model; each byte here then counts
     as ``scale`` bytes on the air.
     """
 
@@ -32,7 +33,7 @@ class LinkEstimate:
     round_trip: float = 0.05
     delivered: int = 0
     shortest: float = 0.0     # shortest of the last 64 round trips; 0 before the first
-    backoff: float = 1.0      # factor of the time-out; doubles when it fires, 1 after an answer
+    backoff: float = 1.0      # factor of `timeout`: doubled by each time-out, 1 after an answer
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time at which the time-out last fired, s
 
@@ -41,13 +42,13 @@ class LinkEstimate:
 
     @property
     def chunk_bytes(self) -> int:
-        """Largest size of the next chunk, bytes."""
+        """Maximum number of bytes of ids and values in the next chunk."""
         on_air = min(max(self.rate * self.scale * self.chunk_time, MIN_CHUNK), self.max_chunk)
         return int(on_air / self.scale)
 
     @property
     def window_bytes(self) -> int:
-        """Bytes that may be unacknowledged."""
+        """Maximum number of bytes that may be unacknowledged."""
         return int(max(1.25 * self.rate * (self.shortest + QUEUE_TIME), 2 * self.chunk_bytes))
 
     @property

@@ -46,9 +46,9 @@ class Plan:
     Inside a window segment ids ascend, so that an id takes about one byte on the wire. The order of
     importance inside a window is lost, so a window is small (`window_size`). The first
     ``mandatory`` windows are sent however long this takes, in model order; the others are sent only
-    within ``budget`` seconds. ``mta_factor``: factor from the time of the mandatory rows to the MTA
-    time. It is the number of rows of the MTA divided by the number of mandatory rows, if there are
-    fewer mandatory rows (option ``-minimum``), else 1.
+    within ``budget`` seconds. ``mta_factor``: the MTA time is the time of the mandatory rows times
+    this factor. It is 1, or with fewer mandatory rows than the MTA (option ``-minimum``) the number
+    of rows of the MTA divided by the number of mandatory rows.
     """
 
     windows: list[np.ndarray]
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def wanted(self) -> int:
-        """Number of segments that must arrive; if no window is mandatory, of all segments."""
+        """Number of segments that must arrive; if none must, the number of all segments."""
         return sum(ids.size for ids in self.windows[:self.mandatory or None])
 
 
@@ -70,7 +70,7 @@ def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def window_size(partition: RowPartition) -> int:
-    """Return the segments per window: 1/32 of the model, but at least 16 and at most 1024."""
+    """Return the number of segments per window: 1/32 of all, at least 16 and at most 1024."""
     return int(np.clip(partition.segments // 32, 16, 1024))
 
 
@@ -103,7 +103,7 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
 
 
 def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the positions by descending score; positions in ``first`` come before all others.
+    """Return the positions by descending score; those where ``first`` is true come first.
 
     Equal scores keep their order. This sorts integers, several times faster than `numpy.lexsort`.
     Each integer has 1 bit for "not first", 32 bits for the score (as float32) and 31 bits for the
@@ -145,7 +145,8 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
                   candidates: np.ndarray, budget: float) -> Plan:
     """Return the plan of ATP: overdue rows first, then the others by descending score.
 
-    The minimum and the overdue rows are mandatory. ``scores``: importance, float32 (rows,).
+    Overdue rows are mandatory. If they are fewer than the share ``sending.minimum`` of all rows,
+    the next rows in this order are mandatory, too. ``scores``: importance, float32 (rows,).
     ``age`` int64 (rows,): iterations for which a row was not sent. A row whose age reaches the
     threshold is overdue: if it were left out, it would exceed the staleness bound. ``candidates``
     (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. Equal scores

@@ -23,13 +23,16 @@ _NOTHING = np.zeros(0, bool)
 
 
 class Rows(NamedTuple):
-    """Checked rows of a chunk: segments int64, and their values as encoded by ``codec``, uint8."""
+    """Checked rows of a chunk.
+
+    ``ids`` int64: their segments; ``data`` uint8: their values, encoded by ``codec``.
+    """
 
     transfer: TransferId
     ids: np.ndarray
     codec: Codec
     data: np.ndarray
-    energy: float  # sum of the squares of these values
+    energy: float  # sum of the squares of the decoded values
 
 
 @dataclass
@@ -39,16 +42,16 @@ class Receiver:
     partition: RowPartition
     kinds: frozenset[Kind]
     incarnation: int
-    codec: Codec                     # codec of rows; model values, full gradients are always raw
+    codec: Codec                     # codec of rows; model values and full gradients are raw
     transfer: TransferId | None = None
     receipt: Receipt | None = None   # receipt of the transfer, once it is closed
     bytes_received: int = 0
-    floor: int = 1                   # lowest attempt of a transfer that is not over
+    floor: int = 1                   # transfers with a lower number (`attempt`) are over
     granted: int | None = None       # iteration of the next transfer; None: any
     kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of the taken values of this transfer
     refused: int = 0                 # chunks of this transfer that were taken, but are not used
-    announced: End | None = None     # end that closes it when all chunks have arrived
+    announced: End | None = None     # end that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
@@ -78,7 +81,10 @@ class Receiver:
         return Ack(chunk.transfer, self._next, self._mask()), rows
 
     def examine(self, chunk: Chunk) -> Rows:
-        """Check a chunk and return its rows, without taking it; may raise `RemoteProtocolError`."""
+        """Check a chunk and return its rows; do not count the chunk as received.
+
+        Raises `RemoteProtocolError` if the chunk is invalid.
+        """
         self.check(chunk.transfer)
         return self._examine(chunk)
 
@@ -93,9 +99,10 @@ class Receiver:
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
-        """Close the transfer. Returns the receipt and the segments taken (None: already closed).
+        """Close the transfer; return the receipt and the segments taken, int64.
 
-        Returns None for the end of a former transfer, and for an end that waits for all chunks.
+        Returns None in place of the segments if the transfer was closed before. Returns None alone
+        for the end of a former transfer, and for an end that waits for all chunks.
         """
         self.check(end.transfer)
         most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
@@ -178,9 +185,9 @@ class Receiver:
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
-        """Return which chunks of the present transfer were taken; None: no transfer yet.
+        """Return which chunks of the latest transfer, open or closed, were taken.
 
-        The transfer may be open or closed.
+        Returns None if there was no transfer yet.
         """
         if self.transfer is None:
             return None
@@ -194,7 +201,7 @@ class Receiver:
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Resume after a restart; the transfer of ``receipt``, the last known one, is closed."""
+        """Resume after a restart; ``receipt``: of the last transfer, which counts as closed."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 

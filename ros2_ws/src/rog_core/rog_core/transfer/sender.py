@@ -57,10 +57,10 @@ class Rows(Protocol):
 
     @property
     def at_once(self) -> int:
-        """Number of bytes that one call of `encode` should return at most; 0: one window alone."""
+        """Maximum number of bytes that one call of `encode` should return; 0: only one window."""
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids``, uint8; they are the next window, or the next windows."""
+        """Return the encoded segments ``ids``, uint8; ``ids``: the next window, or windows."""
 
 
 class RawRows:
@@ -98,7 +98,7 @@ class Sender:
     closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
     _window: int = 0          # next window of the plan to divide into chunks
-    _ready: deque[Part] = field(default_factory=deque)  # that window and others, encoded before
+    _ready: deque[Part] = field(default_factory=deque)  # encoded windows, from number `_window` on
     _fresh: int = 0           # number of chunks sent at least once
     _mandatory: int = 0       # number of chunks of mandatory windows, so far
     _arrived: int = 0         # number of chunks that have arrived
@@ -106,8 +106,10 @@ class Sender:
     _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
     _order: int = 0           # order of the next transmission
     _newest: int = -1         # highest order that has arrived
-    _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)  # by order, with arrived ones
-    _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)  # heap by time-out
+    # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
+    _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
+    # Heap of (time of its time-out, order, chunk) of each transmission.
+    _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again
     _end_interval: float = 0.0
@@ -173,7 +175,7 @@ class Sender:
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:
-        """Send again at once the chunks that a dead link has lost, because the peer is back."""
+        """Let `poll` send all chunks under way again: the link has lost them, and is back now."""
         self.link.is_back()
         for _, order, sent in self._expiry:
             if sent.on_way(order):
@@ -187,7 +189,7 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Ask for the receipt again soon: the peer has continued, so it has received the End."""
+        """Repeat the End soon, to get the receipt: the peer continues, so it has got the End."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
@@ -247,7 +249,7 @@ class Sender:
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
-        """Return (segments, encoded values) of all that was encoded but not taken."""
+        """Return (segments, encoded values) of everything that was encoded but not taken."""
         return [*self._parts(taken=False), *self._ready]
 
     def taken_chunks(self) -> list[Part]:
@@ -341,7 +343,7 @@ class Sender:
         return out
 
     def _room(self, nbytes: int, window: int) -> bool:
-        """Whether the window, in bytes, has room; see `LinkEstimate.window_bytes`."""
+        """Whether ``nbytes`` more bytes may be in flight; see `LinkEstimate.window_bytes`."""
         return self._in_flight == 0 or self._in_flight + nbytes < window
 
     def _transmit(self, sent: _Sent, now: float, window: int) -> Chunk:
@@ -357,14 +359,14 @@ class Sender:
         return sent.chunk
 
     def _encode(self, now: float) -> None:
-        """Encode the next window, and with it those that will be sent, up to `Rows.at_once` bytes.
+        """Encode the next window, and more windows that will be sent, up to `Rows.at_once` bytes.
 
-        These are the mandatory windows, and others as far as the budget is likely to last.
+        Mandatory windows will be sent, and others if the link can carry them within the budget.
         """
         most, first = self.rows.at_once, self._window
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
         windows: list[np.ndarray] = []
-        ends = [0]  # of the windows in what is encoded
+        ends = [0]  # bytes of the encoded windows up to each window
         for number, ids in enumerate(self.plan.windows[first:], first):
             ends.append(ends[-1] + int(self._sizes[ids].sum()))
             if windows and ends[-1] > (most if number < self.plan.mandatory else likely):
@@ -375,7 +377,7 @@ class Sender:
                         zip(windows, ends, ends[1:], strict=False)]
 
     def _divide_window(self, limited: bool, now: float) -> bool:
-        """Make chunks of the next window; return whether there is one that may be sent."""
+        """Divide the next window into chunks; return False if no further window may be sent."""
         mandatory = self._window < self.plan.mandatory
         if self._window >= len(self.plan.windows) or (limited and not mandatory):
             return False
@@ -401,7 +403,7 @@ class Sender:
             return True
         if not (self._over(now) and self._minimum_arrived()):
             return False
-        # Wait for one time-out for chunks still in flight, so that few rows are sent again later.
+        # Wait one time-out for the chunks in flight, so that few rows must be sent again later.
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:

@@ -14,7 +14,8 @@ from ..codecs import RAW, Codec, Part, at_once, in_model_order
 from ..errors import GradientError
 from ..model.partition import RowPartition
 
-FARTHEST = 10.0  # longest step of a prediction, in multiples of sqrt(1 + norm of the model ** 2)
+# Largest norm of a predicted step, in multiples of sqrt(1 + norm of the model ** 2); see `publish`.
+FARTHEST = 10.0
 
 
 class Accumulator:
@@ -23,11 +24,11 @@ class Accumulator:
     ``weights``: the model, to which pulled rows are added. ``model``: the memory on which gradients
     are computed; it is the same array as ``weights`` until `detach` separates them. ``pending``:
     sum of the steps (gradients times learning rate) that the server has not taken yet.
-    ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the local steps of a `Phase` in
-    rows that the server has not taken since; ``model`` includes them, ``weights`` does not. It is
-    None outside of phases. For SVRG, ``full``: this worker's full gradient, to be pushed;
-    ``anchor``: the model at the last full gradient, and the fleet's full gradient of that model;
-    None if there is none.
+    ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the local steps of a `Phase`, in
+    the rows that the server has not taken yet; ``model`` includes these steps, ``weights`` does
+    not. It is None outside of phases. For SVRG, ``full``: this worker's full gradient, to be
+    pushed; ``anchor``: an earlier model and the fleet's full gradient at this model; None if there
+    is none.
     """
 
     def __init__(self, partition: RowPartition, weights: Array) -> None:
@@ -92,9 +93,9 @@ class Accumulator:
                    weight_decay: float = 0.0, nesterov: bool = True) -> None:
         """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), where w is ``model``.
 
-        Without ``nesterov`` the step is that of standard momentum, lr (m + decay w). The gradient
-        must be finite, see `check`. If the step overflows float32, drop all pending rows: no server
-        accepts them, and the worker would send them forever.
+        If ``nesterov`` is false, the momentum is standard: pending += lr (m + decay w). The
+        gradient must be finite, see `check`. If the step overflows float32, drop all pending rows:
+        no server accepts them, and the worker would send them forever.
         """
         self.rate = learning_rate
         self.magnitude = accumulate(
@@ -140,6 +141,6 @@ class Accumulator:
         return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
-        """Add (segments, encoded values) that the server has not taken back to ``pending``."""
+        """Add to ``pending`` again the (segments, encoded values) that the server did not take."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.pending, ids, values)

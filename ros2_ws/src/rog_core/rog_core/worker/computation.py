@@ -1,4 +1,4 @@
-"""The work of a worker for each kind of step (`rog_core.protocol.steps`), one class for each kind.
+"""What a worker computes for each kind of step (`rog_core.protocol.steps`): one class for each.
 
 The worker adds a computed gradient to its accumulator, from which it pushes rows. Only a full
 gradient is pushed complete and uncompressed.
@@ -29,7 +29,7 @@ class Source(Protocol):
     weights: torch.Tensor   # the flat model on which gradients are computed
     gradient: torch.Tensor  # the sum of the gradients that `add` computes, flat
     result: Array           # the same memory as ``gradient``
-    velocity: torch.Tensor | None  # momentum that local steps of a `Phase` continue with
+    velocity: torch.Tensor | None  # momentum from which the local steps of a `Phase` continue
 
     def batch(self) -> Any:
         """Return the robot's own next batch."""
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Return the number of batches of `shard`."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch for an iteration from one of ``shards`` shards."""
+        """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards."""
 
     def clear(self) -> None:
         """Set the gradient to zero."""
@@ -78,12 +78,15 @@ class Computation(Generic[S]):
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """Put the rows of a finished push that the server has not taken back into the store."""
+        """Return to the store those rows of a finished push that the server has not taken."""
         store.put_back(push.codec, push.untaken())
 
 
 class OfGradient(Computation[Gradient]):
-    """Computes the gradient of the robot's own next batch; with SVRG, the anchor corrects it."""
+    """Computes the gradient of the robot's own next batch; with SVRG, the anchor corrects it.
+
+    The anchor is an earlier model and its full gradient, see `Accumulator`.
+    """
 
     def batches(self, source: Source) -> int:
         """See `Computation.batches`: an anchor needs a second gradient, at the anchor's model."""
@@ -128,12 +131,15 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: the server applies momentum; weight decay applies per shard."""
+        """See `Computation.keep`: the server applies momentum; weights also scale the decay."""
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: rows that were not sent are useless in another round."""
+        """See `Computation.after_push`: keeps only the codec's error, after a complete push.
+
+        Rows that were not sent are useless in another round.
+        """
         if not (self.step.feedback and push.complete()):
             store.clear()
 
@@ -146,7 +152,10 @@ class OfFull(Computation[Full]):
         return source.shard_batches()
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`: the mean over the batches, which have about equal size."""
+        """See `Computation.compute`: the result is the mean of the gradients of all batches.
+
+        The batches have about equal size.
+        """
         losses = [source.add(batch) for batch in source.shard()]
         gradient = source.result
         gradient /= len(losses)
@@ -172,7 +181,7 @@ class OfLocal(Computation[Local]):
 
         The "gradient" is the model before the local steps minus the model after the local steps.
         """
-        return self._steps(source, source.gradient.clone(), sgd)  # the gradient is zero
+        return self._steps(source, source.gradient.clone(), sgd)  # zeros, see `Computation.compute`
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
         weights, gradient = source.weights, source.gradient
@@ -207,7 +216,7 @@ class OfPhase(OfLocal):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`."""
         if order.fresh or source.velocity is None:
-            source.velocity = source.gradient.clone()  # the gradient is zero
+            source.velocity = source.gradient.clone()  # zeros, see `Computation.compute`
         return self._steps(source, source.velocity, sgd)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:

@@ -25,9 +25,9 @@ class Data(Protocol):
         """Return each batch of the robot's whole shard once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch for an iteration from one of ``shards`` shards.
+        """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards.
 
-        It is the same on every robot.
+        This batch is the same on every robot.
         """
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Data(Protocol):
 
 
 class GradientSource:
-    """A `rog_core.worker.computation.Source`; it does not check that gradients are finite."""
+    """Implements `rog_core.worker.computation.Source`; does not check that gradients are finite."""
 
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a worker that every shell needs: flat model, state machine and gradients."""
+"""The parts that every worker program needs: flat model, state machine and gradients."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """The worker: one robot's side of the protocol, as a state machine.
 
 Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, duplicates and reorders messages.
-Its states and events are the tables `WORKER` and `GRADIENT` of `rog_core.protocol.states`; the
+The tables `WORKER` and `GRADIENT` of `rog_core.protocol.states` have its states and events. The
 gradient has a table of its own because with pipelining a worker computes while it pushes, waits and
 pulls.
 
-Events are method calls with the present time (seconds, any monotonic clock). Each returns the
-actions that the shell must carry out. `on_time` must be called at the time `deadline`.
+The shell, the program around the machine, reports events by method calls with the present time
+(seconds, any monotonic clock). Each call returns the actions that the shell must carry out.
+`on_time` must be called at the time `deadline`.
 
-`Registration`, `Pushes` and `Pulls` each handle their events, on the state that they share
-(`Shared`).
+`Registration`, `Pushes` and `Pulls` each handle some of the events. They share one state, `Shared`.
 """
 
 from __future__ import annotations

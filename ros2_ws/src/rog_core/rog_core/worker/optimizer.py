@@ -65,7 +65,7 @@ class RogOptimizer(torch.optim.Optimizer):
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is over: the model is final, further steps do nothing."""
+        """Whether the run is over. Then the model is final, and further steps do nothing."""
         return self._order is None
 
     @property
@@ -85,7 +85,10 @@ class RogOptimizer(torch.optim.Optimizer):
         return sgd
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refuse every group but the constructor's, because the fleet trains a fixed model."""
+        """Refuse each group except the first, because the parameters of a fleet's model are fixed.
+
+        The constructor adds the first group.
+        """
         if self.param_groups:
             raise ConfigError("a fleet's optimizer has one group, the model's parameters when it "
                               'was made; add parameters to the model before')

@@ -1,4 +1,4 @@
-"""Transfers from the server: rows are added to the model, and the end grants an iteration."""
+"""Receives transfers from the server: adds their rows to the model; the end grants an iteration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pulls:
 
     def _apply(self, rows: Rows) -> None:
         store, kind = self.shared.accumulator, rows.transfer.kind
-        if self.shared.gradient == BUSY:  # a snapshot may arrive before the gradient is computed
+        if self.shared.gradient == BUSY:  # rows may arrive while a gradient is computed
             store.detach()
         if not kind.is_raw:
             rows.codec.add(store.partition, store.weights, rows.ids, rows.data)
@@ -107,7 +107,7 @@ class Pulls:
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:
-            shared.accumulator.clear()  # gradients of the old and the new step must not be added
+            shared.accumulator.clear()  # the sum must not hold gradients of both kinds of step
         shared.sync, shared.command = command.sync, command
         shared.iteration = command.next_iteration
         return self.pushes.go_on(now)

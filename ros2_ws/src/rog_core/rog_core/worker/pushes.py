@@ -1,4 +1,4 @@
-"""Orders a worker's gradients, which the shell computes; keeps and pushes them."""
+"""Orders the gradients of a worker; keeps and pushes the computed gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .shared import Shared
 
 
 class Pushes:
-    """Orders gradients, and pushes them."""
+    """Orders gradients, keeps computed gradients, and pushes them."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -36,7 +36,7 @@ class Pushes:
     def go_on(self, now: float) -> list[Action]:
         """Push or order the gradient of the iteration that the server has granted."""
         shared = self.shared
-        if shared.gradient == BUSY:  # `on_gradient` will see whether it fits this iteration
+        if shared.gradient == BUSY:  # `on_gradient` will check whether it fits the grant
             return []
         if shared.gradient == READY:
             assert shared.computed is not None
@@ -79,7 +79,7 @@ class Pushes:
         computation_of(step).keep(self.shared.accumulator, gradient, sgd)
 
     def _fits_grant(self) -> bool:
-        """Whether the computed gradient is the one that the server has granted."""
+        """Whether the computed gradient fits the iteration and the step that the server granted."""
         made, asked = self.shared.order, self.shared.command.step
         return made is None or made.step == asked and (
             asked.exchangeable or made.iteration == self.shared.iteration)
@@ -114,7 +114,7 @@ class Pushes:
                                  RawRows(raw, store.full), shared.link, now)
         else:
             plan = self._plan()
-            # Use the smaller codec if the fleet would have to wait with its own codec.
+            # Use the smaller codec if the fleet's codec would make the other robots wait.
             codec = plans.affordable(plan, shared.partition, shared.codec, SMALLER,
                                      shared.link.rate, command.patience)
             shared.push = Sender(transfer, shared.partition, plan, codec, store, shared.link, now)
@@ -163,9 +163,10 @@ class Pushes:
         return []
 
     def end(self, receipt: Receipt | None) -> None:
-        """End an open push, by the server's receipt if there is one; keep the rows not taken.
+        """End an open push; keep the rows that the server has not taken.
 
-        See `Computation.after_push`.
+        ``receipt``: says which chunks the server has taken, unless the push already has a receipt;
+        None: the server has taken no chunk. See `Computation.after_push`.
         """
         shared = self.shared
         push, shared.push = shared.push, None

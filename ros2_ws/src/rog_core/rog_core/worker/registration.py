@@ -36,13 +36,13 @@ class Registration:
         self.due = math.inf
         self._interval = REGISTER_INTERVAL
         self._requests = 0
-        self._unknown = 0  # heartbeats in a row that do not list this worker
+        self._unknown = 0  # number of the server's last heartbeats that do not list this worker
 
     def register(self, now: float) -> list[Action]:
         """Ask the server to let this worker join."""
         shared = self.shared
         shared.settle(now)
-        # Iteration 0: the gradient under way fits no iteration that the server will grant.
+        # Iteration 0 says that the gradient under way fits no iteration that will be granted.
         shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
         self.due = now + self._interval
@@ -88,10 +88,11 @@ class Registration:
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
-        """Whether a stranger has sent this transfer: its number is not below the server's next one.
+        """Whether a stranger has sent this transfer, because its number is too high.
 
-        ``following``: the number of the server's next transfer. Only a snapshot may have the same
-        number, because a snapshot continues when its worker registers again.
+        ``following``: the number of the server's next transfer. Earlier transfers have lower
+        numbers. Only a snapshot may have this number, because it continues when its worker
+        registers again.
         """
         if pull is None or pull.attempt < following:
             return False
@@ -104,7 +105,8 @@ class Registration:
             return []
         missed = not known or incarnation != shared.server
         self._unknown = self._unknown + 1 if missed else 0
-        if self._unknown < 2:  # the server may have sent the first before it accepted this worker
+        # The server may have sent the first such heartbeat before it accepted this worker.
+        if self._unknown < 2:
             return []
         shared.move('lost', now)
         return self.register(now)

@@ -25,7 +25,7 @@ class WorkerStatistics:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """State and statistics; names and units are those of rog_msgs/TrainingStatus."""
+    """State and statistics; names and units are as in the message rog_msgs/TrainingStatus."""
 
     state: str
     sync: str

@@ -62,14 +62,14 @@ class Shared:
     # -- states ----------------------------------------------------------------------------------
 
     def move(self, event: str, now: float) -> None:
-        """Change the state as `rog_core.protocol.states.WORKER` says."""
+        """Change the state by ``event``, as the table `rog_core.protocol.states.WORKER` says."""
         after = WORKER.after(self.state, event)
         if after != self.state:
             self.settle(now)
             self.state = after
 
     def gradient_is(self, event: str, now: float) -> None:
-        """Change the gradient's state as `rog_core.protocol.states.GRADIENT` says."""
+        """Change the gradient's state, as the table `rog_core.protocol.states.GRADIENT` says."""
         after = GRADIENT.after(self.gradient, event)
         self.settle(now)
         self.gradient = after

@@ -1,6 +1,6 @@
-"""CUDA kernels: one `.cu` per family of codecs, one launch per call over a table of segments.
+"""CUDA kernels, one `.cu` file for each family of codecs. One launch processes many segments.
 
-`sums.cu` has the kernels of `rog_core.arrays`, which take a step and sum magnitudes in one pass.
+`sums.cu` has the kernels of `rog_core.arrays`, which add a step and sum magnitudes in one pass.
 cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors (DLPack) and
 run on torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the
 codecs use torch operations, which are the reference. For finite values both give the same bytes.
@@ -17,15 +17,16 @@ import numpy as np
 from ...arrays import Array
 
 THREADS = 256  # threads per block; one block works on one segment
-# Encoded bytes of a launch: a push of ConvMLP-M in any codec but raw (8.7 MB in e3m0) is one. Of
-# pinned memory, which a Jetson lacks first, no more is taken for a model in raw.
+# Maximum number of encoded bytes of one launch. A push of ConvMLP-M is one launch with every codec
+# except raw (e3m0: 8.7 MB). A model in raw is larger: the limit keeps the pinned memory small,
+# which is the first to run out on a Jetson.
 AT_ONCE = 16 << 20
-# Without fused multiply-add, which rounds differently from the CPU, and with denormals, as the CPU.
+# The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
 
 
 def source(family: str) -> str:
-    """Return the source of a family's kernels, after the code that all families share."""
+    """Return the source of a family's kernels, preceded by the code that all families share."""
     here = Path(__file__).parent
     return (here / 'common.cuh').read_text() + (here / f'{family}.cu').read_text()
 
@@ -46,13 +47,13 @@ def usable(values: Array) -> bool:
 
 
 def at_once(values: Array) -> int:
-    """Return how many bytes one call may encode of ``values``; see `Rows.at_once` of senders."""
+    """Return how many bytes one call may encode; see `rog_core.transfer.sender.Rows.at_once`."""
     return AT_ONCE if usable(values) else 0
 
 
 @cache
 def _module(family: str, device: int) -> Any:
-    """Return the kernels of a family, compiled for and loaded on the current device, ``device``.
+    """Compile the kernels of a family and load them on ``device``, the current device.
 
     This does not use cupy's `RawModule`, which adds ``-ftz=true``: denormals would become 0.
     """

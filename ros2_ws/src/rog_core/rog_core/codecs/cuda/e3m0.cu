@@ -22,7 +22,7 @@ static __device__ float level(unsigned code)
     return code & 8 ? -found : found;
 }
 
-// Add the decoded values, with `scale` instead of the segment's own scale.
+// Add the decoded values to the segment, with `scale` instead of the scale in its code.
 static __device__ void move(const Segment &mine, float scale)
 {
     for (int k = threadIdx.x; k < mine.length; k += THREADS)

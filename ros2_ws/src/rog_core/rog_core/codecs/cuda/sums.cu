@@ -1,7 +1,7 @@
 // Kernels of rog_core/arrays.py, which give a float32 for each segment. A block of THREADS threads
-// works on one segment; `offsets`, int64 (segments + 1,): where the segments begin, in elements.
+// works on one segment; `offsets`, int64 (segments + 1,): the elements at which segments begin.
 
-// Store the sum of what the threads of this block have.
+// Add up `mine` of all threads of this block; store the sum as the result of the block's segment.
 static __device__ void store_sum(float *sums, float mine)
 {
     __shared__ float of_warp[WARPS];
@@ -16,7 +16,8 @@ static __device__ void store_sum(float *sums, float mine)
     }
 }
 
-// Add a step to `pending`; see `accumulate`. `of_gradient`, `of_momentum`: their factors in a step.
+// Add a step to `pending`; see `accumulate`. `of_gradient`, `of_momentum`: the factors of gradient
+// and momentum in the step.
 extern "C" __global__ void sums_accumulate(const long long *offsets, float *sums,
                                            const float *gradient, const float *weights,
                                            float *momentum, float *pending, float rate, float mu,

@@ -1,5 +1,5 @@
-// Kernels of `ternary`; the format is in rog_core/codecs/ternary.py. A warp finds the byte of a
-// part of 64 elements; lane l of the warp looks at the elements l and l + 32.
+// Kernels of `ternary`; the format is in rog_core/codecs/ternary.py, which calls a part a block. A
+// warp finds the byte of a part of 64 elements; lane l of the warp reads the elements l and l + 32.
 
 enum { PART = 64 };
 
@@ -14,7 +14,7 @@ static __device__ void encode_part(const Segment &mine, int part, float *size)
         largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     unsigned lows = __ballot_sync(0xffffffffu, low == largest);
     unsigned highs = __ballot_sync(0xffffffffu, high == largest);
-    int at = lows ? __ffs(lows) - 1 : __ffs(highs) + 31;  // the first of equals
+    int at = lows ? __ffs(lows) - 1 : __ffs(highs) + 31;  // the first of equal magnitudes
     if (lane == 0) {
         unsigned byte = 0x80 | (largest ? mine.negative(PART * part + at) << 6 : 0) | at;
         mine.code[2 + part] = (unsigned char)(largest ? byte : 0);

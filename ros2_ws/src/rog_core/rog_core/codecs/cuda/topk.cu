@@ -3,9 +3,9 @@
 
 enum { MOST = 512, BINS = 2048 };
 
-// Return the smallest magnitude that is sent, or a lower bound that only the elements sent reach.
-// `count`: at the call, how many elements are sent; after it, how many elements of exactly the
-// returned magnitude are sent at most.
+// Return the smallest magnitude that is sent, or a lower bound of it that no other element reaches.
+// `count` is the number of elements to send; it becomes the maximum number of those whose magnitude
+// equals the returned value.
 //
 // A histogram of the upper 11 bits of all magnitudes gives the upper 11 bits of the result; the
 // next bits follow in the same way.
@@ -25,7 +25,7 @@ static __device__ unsigned threshold(const Segment &mine, int &count)
         if (threadIdx.x < 32) {  // each lane has 64 bins; count from the last bin down
             int lane = threadIdx.x, own = 0;
             for (int i = 0; i < 64; ++i) own += bins[64 * lane + (lane + i) % 64];
-            int from = own;  // elements in bins of this lane and the later ones
+            int from = own;  // number of elements in the bins of this lane and of later lanes
             for (int step = 1; step < 32; step *= 2) {
                 int later = __shfl_down_sync(0xffffffffu, from, step);
                 if (lane + step < 32) from += later;
@@ -149,7 +149,7 @@ extern "C" __global__ void sparseloco_encode(float *values, const float *mirror,
         unsigned next = i + 1 < mine.number ? words[i + 1] : 0;
         mine.code[4 + b] = (unsigned char)((words[i] | next << BITS) >> shift);
     }
-    if (mode == TAKE)  // the values that remain decay
+    if (mode == TAKE)  // the values that are not sent decay, see sparseloco.py
         for (int k = threadIdx.x; k < mine.length; k += THREADS)
             mine.values[k] *= 0.95f;
 }

@@ -1,4 +1,4 @@
-"""Gradient coding: no robot waits for stragglers, since several robots hold every shard.
+"""Gradient coding: no robot waits for stragglers, because several robots compute each shard.
 
 Sources: DGH-GC, and the schemes that it is compared with. `grouping` divides the robots into
 groups, `coding` assigns shards to robots and decodes, `schemes` defines how the methods differ in
@@ -27,7 +27,7 @@ class Gcc(Coded):
 
 
 class Dcgc(Coded):
-    """``dcgc``: like gcc; after each round its stragglers are spread over the groups."""
+    """``dcgc``: like gcc; after each round, the stragglers of the round are spread over groups."""
 
     name = usage = 'dcgc'
 
@@ -35,7 +35,7 @@ class Dcgc(Coded):
 class DghGc(Coded):
     """``dgh-gc``: groups of equal capacity, shards in proportion to the robots' capacities.
 
-    The robots are grouped again by how often each robot has straggled.
+    From time to time the groups are formed again by how often each robot has straggled.
     """
 
     name = usage = 'dgh-gc'

@@ -1,8 +1,9 @@
 """Gradient codes: which robot computes which shards with which weights, and how to decode.
 
-The full gradient is the sum over P shards of the data. A group of robots shares some of the shards;
-s + 1 members hold each of them. Each member sends one weighted sum of the gradients of its shards.
-If any s of these sums are missing, the others still give the exact sum over the group's shards.
+The full gradient is the sum over P shards of the data. Each shard belongs to one group of robots,
+and s + 1 members of the group compute it. Each member sends one weighted sum of the gradients of
+its shards. If any s of these sums are missing, the others still give the exact sum over the group's
+shards.
 Sources: DGH-GC, equations 1 to 4 and 15 to 17; Wang et al., Heterogeneity-aware gradient coding
 for straggler tolerance, ICDCS 2019.
 """
@@ -17,17 +18,18 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ConfigError
 from .grouping import checked
 
-HALVINGS = 100             # halvings after which the ends of an interval are neighbouring doubles
-# Largest coefficient allowed. At 115 (40 robots, 5 stragglers) the float32 error was 4e-6.
+HALVINGS = 100  # steps of a bisection, after which the ends of its interval are adjacent doubles
+# Largest coefficient allowed in decoding. At 115 (40 robots, 5 stragglers) the float32 error was
+# 4e-6.
 MAX_AMPLIFICATION = 150.0
 
 
 def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -> NDArray[np.int64]:
     """Divide a whole number in proportion to weights, every part within its bounds.
 
-    Parts are clip(x * weight, low, high) for the x that makes them sum to ``total``, rounded by
-    the largest remainders. ``low``, ``high``: whole numbers, one for all parts or one for each,
-    with sum(low) <= total <= sum(high). Returns int64.
+    Each part is clip(x * weight, low, high), with the x for which the parts add up to ``total``.
+    The parts are rounded by the method of largest remainders. ``low``, ``high``: whole numbers, one
+    for all parts or one for each, with sum(low) <= total <= sum(high). Returns int64.
     """
     array = checked(weights)
     floor, roof = np.broadcast_to(low, array.shape), np.broadcast_to(high, array.shape)
@@ -72,9 +74,9 @@ class GroupCode:
     In the paper, B holds only 0 and 1. In general this cannot be decoded: of three members with
     the rows 1 1 0, 0 1 1 and 1 0 1, no two combine to 1 1 1. The weights here are those of
     heterogeneity-aware gradient coding (Wang et al.). C is a matrix of s + 1 rows, any s + 1
-    columns of which are independent. Column b of B, on its holders H, solves C[:, H] b = u. If the
-    members S are missing, choose lambda with lambda C[:, S] = 0 and lambda u = 1. The coefficients
-    are a = lambda C, since a B = lambda C B = lambda u 1 = 1.
+    columns of which are independent. For a shard with the holders H, the weights b in its column of
+    B solve C[:, H] b = u. If the members S are missing, choose lambda with lambda C[:, S] = 0 and
+    lambda u = 1. The coefficients are a = lambda C, since a B = lambda C B = lambda u 1 = 1.
 
     Wang et al. draw C at random and take u = 1. Here C is the Vandermonde matrix of the places t of
     the members' shards on the circle, and u is the last unit vector. Then no equation has to be
@@ -135,13 +137,13 @@ class GroupCode:
             return None
         apart = self._place[:, None] - self._place[missing]
         lines = (apart.prod(axis=1) * self._scale)[:, None] * np.vander(self._place, spare + 1)
-        if spare:  # the polynomial may have ``spare`` further zeros, at any places
+        if spare:  # the polynomial may have ``spare`` more zeros, anywhere
             lines[:, 0] -= lines[:, 1:] @ np.linalg.lstsq(lines[:, 1:], lines[:, 0], rcond=None)[0]
         return lines[:, 0]
 
 
 class GradientCode:
-    """The codes of all groups; together the groups hold every shard, 0..shards-1.
+    """The codes of all groups. Each of the shards 0..shards-1 belongs to one group.
 
     ``stragglers``: how many stragglers every group tolerates.
     """
@@ -175,7 +177,7 @@ class GradientCode:
         return coefficients
 
     def missing(self, received: Collection[int]) -> list[int]:
-        """Return, sorted, the missing ranks of the groups that cannot be decoded yet."""
+        """Return the missing ranks, sorted, of the groups that cannot be decoded yet."""
         late = [[rank for rank in group.members if rank not in received] for group in self.groups]
         return sorted(rank for group, ranks in zip(self.groups, late, strict=True)
                       if len(ranks) > group.stragglers for rank in ranks)

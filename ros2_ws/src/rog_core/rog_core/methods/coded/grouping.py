@@ -19,7 +19,7 @@ from ...errors import ConfigError
 
 Groups = list[list[int]]
 
-SMALL_SPREAD = 0.5   # largest (highest - lowest) / mean capacity at which greedy grouping suffices
+SMALL_SPREAD = 0.5   # greedy grouping suffices up to this (highest - lowest) / mean capacity
 COMPARABLE = 1.1     # robots whose capacities differ by at most this factor may replace each other
 ROUNDING = 1e-9      # relative difference from a limit that counts as a rounding error
 
@@ -35,7 +35,7 @@ def checked(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
-    """Replace comparable capacities by their mean.
+    """Return the capacities, with comparable ones replaced by their mean.
 
     Capacities are put into classes in ascending order; a new class begins at the first capacity
     that exceeds `COMPARABLE` times the lowest capacity of the class before.
@@ -93,7 +93,7 @@ def imbalance(groups: Sequence[Collection[int]], capacities: ArrayLike) -> float
 
 
 def greedy(capacities: ArrayLike, k: int) -> Groups:
-    """Deal robots, the fastest first, each to the group with the least capacity so far."""
+    """Put the robots, fastest first, into k groups; each goes to the group of least capacity."""
     array = checked(capacities)
     groups: Groups = [[] for _ in range(k)]
     heap = [(0.0, group) for group in range(k)]
@@ -105,7 +105,7 @@ def greedy(capacities: ArrayLike, k: int) -> Groups:
 
 
 def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
-    """Group by the largest differencing method (equation 14).
+    """Form k groups by the largest differencing method (equation 14).
 
     Every robot starts as a tuple of k slots, with itself in the first slot. Until one tuple is
     left, join the two tuples with the largest first slots: the largest slot of one with the
@@ -201,9 +201,10 @@ def regroup(groups: Groups, capacities: ArrayLike, frequencies: ArrayLike,
 
     Exchange two robots of equal capacity (see `comparable`) in different groups, always the pair
     that increases `expected_tolerated` most, until no exchange increases it. The paper instead
-    deals out the most frequent stragglers anew. Exchanges come closer to the best of all groupings
-    of up to 7 robots: the mean shortfall is below 0.003 stragglers, against 0.001 to 0.025 for the
-    paper's way. Of 40 robots they move a third as many. ``frequencies``: by rank, 0 to 1.
+    distributes the most frequent stragglers anew. For up to 7 robots, exchanges come closer to the
+    best of all groupings: the mean shortfall is below 0.003 stragglers, and with the paper's way
+    0.001 to 0.025. For 40 robots, exchanges move a third as many robots as the paper's way.
+    ``frequencies``: by rank, 0 to 1.
     """
     array, chances = checked(capacities), np.asarray(frequencies, np.float64)
     ranks = np.array([rank for members in groups for rank in members])

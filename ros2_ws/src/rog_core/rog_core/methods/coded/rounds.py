@@ -15,7 +15,7 @@ from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
 from ..method_spec import MethodSpec
 from .schemes import Scheme
 
-# Number of stragglers per group, of groups (0: as many as fit), of rounds between two regroupings.
+# Three numbers: stragglers per group, groups (0: as many as fit), rounds between two regroupings.
 DEFAULTS = (1, 0, 50)
 
 
@@ -23,7 +23,7 @@ class Coded(Rolling):
     """Base of GC, HGC, GCC, DCGC and DGH-GC: all robots compute on the same model, in rounds.
 
     ``gc[:S[:K[:B]]]``: any S robots of a group may straggle; there are K groups, which are formed
-    anew every B rounds.
+    again every B rounds (see `Scheme`).
 
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
     shards; a single coded gradient is useless by itself. A robot that has not pushed when the round
@@ -53,7 +53,7 @@ class Coded(Rolling):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # its text has only ranks, so add the robots' names
+        except ConfigError as error:  # the error's text has only ranks, so add the robots' names
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
         self._there = frozenset(self._rank.values())  # ranks that the present code covers
@@ -127,7 +127,7 @@ class Coded(Rolling):
             names = {self._names[rank]: value for rank, value in coefficients.items()}
             out.append(Decode(names, code.shards))
             self._scheme.round_over(self._prompt())
-            if present - self._there:  # a robot is back
+            if present - self._there:  # a robot has come back
                 self._restrict(present)
         elif present and code.decode(present & self._there) is None:
             self._restrict(present)
@@ -139,11 +139,11 @@ class Coded(Rolling):
         return out
 
     def _prompt(self) -> list[int]:
-        """Return the ranks that did not straggle in this round: those that pushed first.
+        """Return the ranks that pushed first in this round; all others count as stragglers.
 
-        The robots that push last count as stragglers, as many as all groups together tolerate. To
-        count only the robots missing at the end of the round would overlook stragglers that share a
-        group, because the group has waited for all but S of its members.
+        The number of these others is what all groups together tolerate. If only the robots missing
+        at the end of the round counted, stragglers that share a group would be overlooked, because
+        the group has waited for all but S of its members.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]
@@ -200,7 +200,7 @@ class Coded(Rolling):
             master -= self.velocity if exact else self._coded_once()
 
     def _coded_once(self) -> Array:
-        """Return the velocity after encoding and decoding (equation 22, no error feedback)."""
+        """Return the velocity, encoded and decoded once (equation 22, no error feedback)."""
         model = self.held_model
         rows, out = model.partition, model.zeros()
         magnitude = difference_magnitude(self.velocity, out, rows.offsets)

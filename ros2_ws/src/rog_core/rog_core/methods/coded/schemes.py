@@ -36,9 +36,10 @@ REGROUPED = ('dcgc', 'dgh-gc')
 
 
 def number_of_shards(capacities: ArrayLike) -> int:
-    """Return the number of shards of the data: the sum of all capacities over the lowest capacity.
+    """Return the number of shards: the sum of all capacities divided by the lowest capacity.
 
-    It is at least the number of robots and, unless that is higher, at most `MAX_SHARDS`.
+    Each quotient is rounded. The number is at most `MAX_SHARDS`, or the number of robots if that is
+    higher.
     """
     array = checked(capacities)
     shares = np.minimum(np.rint(array / array.min()), MAX_SHARDS)
@@ -54,7 +55,7 @@ class Scheme:
     gcc and dcgc form as many groups as possible. ``every``: rounds between two regroupings
     (dgh-gc).
     ``code``: the present code. The number of its shards never changes.
-    Raises `ConfigError` if the fleet cannot tolerate so many stragglers.
+    Raises `ConfigError` if the fleet cannot tolerate this number of stragglers.
     """
 
     def __init__(self, name: str, capacities: ArrayLike, stragglers: int = 1, groups: int = 0,
@@ -70,8 +71,8 @@ class Scheme:
         self._shards = number_of_shards(capacities)
         self._capacities = comparable(capacities)
         count = len(self._capacities)
-        # By rank: weight of the robot when shards are divided; robots of equal weight may change
-        # places.
+        # By rank: the robot's weight in the division of the shards. Robots of equal weight may
+        # change places.
         self._worth = self._capacities if name in BY_CAPACITY else np.ones(count)
         self._late, self._rounds = np.zeros(count), 0
         ranks = list(range(count))
@@ -81,11 +82,11 @@ class Scheme:
         """Count the ranks not in ``received`` as stragglers; return whether `code` has changed.
 
         The paper regroups when E_real falls below E_start. E_real is the number of stragglers that
-        the groups are expected to tolerate with the observed frequencies, E_start the same number
+        the groups are expected to tolerate with the observed frequencies; E_start is this number
         with all frequencies equal. Frequencies that differ inside a group raise E_real, so the
         paper's condition hardly ever holds, even if better groups exist: with two stragglers in one
-        of two groups E_real is 0.92 and E_start 0.88; with one in each, E_real is 1.1. Here E_start
-        is the best value that exchanges can reach; the groups change whenever they are below it.
+        of two groups E_real is 0.92 and E_start 0.88; with one in each, E_real is 1.1. Here the
+        groups change whenever exchanges of robots can raise E_real.
         """
         if self.name not in REGROUPED:
             return False
@@ -103,7 +104,7 @@ class Scheme:
         return True
 
     def restrict(self, ranks: Collection[int]) -> bool:
-        """Build the code anew for these robots alone; return whether it changed.
+        """Build a new code for these robots alone; return whether the code has changed.
 
         The shards stay the same. If the requested number of groups or of stragglers no longer fits,
         the code tolerates as many stragglers as possible, perhaps 0. If ``ranks`` is empty, the
@@ -125,7 +126,7 @@ class Scheme:
         """Return the shards, sorted, that a robot may have to compute until the next `restrict`.
 
         These are its own shards and, in dcgc and dgh-gc, also the shards of the robots with which
-        it may change places. Empty for a robot that is not part of the code.
+        it may change places. The result is empty for a robot that is not part of the code.
         """
         present = [other for members in self._members for other in members]
         alike = [other for other in present if other == rank or
@@ -158,7 +159,7 @@ class Scheme:
         return [[ranks[place] for place in members] for members in found]
 
     def _coded(self, groups: Groups, stragglers: int) -> GradientCode:
-        """Return the code of the groups; each has shards in proportion to its members' weights."""
+        """Return the code of the groups; a group's shards are in proportion to its weight."""
         worth = [self._worth[members] for members in groups]
         least = [-(-len(members) // (stragglers + 1)) for members in groups]
         counts = apportion(self._shards, [w.sum() for w in worth], least, self._shards)
@@ -169,9 +170,10 @@ class Scheme:
 
 
 def _number_of_groups(capacities: NDArray[np.float64], stragglers: int) -> int:
-    """Return the number of groups that dgh-gc forms.
+    """Return the number of groups that dgh-gc would form.
 
-    If dgh-gc finds no valid grouping, return the largest possible number.
+    If dgh-gc finds no valid grouping, return the largest possible number of groups, each of
+    ``stragglers`` + 1 robots or more.
     """
     try:
         return len(static_grouping(capacities, stragglers))
