@@ -188,6 +188,7 @@ NOT_RUN = {
     'python ros2_ws/src/fleet_policy/bench/': 'a measurement of minutes',
     'rog study rivals': "takes long; studies/test runs a shorter one",
     'rog study bounds': "takes long; studies/test runs a shorter one",
+    'rog study peers': 'needs root and other programs; studies/test runs its short form',
     '--methods bsp': 'the second line of one of them',
     'rog compare published/published.yaml': 'the test of the line before it does, in short',
     '--sync bsp,ssp:4': 'the second line of it', '--sync bsp,own_method': EXAMPLE,

@@ -43,7 +43,7 @@ from .adapters.task import SERVER, Task
 
 SCHEMA = 'rog-peer-run/1'
 RESULT_FILE = 'result.json'
-IDLE = 0.1        # a run whose robots did not train in this last share of it has stopped
+IDLE = 0.1        # of the run; who trained nothing in this last share of it may have stopped
 Curve = list[tuple[float, float]]
 
 
@@ -112,19 +112,24 @@ def time_to(curve: Curve, target: float) -> float | None:
     return next((t for t, accuracy in curve if accuracy >= target), None)
 
 
-def outcome_of(duration: float, last_batch: float | None, ended: Mapping[str, Sequence[Any]]
+def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Sequence[Any]]
                ) -> str:
     """Return how a run ended, for people.
 
-    :param last_batch: time of the last batch of any robot, s.
+    It has stopped if its robots trained nothing in the last `IDLE` of it, and never before paused
+    half as long: a program that exchanges every batch over a slow link pauses after each.
+
+    :param batches: times of the batches of all robots, s, in order.
     :param ended: name -> (time, how) of the processes that ended by themselves.
     """
     causes = '; '.join(f'at {t:.0f} s {how}' for t, how in ended.values())
-    if last_batch is None:
+    if not batches:
         return f'trained nothing{f": {causes}" if causes else ""}'
-    if last_batch < (1 - IDLE) * duration:
-        return f'stopped at {last_batch:.0f} s' + (f': {causes}' if causes else
-                                                    ': its processes wait')
+    idle = duration - batches[-1]
+    longest = max((later - one for one, later in zip((0.0, *batches), batches, strict=False)),
+                  default=0.0)
+    if idle > max(IDLE * duration, 2 * longest):
+        return f'stopped at {batches[-1]:.0f} s: {causes or "its processes wait"}'
     return f'went on to the end, but {causes}' if causes else 'went on to the end'
 
 
@@ -167,13 +172,14 @@ def measured(folder: Path, robots: Sequence[str], start: float, end: float,
     curve = curve_of(found, first, duration)
     of_robots = {name: robot_measures(lines[name], start, end, counters[name], air[name], power)
                  for name in robots}
-    batches = [one['last_batch_s'] for one in of_robots.values() if one['last_batch_s'] is not None]
+    batches = sorted(line['t'] - start for name in robots for line in lines[name]
+                     if line['kind'] == 'batch' and start < line['t'] <= end)
     versions = [line['t'] - start for own in lines.values() for line in own
                 if line['kind'] == 'version' and start < line['t'] <= end]
-    last = max(batches, default=None)
     down, up = counters[SERVER]
-    return {'duration_s': duration, 'outcome': outcome_of(duration, last, ended),
-            'last_batch_s': last, 'last_version_s': max(versions, default=None),
+    return {'duration_s': duration, 'outcome': outcome_of(duration, batches, ended),
+            'last_batch_s': batches[-1] if batches else None,
+            'last_version_s': max(versions, default=None),
             'ended': dict(ended), 'robots': of_robots,
             'server': {'down_bytes': down, 'up_bytes': up}, 'curve': curve,
             'targets': [[target, time_to(curve, target)] for target in targets],

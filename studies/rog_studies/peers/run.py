@@ -80,22 +80,27 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the study. ``fleet``: robots, links, minutes and seed. ``settings``: of the task."""
+    """A run of the study.
+
+    ``fleet``: robots, links, minutes and seed. ``settings``: of the task. ``scale``: factor on the
+    recorded rates.
+    """
 
     program: str
     scenario: Scenario
     fleet: FleetConfig
     settings: Settings
     targets: tuple[float, ...]
+    scale: float
     data: Path
     folder: Path
 
     def depends_on(self) -> dict[str, Any]:
         """Return what its result depends on, as values of JSON."""
-        return {'minutes': self.fleet.minutes, 'robots': len(self.fleet.robots),
-                'links': [robot.link.model_dump(mode='json', exclude={'trace'})
-                          for robot in self.fleet.robots],
-                'task': {**vars(self.settings)}}
+        links = [robot.link.model_dump(mode='json', exclude={'trace'})
+                 for robot in self.fleet.robots]
+        return {'minutes': self.fleet.minutes, 'robots': len(links), 'scale': self.scale,
+                'links': links, 'task': dict(vars(self.settings))}
 
 
 def run(one: Run, peer: Peer | None, python: Path | None, versions: Mapping[str, str],

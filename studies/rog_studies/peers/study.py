@@ -37,7 +37,7 @@ from .environments import OURS, PEERS, EnvironmentFault, chosen, environment, ve
 from .export import DIGITS, Trained, cifar10, export
 from .results import MEASURES, RESULT_FILE, measures
 from .run import Run, run
-from .scenarios import STEADY, Scenario
+from .scenarios import SCENARIOS, STEADY, Scenario
 from .scenarios import chosen as chosen_scenarios
 
 SCHEMA = 'rog-peers/1'
@@ -141,18 +141,37 @@ def run_study(plan: Plan, out: Path, resume: bool = False,
             except EnvironmentFault as error:
                 missing[name] = str(error)
                 tell(str(error))
-    results: list[dict[str, Any]] = []
     for scenario in plan.scenarios:
         for seed in range(1, plan.seeds + 1):
             for name in plan.programs:
                 if name in missing:
                     continue
                 result = _result(_run_of(plan, scenario, seed, name, out), pythons.get(name), tell)
-                results.append(result)
                 tell(f'{scenario.name}, {name}, seed {seed}: {result["outcome"]}')
                 progress(f'{scenario.name}: {name}', seed)
-                _write(gathered(plan, results, missing), out)
-    return _write(gathered(plan, results, missing), out)
+                _write(gathered(plan, finished(plan, out), missing), out)
+    return _write(gathered(plan, finished(plan, out), missing), out)
+
+
+def finished(plan: Plan, out: Path) -> list[dict[str, Any]]:
+    """Return the results in ``out`` of runs of the plan's size and task, in the order of tables.
+
+    They may be of scenarios and programs that an earlier call ran.
+    """
+    found = []
+    for scenario in SCENARIOS:
+        for name in (OURS, *PEERS):
+            for path in sorted((out / scenario / name).glob(f'seed*/{RESULT_FILE}'), key=_seed):
+                result = json.loads(path.read_text())
+                kept = result['settings']
+                if (kept['minutes'], kept['robots'], kept['scale'], kept['task']['model']) == (
+                        plan.minutes, plan.robots, plan.scale, plan.task.model):
+                    found.append(result)
+    return found
+
+
+def _seed(path: Path) -> int:
+    return int(path.parent.name.removeprefix('seed'))
 
 
 def _check(plan: Plan, out: Path, resume: bool) -> None:
@@ -174,7 +193,7 @@ def _run_of(plan: Plan, scenario: Scenario, seed: int, name: str, out: Path) -> 
     folder = _folder(out, scenario, name, seed)
     settings = Settings(**json.loads((data / 'task.json').read_text()))
     return Run(name, scenario, fleet_of(plan, scenario, seed, out / 'links'), settings,
-               plan.task.targets, data, folder)
+               plan.task.targets, plan.scale, data, folder)
 
 
 def _result(one: Run, python: Path | None, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -211,7 +230,7 @@ def gathered(plan: Plan, results: list[dict[str, Any]], missing: Mapping[str, st
         'targets': list(plan.task.targets)},
         'programs': {name: {'what': PEERS[name].what if name in PEERS else 'this suite',
                             'versions': known.get(name, {}), 'missing': missing.get(name, '')}
-                     for name in plan.programs},
+                     for name in (OURS, *PEERS) if name in plan.programs or name in known},
         'cases': cases}
 
 

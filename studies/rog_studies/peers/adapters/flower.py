@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from .task import SERVER, Journal, Task, arguments
 
-FLEET_PORT, CONTROL_PORT = 9092, 9093
+PORT = 8000             # of the SuperLink, for nodes and for `flwr run`
 ROUNDS = 1_000_000      # the study ends the run
 ETA = 0.003             # FedAdam's server learning rate
 SUBMIT_LIMIT = 60.0     # s within which the SuperLink must take the run
@@ -65,7 +65,8 @@ kept = "{kept}"
 robots = {robots}
 strategy = "{strategy}"
 '''
-server_app, client_app = ServerApp(), ClientApp()
+server_app = ServerApp()
+client_app = ClientApp()
 
 
 @client_app.train()
@@ -87,7 +88,7 @@ def train(message: Message, context: Context) -> Message:
             loss.backward()
             optimizer.step()
         samples += len(batch[1])
-        losses += float(loss)
+        losses += float(loss.detach())
     context.state['place'] = ConfigRecord({'batches': trained + steps})
     content = RecordDict({'arrays': ArrayRecord(model.state_dict()), 'metrics': MetricRecord(
         {'train_loss': losses / steps, 'num-examples': samples})})
@@ -134,7 +135,7 @@ def main() -> None:
     os.environ['FLWR_TELEMETRY_ENABLED'] = '0'
     if options.role == 'robot':
         os.execvp('flower-supernode', [
-            'flower-supernode', '--insecure', '--superlink', f'{options.server}:{FLEET_PORT}',
+            'flower-supernode', '--insecure', '--superlink', f'{options.server}:{PORT}',
             '--node-config', f'partition-id={options.robot} num-partitions={options.robots}'])
     app = Path('app').absolute()
     shutil.copytree(Path(__file__).parent, app / 'adapters', dirs_exist_ok=True,
@@ -146,18 +147,21 @@ def main() -> None:
     home.mkdir(exist_ok=True)
     (home / 'config.toml').write_text(
         f'[superlink]\ndefault = "study"\n\n[superlink.study]\naddress = "{options.server}:'
-        f'{CONTROL_PORT}"\ninsecure = true\n')
-    link = subprocess.Popen(['flower-superlink', '--insecure'])
+        f'{PORT}"\ninsecure = true\n')
+    link = subprocess.Popen([
+        'flower-superlink', '--insecure', '--host', '0.0.0.0', '--port', str(PORT),
+        '--disable-runtime-dependency-installation'])
     signal.signal(signal.SIGTERM, lambda *_: link.terminate())
     _submit(app, link)
     sys.exit(link.wait())
 
 
 def _submit(app: Path, link: subprocess.Popen) -> None:
-    """Submit the run as soon as the SuperLink takes it."""
+    """Submit the run as soon as the SuperLink takes it, and print its log."""
     until = time.monotonic() + SUBMIT_LIMIT
     while link.poll() is None:
-        done = subprocess.run(['flwr', 'run', str(app), 'study'], timeout=SUBMIT_LIMIT)
+        # It ends with the run: with 0 when all rounds are over, else when it was refused or failed.
+        done = subprocess.run(['flwr', 'run', str(app), 'study', '--stream'])
         if done.returncode == 0:
             return
         if time.monotonic() > until:
