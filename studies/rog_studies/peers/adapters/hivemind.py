@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hivemind
 import torch
+from hivemind.compression import Float16Compression
 
 from .task import SERVER, Journal, Task, arguments
 
@@ -49,7 +50,7 @@ def train(folder: Path, robot: int, robots: int, again: bool) -> None:
     dht = hivemind.DHT(host_maddrs=['/ip4/0.0.0.0/tcp/0'],
                        initial_peers=_initial_peers(folder / 'work' / SERVER / PEERS),
                        start=True)
-    half = hivemind.Float16Compression()
+    half = Float16Compression()
     optimizer = hivemind.Optimizer(
         dht=dht, run_id='study', optimizer=task.optimizer(model), use_local_updates=True,
         batch_size_per_step=settings.batch_size,
