@@ -58,10 +58,12 @@ class Peer:
 
 
 _FLOWER = (TORCH, 'numpy==2.4.6', 'flwr==1.42.0')
+_TORCHFT = (TORCH, 'numpy==2.4.6', 'torchft==0.2.0')
 PEERS = {peer.name: peer for peer in (
     Peer('ddp', 'ddp', (TORCH, 'numpy==2.4.6'), 'PyTorch DDP over gloo, elastic (torchrun)'),
     Peer('flower', 'flower', _FLOWER, 'Flower, FedAvg'),
-    Peer('flower-fedadam', 'flower', _FLOWER, 'Flower, FedAdam', ('--strategy', 'fedadam')))}
+    Peer('flower-fedadam', 'flower', _FLOWER, 'Flower, FedAdam', ('--strategy', 'fedadam')),
+    Peer('torchft', 'torchft', _TORCHFT, 'torchft, LocalSGD over gloo'))}
 
 
 def chosen(names: list[str]) -> list[str]:
