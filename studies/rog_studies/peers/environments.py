@@ -63,6 +63,8 @@ PEERS = {peer.name: peer for peer in (
     Peer('ddp', 'ddp', (TORCH, 'numpy==2.4.6'), 'PyTorch DDP over gloo, elastic (torchrun)'),
     Peer('flower', 'flower', _FLOWER, 'Flower, FedAvg'),
     Peer('flower-fedadam', 'flower', _FLOWER, 'Flower, FedAdam', ('--strategy', 'fedadam')),
+    Peer('hivemind', 'hivemind', (TORCH, 'numpy==2.4.6', 'hivemind==1.1.12'),
+         'hivemind, averaging among the robots'),
     Peer('torchft', 'torchft', _TORCHFT, 'torchft, LocalSGD over gloo'))}
 
 
