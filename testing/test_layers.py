@@ -48,7 +48,7 @@ TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip
 # Used where they are found; an error or the log says so where one is missed.
 # Those of the study of peers, in environments of their own.
 OPTIONAL = {'PyQt6', 'cupy', 'distributed', 'h5py', 'jtop', 'lerobot',
-            'flwr', 'hivemind', 'nvflare', 'torchft'}
+            'adapters', 'flwr', 'hivemind', 'nvflare', 'torchft'}
 
 
 def imports(package):

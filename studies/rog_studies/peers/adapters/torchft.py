@@ -34,7 +34,7 @@ LIGHTHOUSE_PORT, STORE_PORT = 29510, 29511
 EXCHANGE = 120.0
 # s. torchft's documentation: longer than the time between two exchanges, 1 h or more for DiLoCo.
 QUORUM = 3600.0
-OUTER = {'lr': 0.7, 'momentum': 0.9, 'nesterov': True}  # of train_diloco.py and of the DiLoCo paper
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of train_diloco.py and of the DiLoCo paper
 FILE = 'kept.npz'      # what a robot saved of its state, in the folder of its process
 NEW_UTS = 0x04000000   # CLONE_NEWUTS
 
@@ -68,7 +68,7 @@ def train(folder: Path, robot: int, method: str) -> None:
     journal = Journal(folder, f'robot{robot + 1}', task.settings)
     model = task.model()
     optimizer = task.optimizer(model)
-    outer = torch.optim.SGD(model.parameters(), **OUTER)
+    outer = torch.optim.SGD(model.parameters(), OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
     optimizers = {'inner': optimizer, 'outer': outer} if method == 'diloco' else \
         {'inner': optimizer}
 
