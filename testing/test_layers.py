@@ -47,9 +47,8 @@ TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip
              'psutil': 'python3-psutil', 'pytest': 'python3-pytest',
              'selenium': 'python3-selenium'}
 # Used where they are found; an error or the log says so where one is missed.
-# Those of the rivals, in environments of their own.
-OPTIONAL = {'PyQt6', 'cupy', 'distributed', 'flwr', 'grpc', 'h5py', 'hivemind', 'jtop', 'lerobot',
-            'nvflare', 'openpi_client', 'torchft', 'websockets'}
+OPTIONAL = {'PyQt6', 'adapters', 'cupy', 'distributed', 'flwr', 'grpc', 'h5py', 'hivemind', 'jtop',
+            'lerobot', 'nvflare', 'openpi_client', 'torchft', 'websockets'}
 
 
 def imports(package):

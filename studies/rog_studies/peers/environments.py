@@ -61,7 +61,13 @@ _FLOWER = (TORCH, 'numpy==2.4.6', 'flwr==1.42.0')
 PEERS = {peer.name: peer for peer in (
     Peer('ddp', 'ddp', (TORCH, 'numpy==2.4.6'), 'PyTorch DDP over gloo, elastic (torchrun)'),
     Peer('flower', 'flower', _FLOWER, 'Flower, FedAvg'),
-    Peer('flower-fedadam', 'flower', _FLOWER, 'Flower, FedAdam', ('--strategy', 'fedadam')))}
+    Peer('flower-fedadam', 'flower', _FLOWER, 'Flower, FedAdam', ('--strategy', 'fedadam')),
+    Peer('nvflare', 'nvflare', (TORCH, 'numpy==2.4.6', 'nvflare==2.9.0'),
+         'NVIDIA FLARE, FedAvg'),
+    Peer('hivemind', 'hivemind', (TORCH, 'numpy==2.4.6', 'hivemind==1.1.12'),
+         'hivemind, averaging among the robots'),
+    Peer('torchft', 'torchft', (TORCH, 'numpy==2.4.6', 'torchft==0.2.0'),
+         'torchft, LocalSGD over gloo'))}
 
 
 def chosen(names: list[str]) -> list[str]:

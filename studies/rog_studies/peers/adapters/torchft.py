@@ -1,0 +1,160 @@
+"""torchft: a lighthouse at the server, a replica on every robot, LocalSGD or DiLoCo over gloo.
+
+After torchft's README, its `train_diloco.py` and the training loops of its `local_sgd_integ_test`.
+A robot's process is torchrun's agent, as in the README: it starts this program again as a worker
+when it has failed. Replicas exchange every `local_steps` batches. A replica that comes back gets
+the state of another one; if there is none, it goes on from what it saved itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torchft import Manager, ProcessGroupGloo
+from torchft.local_sgd import DiLoCo, LocalSGD
+
+from .task import Journal, Task, arguments
+
+LIGHTHOUSE_PORT, STORE_PORT = 29510, 29511
+# s. An exchange of 2.5 MB among four robots takes 60 s on a link of 1 Mbit/s; torchft's default of
+# 60 s would discard every exchange with such a robot.
+EXCHANGE = 120.0
+# s. torchft's documentation: longer than the time between two exchanges, 1 h or more for DiLoCo.
+QUORUM = 3600.0
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of train_diloco.py and of the DiLoCo paper
+FILE = 'kept.npz'      # what a robot saved of its state, in the folder of its process
+NEW_UTS = 0x04000000   # CLONE_NEWUTS
+
+
+def main() -> None:
+    """Run the role that the arguments name."""
+    options = arguments((('--method', {'default': 'localsgd', 'choices': ('localsgd', 'diloco')}),
+                         ('--worker', {'action': 'store_true'})))
+    if options.role == 'server':
+        os.execvp('torchft_lighthouse', [
+            'torchft_lighthouse', '--min_replicas', '1', '--quorum_tick_ms', '100',
+            '--join_timeout_ms', '10000', '--bind', f'{options.server}:{LIGHTHOUSE_PORT}'])
+    if options.worker:
+        train(options.folder, options.robot, options.method)
+        return
+    own = _own_address(options.server)
+    _be_a_host(own)
+    os.environ['TORCHFT_LIGHTHOUSE'] = f'http://{options.server}:{LIGHTHOUSE_PORT}'
+    # From here on this process is torchrun.
+    os.execv(sys.executable, [
+        sys.executable, '-m', 'torch.distributed.run', '--nnodes=1', '--nproc-per-node=1',
+        '--max-restarts=1000', f'--master-addr={own}', f'--master-port={STORE_PORT}',
+        '-m', 'adapters.torchft', '--worker', *sys.argv[1:]])
+
+
+def train(folder: Path, robot: int, method: str) -> None:
+    """Train until this process is ended, or torchft gives up."""
+    logging.basicConfig(level=logging.INFO, format='%(asctime)s %(name)s %(message)s')
+    torch.set_num_threads(1)
+    task = Task(folder, robot)
+    journal = Journal(folder, f'robot{robot + 1}', task.settings)
+    model = task.model()
+    optimizer = task.optimizer(model)
+    outer = torch.optim.SGD(model.parameters(), OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
+    optimizers = {'inner': optimizer, 'outer': outer} if method == 'diloco' else \
+        {'inner': optimizer}
+
+    def state_dict() -> dict[str, Any]:
+        return {'model': model.state_dict(),
+                **{name: one.state_dict() for name, one in optimizers.items()}}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state['model'])
+        for name, one in optimizers.items():
+            one.load_state_dict(state[name])
+        journal.note('got the state of another robot')
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=EXCHANGE)), min_replica_size=1,
+        load_state_dict=load_state_dict, state_dict=state_dict, replica_id=f'robot{robot + 1}',
+        use_async_quorum=False, timeout=timedelta(seconds=EXCHANGE),
+        quorum_timeout=timedelta(seconds=QUORUM), init_sync=False)
+    trained = _go_on(model, optimizers, manager)
+    journal.note(f'begins at version {manager.current_step()}')
+    steps = task.settings.local_steps
+    exchange = LocalSGD(manager, model, optimizer, steps) if method == 'localsgd' else \
+        DiLoCo(manager, [model], optimizer, outer, steps)
+    with exchange:
+        for count, batch in enumerate(islice(task.batches(), trained, None), trained + 1):
+            before, began = manager.current_step(), time.monotonic()
+            optimizer.zero_grad()
+            task.loss(model, batch).backward()
+            # The robot's slow board: torchft exchanges within the optimizer's step.
+            time.sleep(max(began + task.settings.pace - time.monotonic(), 0.0))
+            journal.batch(len(batch[1]), time.monotonic() - began)
+            optimizer.step()
+            if manager.current_step() > before:
+                _keep(model, optimizers, manager, count)
+                journal.version(manager.current_step())
+                if manager.participating_rank() == 0:
+                    journal.snapshot(model)
+
+
+def _go_on(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], manager: Manager
+           ) -> int:
+    """Load what this robot saved before it was killed; return the number of trained batches."""
+    if not Path(FILE).exists():
+        return 0
+    with np.load(FILE) as kept, torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.from_numpy(kept[f'value{index}']))
+            for name, optimizer in optimizers.items():
+                optimizer.state[parameter]['momentum_buffer'] = torch.from_numpy(
+                    kept[f'{name}{index}'])
+        manager.load_state_dict({name: int(kept[name]) for name in manager.state_dict()})
+        return int(kept['trained'])
+
+
+def _keep(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], manager: Manager,
+          trained: int) -> None:
+    arrays = {'trained': np.array(trained),
+              **{name: np.array(value) for name, value in manager.state_dict().items()}}
+    for index, parameter in enumerate(model.parameters()):
+        arrays[f'value{index}'] = parameter.detach().numpy()
+        for name, optimizer in optimizers.items():
+            arrays[f'{name}{index}'] = optimizer.state[parameter]['momentum_buffer'].numpy()
+    with open(FILE + '.part', 'wb') as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    os.replace(FILE + '.part', FILE)
+
+
+def _be_a_host(name: str) -> None:
+    """Give this process and its children a host name of their own, as a robot has.
+
+    torchft tells the others its host's name, and here all robots are on one host.
+
+    :param name: the address of the robot, which needs no name server.
+    """
+    if ctypes.CDLL(None, use_errno=True).unshare(NEW_UTS):
+        raise OSError(ctypes.get_errno(), 'no namespace for a host name')
+    socket.sethostname(name)
+
+
+def _own_address(server: str) -> str:
+    """Return the address of this robot on the network that leads to the server."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((server, LIGHTHOUSE_PORT))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+if __name__ == '__main__':
+    main()
