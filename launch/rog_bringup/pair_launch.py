@@ -56,7 +56,10 @@ class Pair:
         return [*robots_and_network(), *declared(texts)]
 
     def given(self, context: Any, side: str) -> dict[str, Text]:
-        """Return parameter -> text of the arguments of one side that were given."""
+        """Return parameter -> text of its argument, for each argument that the user has given.
+
+        ``side``: whose parameters, ``server`` or ``robot``.
+        """
         names = self.arguments(side)
         texts = given(context, names.values())
         return {name: texts[argument] for name, argument in names.items() if argument in texts}

@@ -109,7 +109,8 @@ def _svrg(count: int) -> dict[str, FleetConfig]:
 
 def _fading() -> dict[str, FleetConfig]:
     fleet = learners(10, 'mnistnet', FADING)
-    fleet = changed(fleet, minutes=10.0)  # robots wait for most of this time
+    # These links fade, so the robots spend most of the 10 minutes waiting.
+    fleet = changed(fleet, minutes=10.0)
     methods = ('gsgm:4', 'gsgm', 'rsp:4', 'ssp:4')
     return {sync if sync.startswith('gsgm') else f'{sync} lm':
             with_method(fleet, sync, granularity='row') for sync in methods}

@@ -1,4 +1,7 @@
-"""Our own suite among the peers: the processes of `rog fleet up --emulate`, with the same task."""
+"""Our own suite as one of the compared programs.
+
+It runs the processes of `rog fleet up --emulate`, with the task that the peers train.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ from .adapters.task import SERVER, Journal, Settings, Task
 from .world import World
 
 SYNC, CODEC = 'rsp:20+pipeline+sparse', 'onebit'   # as in the fleet files of rog_bringup
-KEEP = 100_000   # checkpoints: all of them, as each is a snapshot
-FOLDER = 'fleet'  # of the run, with the files of the fleet
+KEEP = 100_000   # checkpoints that the server keeps: all, because each becomes a snapshot
+FOLDER = 'fleet'  # name of the folder, in the folder of the run, with the files of the fleet
 
 
 class PeerTask(RogTask):
-    """The task that the peers train, with the same journal.
+    """The task that the peers train, with a journal of the same format.
 
     :param folder: folder of the run, as for `adapters.task.Task`.
     """
@@ -48,7 +51,11 @@ class PeerTask(RogTask):
         return Task(self._folder, rank).batches()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean cross entropy, and note the batch, which the worker lets last `pace`."""
+        """Return the mean cross entropy, and note the batch in the journal.
+
+        Its computing time in the journal is `Settings.pace`, because the worker waits until each
+        gradient has taken this long.
+        """
         if self._journal is not None:
             self._journal.batch(len(batch[1]), self._task.settings.pace)
         return self._task.loss(model, batch)
@@ -63,7 +70,8 @@ def with_training(fleet: FleetConfig, settings: Settings, folder: Path, start_s:
     """Return the fleet with the settings of a run.
 
     :param fleet: robots, links and minutes of the run.
-    :param start_s: s that the start may take; the study ends the run, not the server.
+    :param start_s: seconds that the start may take. The server gets more time than start and run
+        take together, so that it never ends before the study ends the run.
     """
     training = TrainingConfig(
         task='rog_studies.peers.ours:PeerTask', task_options={'folder': str(folder)}, sync=SYNC,

@@ -42,7 +42,7 @@ from .scenarios import chosen as chosen_scenarios
 
 SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
-QUICK = ('rog', 'flower')   # programs of the short form
+QUICK = ('rog', 'flower')   # programs of the short study
 QUICK_MINUTES = 40 / 60
 QUICK_SCALE = 0.1          # its network is small, and would not notice faster links
 

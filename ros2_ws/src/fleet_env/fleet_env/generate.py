@@ -25,13 +25,13 @@ _SHARES = (0, .01, .05, .10, .25, .31, .38, .50, .60, .75, .90, .95, .99, 1)
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """Statistics of a link.
+    """Statistics of a link, whose trace is made from the sum of a slow and a fast random process.
 
     :param mean: Mbit/s; the quantiles are scaled to give exactly this.
     :param quantiles: Mbit/s below which the shares 0, .01, .05, .1, .25, .31, .38, .5, .6, .75,
         .9, .95, .99 and 1 of the samples lie.
-    :param slow_share: share of the variance that the slow process has, 0 to 1.
-    :param slow_time, fast_time: time constants in seconds.
+    :param slow_share: share of the variance that the slow process contributes, 0 to 1.
+    :param slow_time, fast_time: time constants of the two processes, s.
     :param calm: strength of the fast process where the link is worst, relative to where it is best.
     """
 

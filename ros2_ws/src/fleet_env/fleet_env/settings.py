@@ -110,7 +110,11 @@ class Knob(NamedTuple):
 
     @property
     def usual(self) -> str:
-        """Return the default as text for a file or a command line."""
+        """Return the default as text for `help`.
+
+        This is the value as in a file or on a command line, 'empty' for an empty value, or 'needed'
+        if there is no default.
+        """
         if self.default in (None, '', (), {}):
             return 'needed' if self.default is None else 'empty'
         return str(self.default) if self.kind is str else json.dumps(self.default)

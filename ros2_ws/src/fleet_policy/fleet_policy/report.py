@@ -29,7 +29,11 @@ def values_of(machine: PolicyMachine) -> dict[str, float | str]:
 
 
 def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str) -> DiagnosticStatus:
-    """Return the health: ERROR in the states safe and starved, WARN if there are warnings."""
+    """Return the health of the node.
+
+    OK if the node is not ``active``. Otherwise ERROR in the states safe and starved, WARN in
+    another state with warnings, else OK.
+    """
     status = DiagnosticStatus(name=name, hardware_id=robot, level=OK, message='acts')
     warnings = machine.warnings
     if not active:

@@ -126,9 +126,10 @@ class Watch:
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> float | None:
-    """Return the growth of a process in MiB from (time s, MiB); None: too few samples.
+    """Return by how many MiB the memory of a process grew; ``samples``: (time s, MiB).
 
-    The growth is the median of the last quarter minus the median of the second quarter.
+    The growth is the median of the last quarter minus the median of the second quarter. Returns
+    None if the samples cover less than `AGE` seconds.
     """
     if not samples or samples[-1][0] - samples[0][0] < AGE:
         return None

@@ -150,7 +150,10 @@ class FleetProcesses:
         return [name for name, process in self.processes.items() if process.poll() is None]
 
     def running(self) -> bool:
-        """Return whether the server and at least one robot, if started here, still run."""
+        """Return whether the server and at least one robot still run.
+
+        If no server was started here, a robot suffices; if no robot was started, the server.
+        """
         alive = self.alive()
         return bool(alive) and ('server' not in self.processes or 'server' in alive) \
             and (alive != ['server'] or len(self.processes) == 1)

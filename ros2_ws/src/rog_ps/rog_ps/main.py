@@ -41,9 +41,10 @@ def _build() -> Any:
 
 
 def _look_at_settings() -> Others:
-    """Check disk, checkpoint and key; return the `Others` of this server.
+    """Check the out directory, its checkpoint and the key.
 
-    A fault raises an error here, before the imports, which take seconds.
+    Returns the `Others` of this server, which judges the statuses of other servers. A fault raises
+    an error here, before the imports, which take seconds.
     """
     node = Node('parameter_server', namespace=f'/{SERVER}', start_parameter_services=False,
                 enable_rosout=False)

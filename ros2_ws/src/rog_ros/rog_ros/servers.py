@@ -107,13 +107,14 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
 class Order:
     """Decides whether a proved status of a server is new, or an old status that is repeated.
 
-    Of two statuses of the same process, the one with the higher count is newer. Of two processes of
-    the same run, the one with the higher start is newer. Otherwise the times of the servers' clocks
-    decide. The robot's own clock is not used.
+    Of two statuses of the same process, the one with the higher ``count`` is newer. Of two
+    processes of the same run, the one with the higher ``start`` is newer. Of two statuses from
+    different runs, the one with the later time stamp is newer. The time stamps are compared only
+    with each other, never with the robot's clock.
 
-    :param limit: seconds without a new status after which a status of any other process counts,
-        whatever its time, because a server may have moved to a machine whose clock is behind. The
-        answer to the registration then proves which process is there.
+    :param limit: seconds without a new status after which a status from another run is new even if
+        its time stamp is earlier, because a server may have moved to a machine whose clock is
+        behind. The answer to the registration then proves which process is there.
     """
 
     def __init__(self, limit: float) -> None:

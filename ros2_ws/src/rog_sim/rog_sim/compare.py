@@ -47,11 +47,11 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
 
 
 def jobs_of(variants: Mapping[str, FleetConfig], seeds: int, out: Path) -> list[Job]:
-    """Return a run for each variant and each seed.
+    """Return a job for each variant and each seed.
 
-    :param variants: label -> fleet; the first seed is the seed of the fleet.
-    :raises ConfigError: a method is unknown or does not fit its fleet, or two labels would have the
-        same directory.
+    :param variants: label -> fleet; the first seed of a variant is the seed of its fleet.
+    :raises ConfigError: there is no variant or no seed, a method is unknown or does not fit its
+        fleet, or two labels would have the same directory.
     """
     if seeds < 1 or not variants:
         raise ConfigError('at least 1 method and 1 seed are needed, got '

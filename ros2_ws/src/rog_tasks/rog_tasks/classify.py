@@ -53,7 +53,8 @@ class Classification(Task):
         self._model_spec = model
         self._model_options = dict(model_options or {})
         self._data = self._load(data, dict(data_options or {}))
-        images = len(self._data.test_labels)  # choose evenly, because images may be sorted by class
+        images = len(self._data.test_labels)
+        # Choose images at equal intervals, because they may be sorted by class.
         chosen = torch.arange(test_limit) * images // test_limit \
             if 0 < test_limit < images else slice(None)
         self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]

@@ -1,9 +1,10 @@
-"""Plain PyTorch: DistributedDataParallel over gloo, elastic as torchrun makes it.
+"""Plain PyTorch: DistributedDataParallel over gloo, in torchrun's elastic mode.
 
-After PyTorch's tutorials "Fault-tolerant Distributed Training with torchrun" and "Multinode
-training": a robot's process is torchrun's elastic agent, which starts this program again as a
-worker whenever the group of robots changes. The server holds the store by which the robots find
-each other. Every robot keeps what it has trained on its disk; the robots go on from the newest.
+The program follows PyTorch's tutorials "Fault-tolerant Distributed Training with torchrun" and
+"Multinode training". A robot's process is torchrun's elastic agent, which starts this program again
+as a worker whenever the group of robots changes. The server holds the store by which the robots
+find each other. Every robot saves its training state on its own disk. After each start of the
+workers, all robots continue from the newest state that any of them has saved.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .task import Journal, Task, arguments
 
 PORT = 29400
-SILENCE = 60.0    # s after which an exchange fails; gloo's default, 30 minutes, outlasts a run
+SILENCE = 60.0    # s after which an exchange fails; gloo's default of 30 min is longer than a run
 KEEP_EVERY = 10.0  # s between two saves of a robot's own state
 FILE = 'kept.npz'  # in the folder of the process
 
@@ -66,7 +67,8 @@ def train(folder: Path, robot: int) -> None:
     for batch in islice(task.batches(), step, None):
         began = time.monotonic()
         loss = task.loss(parallel, batch)
-        # The robot's slow board: the exchange begins within backward, so the pace comes before it.
+        # Wait, as for a robot's slow computer. The wait is before `backward`, because the exchange
+        # with the other robots begins within `backward`.
         time.sleep(max(began + task.settings.pace - backward_s - time.monotonic(), 0.0))
         loss.backward()
         optimizer.step()
@@ -92,7 +94,10 @@ def _backward_seconds(task: Task, model: nn.Module) -> float:
 
 
 def _newest_of_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest state that any robot has kept into all of them; return its step."""
+    """Load the newest state that any robot has saved into the model of every robot.
+
+    Returns the number of steps that this state has trained; 0 if no robot has saved a state.
+    """
     step = torch.zeros(1, dtype=torch.int64)
     velocity = [torch.zeros_like(p) for p in model.parameters()]
     if Path(FILE).exists():

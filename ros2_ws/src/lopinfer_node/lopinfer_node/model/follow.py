@@ -152,7 +152,11 @@ class Followed:
             self._owners.append(_Owner(base.__qualname__, own.get, partial(self._of, own, ours)))
 
     def _of(self, own: Mapping[str, Any], ours: bool) -> list[str]:
-        """Return the attributes of a class that the code reads; for a library, only `forward`."""
+        """Return the names in a class's namespace ``own`` that the followed code may read.
+
+        These are the names that the code contains, and the special methods, which Python calls
+        without their names. For a class of a library (not ``ours``): only `forward`.
+        """
         if not ours:
             return ['forward'] if 'forward' in own else []
         return [name for name, value in own.items() if name in self._names

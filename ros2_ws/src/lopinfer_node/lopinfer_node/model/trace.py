@@ -372,7 +372,10 @@ class _Reader:
 
 
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
-    """Return the record whose memory the result may share, according to the schema, or None."""
+    """Return the index of the record whose memory the operator's result may share, or None.
+
+    The operator's schema says which argument this can be.
+    """
     if all(r.alias_info is None for r in target._schema.returns):
         return None
     return next((bound[a.name].index for a in target._schema.arguments

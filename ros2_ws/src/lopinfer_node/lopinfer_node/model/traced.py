@@ -307,7 +307,7 @@ def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
 
 
 def divided(name: str, tape: Tape) -> Traced:
-    """Return the model divided along the input axes that make most operators divisible.
+    """Return the model divided along the input axes with the largest number of divisible operators.
 
     If several choices are equally good, the function takes the outermost axes, because slices along
     an outer axis are the largest contiguous pieces of memory.

@@ -142,10 +142,11 @@ def work(nodes: int) -> Work:
 
 @kernel
 def settle(p, w, most, least, as_is):
-    """Derive cuts and needs from bounds, and store them in `w`.
+    """Derive cuts and needs from the bounds `most` and `least`, and store them in `w`.
 
-    Returns False if the result of a global operator would have to cross, but must not (`stays`).
-    `as_is`: the bounds are the cuts; nothing is derived or restricted.
+    The needs are the intervals that each side's consumers need, `w.lo` and `w.hi`. Returns False
+    if the result of a global operator would have to cross the link, but must not (`stays`).
+    `as_is`: take the bounds as the cuts, unchanged and unchecked, and derive only the needs.
     """
     for v in range(len(p.kind)):
         w.lo[0, v] = w.lo[1, v] = p.extent[v]
@@ -302,7 +303,10 @@ def _next(begin, end, used, i, now):
 
 @kernel
 def energy(p, w, latency):
-    """Return the energy in J that the device uses up to the result; call this after `schedule`."""
+    """Return the energy in J that the device uses until the result is there, `latency` seconds.
+
+    Call this after `schedule`.
+    """
     if not np.isfinite(latency):
         return np.inf
     nodes = len(p.kind)

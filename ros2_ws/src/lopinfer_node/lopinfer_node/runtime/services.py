@@ -71,9 +71,10 @@ def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: I
 
 
 def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
-    """Encode a plan table: return the index of each bin's plan, and the distinct plans, int32.
+    """Encode a plan table, which has one plan for each bin, a pair of bandwidths up and down.
 
-    ``own``: for each bin the plan's intervals, int64 of shape (2, nodes, 2).
+    Returns, for each bin, the index of its plan among the distinct plans, and the distinct plans,
+    flat, int32. ``own``: for each bin the plan's intervals, int64 of shape (2, nodes, 2).
     """
     distinct: dict[bytes, int] = {}
     bins = [distinct.setdefault(o.tobytes(), len(distinct)) for o in own]

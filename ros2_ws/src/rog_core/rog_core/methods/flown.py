@@ -48,7 +48,10 @@ class Flown(Method):
         self._bounds[robot] = round(high - float(below) * (high - low))
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`: a robot's bound is how far others may be ahead of this robot."""
+        """See `Method.held_up_by`.
+
+        Each robot has a bound of its own: the iterations that others may be ahead of it.
+        """
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if name != robot and iteration - other.slowest
                 >= max(self._bounds.get(name, self.bound), least)]

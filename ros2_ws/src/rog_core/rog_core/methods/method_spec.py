@@ -77,8 +77,11 @@ class MethodSpec:
                 ) -> tuple[frozenset[str], dict[str, float]]:
         """Return the options that are on, and the numbers given to them (``svrg=N``).
 
-        ``numbered``: options that take a whole number. ``real``: options that take any number ->
-        (lowest, highest).
+        ``known``: names of all options. ``default``: options that are on by default. ``numbered``:
+        options that take a whole number. ``real``: option that takes a real number -> (lowest,
+        highest) allowed number.
+
+        Raises `ConfigError` if the text has an invalid option.
         """
         names, numbers = set(default), {}
         for sign, name, number in self.signs:

@@ -30,7 +30,7 @@ from .mirror import Mirror
 BUSY = (JOINING, PULLING, TRAINING)  # states in which the member must act next
 USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
-LEFT = 4    # every member keeps at least 1/LEFT of the patience
+LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
 SHARE = 10  # others wait for one member for at most 1/SHARE of the time
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
@@ -73,12 +73,17 @@ class Member:
     place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
     early: list[Chunk] = field(default_factory=list)  # chunks that overtook the pull's receipt
     progress: float = math.nan  # time at which it last made progress, however little, s
-    paid: float = math.nan   # time until which its progress is fast enough, s
-    stood: float = 0.0       # seconds that others have waited for it, as of `stood_at`; see `owed`
-    stood_at: float = 0.0    # time to which `stood` refers, s
+    # Time up to which its progress has been fast enough, s; never in the future. If progress is too
+    # slow, this time falls behind the present, and the member's patience runs from here.
+    paid: float = math.nan
+    # Patience, in s, that it had used up at the time `stood_at`, because others had waited for it.
+    # See `owed` for the present value.
+    stood: float = 0.0
+    stood_at: float = 0.0    # time of the last change of `stood`, s
     wanted: int = 1          # number of segments of its push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, s
-    factor: float = 1.0      # largest factor by which it may scale the reported `push_mta`
+    # The server accepts as `push_mta` at most this factor times the time since `granted_at`.
+    factor: float = 1.0
     computes: float = math.nan  # time at which it began its present gradient, s; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
 
@@ -111,8 +116,9 @@ class Member:
               now: float) -> None:
         """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
 
-        Each of the first ``wanted`` segments extends the limit `paid` by `PACE` times the patience
-        divided by ``wanted``; each later segment by the same divided by ``total``.
+        Each of the first ``wanted`` segments moves the time `paid` forward by `PACE` times the
+        patience divided by ``wanted``. Each later segment moves it by `PACE` times the patience
+        divided by ``total``. `paid` never passes the present.
         """
         if not math.isnan(self.computes):
             self.advance(now)

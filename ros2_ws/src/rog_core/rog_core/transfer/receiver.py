@@ -101,8 +101,8 @@ class Receiver:
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer; return the receipt and the segments taken, int64.
 
-        Returns None in place of the segments if the transfer was closed before. Returns None alone
-        for the end of a former transfer, and for an end that waits for all chunks.
+        Returns None in place of the segments if the transfer was closed before. Returns only None
+        for the `End` of a former transfer, and for an `End` that waits for all chunks.
         """
         self.check(end.transfer)
         most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
@@ -129,7 +129,10 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The end that came before the last chunk, once all chunks have arrived; else None."""
+        """The `End` that arrived before some of its chunks and whose chunks are all there now.
+
+        None if there is no such `End`, a chunk is still missing, or the transfer is closed.
+        """
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
         return end if whole and self.state == OPEN else None
@@ -194,7 +197,10 @@ class Receiver:
         return self.receipt or self._current_receipt(len(self._flags))
 
     def close(self) -> np.ndarray:
-        """Close the present transfer without an end; return the segments that were taken."""
+        """Close the present transfer although its `End` has not arrived.
+
+        Returns the segments that were taken.
+        """
         if self.state == OPEN:
             self.state = RECEIVER.after(self.state, 'cut short')
             self.receipt = self._current_receipt(len(self._flags))

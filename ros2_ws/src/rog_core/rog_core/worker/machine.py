@@ -1,6 +1,6 @@
 """The worker: one robot's side of the protocol, as a state machine.
 
-Source: ROG, Section IV-A, Algorithm 1, on a channel that loses, duplicates and reorders messages.
+Source: ROG, Section IV-A, Algorithm 1. Here the channel may lose, duplicate and reorder messages.
 The tables `WORKER` and `GRADIENT` of `rog_core.protocol.states` have its states and events. The
 gradient has a table of its own because with pipelining a worker computes while it pushes, waits and
 pulls.

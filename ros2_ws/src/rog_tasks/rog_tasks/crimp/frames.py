@@ -82,11 +82,11 @@ def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
 
 
 def corners(seen: list[Frames], margin: float) -> Tensor:
-    """Return the lowest and the highest corner, (2, 3), of a box around the cameras and all points.
+    """Return the lowest and the highest corner, (2, 3), of a box around cameras and points.
 
-    The outermost 0.1 % of the points at each end are left out, because some depths are badly wrong.
-    The corners are rounded outwards to decimetres, so that machines with different rounding errors
-    agree.
+    Along each axis, the lowest and the highest 0.1 % of the points are left out, because some
+    depths are badly wrong. The corners are rounded outwards to decimetres, so that machines with
+    different rounding errors agree.
 
     :param margin: added at every side of the box, m.
     """

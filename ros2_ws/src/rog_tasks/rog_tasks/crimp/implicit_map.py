@@ -94,7 +94,11 @@ def _corners(device: torch.device) -> Tensor:
 
 
 class _Interpolate(torch.autograd.Function):
-    """Weighted means of cells; the backward pass gives a cell the weighted mean of gradients."""
+    """Weighted means of cells; the backward pass does not return the true gradient.
+
+    The gradient of a cell is ``gain`` times the weighted sum of the gradients of its points,
+    divided by 1 + the sum of their weights.
+    """
 
     @staticmethod
     def forward(ctx: Any, cells: Tensor, index: Tensor, weight: Tensor, gain: float) -> Tensor:

@@ -38,9 +38,12 @@ class Teacher:
 
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:Class``.
     :param weights: safetensors file with the state of the model.
-    :param threshold: least probability of a class for a label, 0 to 1.
+    :param threshold: probability, 0 to 1, that the most probable class must have to become the
+        label of an image.
     :param image: shape (C, H, W) of the images.
-    :raises TaskError: the model cannot be made, or the weights do not fit it.
+    :param classes: number of classes.
+    :raises TaskError: the model cannot be made, the weights do not fit it, or it does not fit the
+        images or the number of classes.
     """
 
     def __init__(self, model: str, weights: str, threshold: float, image: tuple[int, int, int],

@@ -37,7 +37,7 @@ _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not rememb
 
 
 class Ticket(NamedTuple):
-    """A result that the program needs: that of the last item of message `number`.
+    """A result that the program needs: the result of the last item of message `number`.
 
     Each message contains one or more items: calls, queries, frees and others.
     """
@@ -50,7 +50,7 @@ class Ticket(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """A value that the program needs: that of wanted step number `step`, from 0, of a run."""
+    """A value that the program needs: the value of wanted step `step`, from 0, of run `run`."""
 
     run: int
     step: int
@@ -74,9 +74,11 @@ class ClientMachine:
         self._items: list[bytes] = []          # items of the unfinished message
         self._sealed: list[bytes] = []         # finished messages
         self._awaited: set[int] = set()        # numbers of messages whose replies are missing
-        self._forgone: dict[int, int] = {}     # `number` -> `first` of tickets that `forgo` got
+        # `Ticket.number` -> `Ticket.first`, for the tickets given to `forgo` before their reply.
+        self._forgone: dict[int, int] = {}
         self._replies: dict[int, tuple[Any, ...]] = {}
-        self._known: dict[Any, Any] = {}       # results by signature, answers by query name
+        # Signature of a call -> its result; name of a query -> its answer.
+        self._known: dict[Any, Any] = {}
         self._predictor = Predictor(sketch, infer)
         self._values: dict[tuple[int, int], Value] = {}   # values of replayed runs
 

@@ -16,7 +16,9 @@ from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
 from ..protocol.record import DTOH, HTOD, Meta
 from .plan import Executor, Instruction, Plan
 
-MAX_SEQUENCES = 64    # maximum number of sequences of a client; a client keeps at most half as many
+# Maximum number of sequences that the server keeps for one client. The client itself keeps at most
+# half as many, see `search.known_sequences`.
+MAX_SEQUENCES = 64
 
 Request = Define | Forget | Start | More | Switch | Abandon | Finish | Free
 

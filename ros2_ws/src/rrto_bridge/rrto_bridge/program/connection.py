@@ -25,7 +25,9 @@ from .turns import Turns
 
 
 class Connection:
-    """The engine that executes the program's calls; a thread must hold `lock` to use it.
+    """Holds the engine that executes the program's calls; replaces it if the server is lost.
+
+    A thread must hold `lock` to use the engine.
 
     `connect` connects to a server and returns an engine. It is called at the first use of the
     device, and again when a lost server returns. In the second case it may raise RrtoError.

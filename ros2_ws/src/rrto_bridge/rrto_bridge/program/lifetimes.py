@@ -135,9 +135,11 @@ class Lifetimes:
     # -- the end ---------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Free the dropped tensors on the server, if the program has dropped `batch` or more.
+        """Free on the server the tensors that the program no longer references.
 
-        Also fetch the values that the journal needs to drop long chains of calls.
+        This happens only when there are at least `engine.batch` of them. Each call first fetches
+        the values of tensors with long chains of calls in the journal; the journal (the calls from
+        which the client can compute its tensors again) then replaces each chain by the values.
         """
         connection = self._connection
         engine = connection.engine

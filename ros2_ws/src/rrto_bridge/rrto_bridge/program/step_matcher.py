@@ -112,7 +112,9 @@ def _results(step: Step, facts: Operator, names: dict[str, Any], places: dict[An
             assert isinstance(role, Own)
             lines += [f'  r{k} = {_wrapper(meta, names)}', f'  r{k}.handle = base + {role.slot}']
             made.append(f'r{k}')
-    if lines and facts.view:  # see `remote.make_view`
+    # Even in inference mode, a view of an ordinary tensor must be an ordinary tensor, not an
+    # inference tensor; see `remote.make_view`.
+    if lines and facts.view:
         lines = ['  if INFERENCE() and not args[0].is_inference():', '    with ORDINARY(False):',
                  *[f'    {line}' for line in lines], '  else:', *[f'  {line}' for line in lines]]
     if facts.lists:

@@ -30,7 +30,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Role of a tensor from before the pass that differs from pass to pass.
+    """Role of a tensor that existed before the pass; each pass has another tensor in this role.
 
     `index`: number of the tensor, in order of first use.
     """

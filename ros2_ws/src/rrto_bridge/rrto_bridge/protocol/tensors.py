@@ -90,7 +90,8 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
     if tensor.is_conj() or tensor.is_neg():
         with ordinary():
             tensor = tensor.resolve_conj().resolve_neg()
-    # A zero tensor has no memory.
+    # PyTorch's ZeroTensor (`_is_zerotensor`), which autograd makes, has no memory; `clone` gives it
+    # some.
     if not dense(tensor.shape, tensor.stride()) or tensor._is_zerotensor():
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)

@@ -1,8 +1,9 @@
 """Derive the sequence for another batch size from a known one (Algorithm 13, RRTOFIXARGS).
 
-So the client need not record inferences of this size. Shape inference gives the metas for the new
-input. Arguments that are sizes (of view, expand, zeros) are derived from the known sequence. If its
-batch size is 1, they are a guess. A wrong guess costs one mismatch, because the client compares
+So the client need not record inferences with this batch size. Shape inference gives the metas for
+the new input. Arguments that are sizes (of view, expand, zeros) are derived from the known
+sequence. If the batch size of the known sequence is 1, these arguments are a guess, because a 1 in
+a size need not be the batch size. A wrong guess costs one mismatch, because the client compares
 every call with the sequence.
 """
 

@@ -75,10 +75,12 @@ class PartialSequences:
     def _leave(self) -> None:
         self._fragment: list[Call | int] = []  # calls and freed handles since the last fragment
         self._key: list[int] = []              # tags of these calls
-        self._items: list[Call | int] = []     # earlier items of the open partial sequence
+        # Calls and freed handles of the open partial sequence, up to the end of its last fragment.
+        self._items: list[Call | int] = []
         self._root: Fragment = ()              # first fragment of the open partial sequence
         self._node: _Node | None = None        # node after its last fragment
-        # Node after the last wanted call of the open partial sequence, and number of earlier items.
+        # Node after the last wanted call of the open partial sequence, and the number of `_items`
+        # up to and including this call; None if it has no wanted call yet.
         self._end: tuple[_Node, int] | None = None
         self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that its calls use
 

@@ -47,7 +47,10 @@ class Search:
 
     def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT, rotate: bool = True
                  ) -> None:
-        """Begin with an empty log. `rotate`: choose the section with which a pass begins."""
+        """Begin with an empty log.
+
+        `rotate`: whether the search may move the begin of a pass to another of its sections.
+        """
         if repetitions < REPETITIONS:
             raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
         self.repetitions, self.limit = repetitions, limit

@@ -39,7 +39,7 @@ def matmul(call: Call) -> Division:
 
 
 def product(call: Call, left: str, right: str) -> Division:
-    """Divide the product of the arguments named `left` and `right`."""
+    """Return how to divide the matrix product of the arguments named `left` and `right`."""
     a, b = call.arguments[left], call.arguments[right]
     rank = len(call.shape)
     if len(a.shape) < 2 or len(b.shape) < 2:

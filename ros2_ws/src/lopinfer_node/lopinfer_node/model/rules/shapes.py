@@ -297,9 +297,11 @@ def pixel_unshuffle(call: Call) -> Division:
 @rule('upsample_nearest1d', 'upsample_nearest2d', 'upsample_nearest3d', 'upsample_linear1d',
       'upsample_bilinear2d', 'upsample_trilinear3d')
 def interpolate(call: Call) -> Division:
-    """Divide along any axis; the rule itself resamples a divided spatial axis.
+    """Divide along any axis, unless the parts could be rounded otherwise than the whole.
 
-    Nearest interpolation needs one input index, linear interpolation two neighbours.
+    Along a divided spatial axis this rule takes the input indices and their weights itself;
+    PyTorch's kernel interpolates only along the other axes. An output index needs one input index
+    (nearest) or two neighbours (linear).
     """
     value = call.values[0]
     assert value.axis is not None
