@@ -1,7 +1,7 @@
-"""The peers, and the Python environment of each, made by pip: their requirements conflict.
+"""The peers, and a Python environment for each, because the requirements of peers conflict.
 
-An environment is made once and kept in the user's cache directory, under a digest of what it must
-hold. Nothing of this suite is installed in it.
+pip makes an environment once. It stays in the user's cache directory, in a folder whose name has a
+digest of the requirements. Nothing of this suite is installed in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TORCH = 'torch==2.13.0'   # as constraints.txt of this suite has it; a CPU build
 LIMIT = 1200.0            # s that pip may take
 READY = 'ready.json'      # file in a finished environment: name of a package -> its version
 OURS = 'rog'
-_LINES = 12               # last lines of pip that an error shows
+_LINES = 12               # number of last lines of pip's output that an error shows
 # What pip says when it reaches no registry that has the package.
 _UNREACHABLE = ('No matching distribution', 'Could not find a version', 'ConnectionError',
                 'Temporary failure in name resolution', 'Max retries exceeded', 'timed out')
@@ -40,8 +40,9 @@ class EnvironmentFault(RogError):
 class Peer:
     """A program that is compared.
 
-    ``adapter``: module of `adapters`. ``requirements``: for pip, the exact versions. ``options``:
-    further arguments of the adapter. ``what``: what it is, for tables.
+    ``adapter``: name of its module in `adapters`. ``requirements``: packages with their exact
+    versions, for pip. ``options``: further arguments of the adapter. ``what``: description of the
+    program, for tables.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Peer:
 
     @property
     def digest(self) -> str:
-        """Digest of the environment: of the requirements, and of the version of Python."""
+        """Digest of the requirements and of the version of Python."""
         text = json.dumps([*self.requirements, sys.version_info[:2]])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -71,9 +72,9 @@ PEERS = {peer.name: peer for peer in (
 
 
 def chosen(names: list[str]) -> list[str]:
-    """Return the names of the programs to run, ours first; all if none is named.
+    """Return the names of the programs to run, our suite first; all if ``names`` is empty.
 
-    :raises ConfigError: there is no program with such a name.
+    :raises ConfigError: there is no program with one of the names.
     """
     known = [OURS, *PEERS]
     for name in names:
@@ -90,11 +91,11 @@ def cache() -> Path:
 def environment(peer: Peer, log: Path, tell: Callable[[str], None] = lambda text: None) -> Path:
     """Return the Python of a peer's environment; make the environment if there is none.
 
-    :param log: file that receives what pip says.
-    :param tell: receives a line of text before pip begins, which takes minutes.
-    :raises EnvironmentFault: pip failed; the message has its last lines.
+    :param log: file to which pip's output is added.
+    :param tell: called with a line of text before pip begins; pip takes minutes.
+    :raises EnvironmentFault: pip failed; the message has the last lines of its output.
     """
-    # Peers with the same requirements share an environment.
+    # Peers with the same adapter and the same requirements share an environment.
     place = cache() / f'{peer.adapter}-{peer.digest}'
     python = place / 'bin' / 'python'
     if (place / READY).exists():
@@ -118,7 +119,8 @@ def versions(python: Path) -> dict[str, str]:
 
 def _run(peer: Peer, command: list[str], log: Path) -> str:
     """Run a command, add its output to the log, and return its standard output."""
-    # Without the variables of ROS and of this suite's packages, which the peer must not see.
+    # Remove the variables by which Python would find the packages of ROS and of this suite; a peer
+    # must not see these packages.
     clean = {name: value for name, value in os.environ.items()
              if name not in ('PYTHONPATH', 'PYTHONHOME', 'VIRTUAL_ENV')}
     try:

@@ -21,14 +21,14 @@ from .adapters.task import Settings
 
 CRUDA = 'rog_tasks.cruda:Cruda'
 FOG, BRIGHTNESS = 0.5, 0.12   # as `rog_tasks.cruda` spoils images by default
-TEST = 1000                   # test images, at even intervals
-SNAPSHOTS = 80                # snapshots of a run at most, of each process that holds the model
+TEST = 1000                   # maximum number of test images, taken at equal intervals
+SNAPSHOTS = 80                # maximum number of snapshots in a run, of each process with a model
 PRETRAIN_SEED = 0             # every run begins with the same model
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What the study trains.
+    """The task that the study trains.
 
     ``data``, ``data_options``, ``model``, ``pretrain_epochs``: options of `rog_tasks.cruda.Cruda`.
     ``targets``: three accuracies, 0 to 1. ``local_steps``: see `Settings`.
@@ -54,7 +54,7 @@ def cifar10(data: Path | None) -> Trained:
     """Return CRUDA on CIFAR-10 as `rog_studies.rivals` trains it.
 
     :param data: directory that holds ``cifar10``.
-    :raises ConfigError: it does not.
+    :raises ConfigError: ``data`` does not hold ``cifar10``.
     """
     if data is None or not (data / 'cifar10').is_dir():
         raise ConfigError(f'--data must name the directory that holds cifar10 and traces, got '
@@ -65,9 +65,9 @@ def cifar10(data: Path | None) -> Trained:
 
 
 def export(task: Trained, robots: int, seed: int, minutes: float, place: Path) -> Path:
-    """Write the files of the task for runs with this seed into ``place``, if they are not there.
+    """Write the files of the task, for all runs with this seed, into ``place``; return ``place``.
 
-    :returns: ``place``.
+    If ``place`` already has the files, write nothing.
     """
     settings = Settings(
         model=task.model, channels=0, classes=0, batch_size=task.batch_size,

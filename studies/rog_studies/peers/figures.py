@@ -15,13 +15,16 @@ from .environments import OURS
 from .results import RESULT_FILE
 from .study import PEERS_FILE
 
-POINTS = 200  # of a curve
-# After Okabe and Ito, whom colour-blind people can distinguish; ours is black.
+POINTS = 200  # number of points of a curve
+# The colours of Okabe and Ito, which colour-blind people can distinguish. Our suite is black.
 _COLORS = ('#d55e00', '#0072b2', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#9a9a9a')
 
 
 def draw_peers(out: Path) -> list[Path]:
-    """Draw ``accuracy``: the mean of the seeds, and their least and greatest; return the paths."""
+    """Draw the figure ``accuracy``; return the paths of its files.
+
+    A line is the mean over the seeds; the area around it reaches from the lowest to the highest.
+    """
     data = json.loads((out / PEERS_FILE).read_text())
     names = [name for name, one in data['programs'].items() if not one['missing']]
     colors = dict(zip((name for name in names if name != OURS), _COLORS, strict=False))
@@ -65,14 +68,14 @@ def _draw(axes: Axes, name: str, results: list[dict[str, Any]], color: str) -> N
 
 
 def _held(curve: list[list[float]], at: np.ndarray) -> np.ndarray:
-    """Return the newest accuracy at each time."""
+    """Return, for each time in ``at``, the last accuracy that was measured until then."""
     times, values = np.array(curve).T
     held: np.ndarray = values[np.searchsorted(times, at, side='right') - 1]
     return held
 
 
 def _mark(axes: Axes, place: Path) -> None:
-    """Draw a line where something happened."""
+    """Draw a vertical line at the time of each event of the scenario."""
     path = next(iter(sorted(place.glob(f'*/seed*/{RESULT_FILE}'))), None)
     for t, what, _ in json.loads(path.read_text())['events'] if path else []:
         axes.axvline(t / 60, color='#9a9a9a', lw=.7, ls=':' if what in ('start', 'link up') else

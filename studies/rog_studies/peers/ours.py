@@ -42,11 +42,11 @@ class PeerTask(RogTask):
         self._journal: Journal | None = None
 
     def model(self) -> nn.Module:
-        """Return the network with the weights from which every peer starts."""
+        """Return the network with the weights with which every program starts."""
         return self._task.model()
 
     def batches(self, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of a robot, without end; from now on `loss` notes every batch."""
+        """Yield the batches of a robot, without end; from now on `loss` journals every batch."""
         self._journal = Journal(self._folder, f'robot{rank + 1}', self._task.settings)
         return Task(self._folder, rank).batches()
 
@@ -102,7 +102,7 @@ class Ours:
         return self._fleet.environment(name)
 
     def collect(self) -> None:
-        """Make the server's checkpoints the snapshots of the run."""
+        """Turn the server's checkpoints into snapshots; write a journal with a line for each."""
         place = self._folder / 'snapshots' / SERVER
         place.mkdir(parents=True, exist_ok=True)
         store = kept(self._folder / FOLDER)

@@ -1,31 +1,35 @@
-"""What a run gave, computed from journals, snapshots and counters.
+"""The result of a run, computed from journals, snapshots and counters.
 
 ``result.json`` of a run:
 
     schema        rog-peer-run/1
     program       name of the program; versions: name of a package -> version
     scenario, seed
-    settings      what the run depends on; a run with other settings is another run
-    events        what happened: a list of [t_s, what, whom]
+    settings      the settings on which the result depends; a run with other settings is another run
+    events        a list of [t_s, what happened, name of the robot or ``server``]
     started       whether every robot trained a batch within the start limit; if not, the fields
-                  below are missing, and ``outcome`` says what the processes said
-    outcome       how it ended, for people
+                  below are missing, except ``outcome`` (why it did not start) and ``start_s``
+    outcome       how the run ended, for people
     start_s       from the start of the processes to the first batch of the last robot, s
-    duration_s    of the run, from the beginning of the links' records
-    last_batch_s  last batch of any robot; last_version_s: last new version of the shared model
-    ended         name -> [t_s, how]: processes that ended by themselves
+    duration_s    duration of the run, from the beginning of the links' records
+    last_batch_s  time of the last batch of any robot
+    last_version_s  time of the last new version of the shared model
+    ended         name -> [t_s, how it ended], for the processes that ended by themselves
     robots        name -> samples, compute_s, waiting (share of the run in which the robot did not
                   compute), up_bytes, down_bytes (counters of its interface), air_s (time in which
                   its link was busy), energy_j, last_batch_s
     server        up_bytes, down_bytes of its interface
     curve         a list of [t_s, accuracy] of the shared model on spoilt test images
-    targets       a list of [accuracy, t_s]: when the curve first reached it; null if never
-    accuracy_end  accuracy of the last snapshot
-    late_s        the longest that the radio was late, which says whether the machine kept up
+    targets       a list of [accuracy, t_s]: time at which the curve first reached this accuracy;
+                  null if it never did
+    accuracy_end  last accuracy of the curve
+    late_s        largest delay of the emulated radio, s; a large delay means that the machine was
+                  too slow for the run
 
-Times count from the beginning of the links' records. Energy is that of the power model: computing,
-and else communicating while the link is busy, and else stalled. Where several processes hold a
-model, the curve is the mean of their newest ones.
+Times count from the beginning of the links' records. A robot uses the energy of the power model:
+computing while it computes, communicating while it does not compute and its link is busy, otherwise
+stalled. The curve is the accuracy of the server's model. If the server has none, it is the mean of
+the newest accuracies of all processes that hold a model.
 """
 
 from __future__ import annotations
@@ -43,12 +47,12 @@ from .adapters.task import SERVER, Task
 
 SCHEMA = 'rog-peer-run/1'
 RESULT_FILE = 'result.json'
-IDLE = 0.1        # of the run; who trained nothing in this last share of it may have stopped
+IDLE = 0.1        # if no robot trained in this last share of a run, the program may have stopped
 Curve = list[tuple[float, float]]
 
 
 def journal(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a process's journal, without a last one that was cut off."""
+    """Return the lines of a process's journal, without lines that the process did not finish."""
     path = folder / 'journals' / f'{name}.jsonl'
     if not path.exists():
         return []
@@ -59,7 +63,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(text)
         return found
-    except ValueError:  # a process that was killed while it wrote, and the next one, share a line
+    except ValueError:  # a killed process left half a line, which the restarted process continued
         return None
 
 
@@ -70,11 +74,12 @@ def has_trained(folder: Path, name: str) -> bool:
 
 def robot_measures(lines: Sequence[Mapping[str, Any]], start: float, end: float,
                    counters: tuple[int, int], air_s: float, power: PowerModel) -> dict[str, Any]:
-    """Return what ``result.json`` says of a robot.
+    """Return the fields of a robot in ``result.json``.
 
-    :param lines: its journal; ``start``, ``end``: of the run, by the clock of the journal.
-    :param counters: bytes received and sent in the run.
-    :param air_s: time in which its link was busy, both directions, s.
+    :param lines: journal of the robot.
+    :param start, end: beginning and end of the run, by the clock of the journal.
+    :param counters: bytes that the robot received and sent in the run.
+    :param air_s: time in which its link was busy, the sum of both directions, s.
     """
     batches = [line for line in lines if line['kind'] == 'batch' and start < line['t'] <= end]
     duration = end - start
@@ -89,12 +94,14 @@ def robot_measures(lines: Sequence[Mapping[str, Any]], start: float, end: float,
 
 
 def curve_of(found: Mapping[str, Curve], first: float, duration: float) -> Curve:
-    """Return the mean of the newest accuracies of all that hold a model, at each measurement.
+    """Return the accuracy of the shared model over time: [(t, accuracy)].
+
+    This is the accuracy of the server's model. If the server has no model, it is at each
+    measurement the mean of the newest accuracies of all processes that hold a model.
 
     :param found: name -> [(t, accuracy)] with ascending times.
     :param first: accuracy of the model at time 0.
     """
-    # The server's model is that of the fleet, where a server has one.
     holders = {SERVER: found[SERVER]} if found.get(SERVER) else found
     events = sorted((t, name, accuracy) for name, curve in holders.items()
                     for t, accuracy in curve if t <= duration)
@@ -116,8 +123,9 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
                ) -> str:
     """Return how a run ended, for people.
 
-    It has stopped if its robots trained nothing in the last `IDLE` of it, and never before paused
-    half as long: a program that exchanges every batch over a slow link pauses after each.
+    A run counts as stopped if no robot trained in its last share `IDLE`, and this last pause is
+    more than twice as long as each earlier pause. The second condition is needed because a program
+    that exchanges every batch over a slow link pauses after each batch.
 
     :param batches: times of the batches of all robots, s, in order.
     :param ended: name -> (time, how) of the processes that ended by themselves.
@@ -134,7 +142,10 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
 
 
 def accuracies(folder: Path, start: float) -> tuple[dict[str, Curve], float]:
-    """Measure the snapshots of a run; return name -> curve, and the accuracy of the first model."""
+    """Measure the accuracy of every snapshot of a run.
+
+    Returns name -> curve, and the accuracy of the model with which the run began.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -162,9 +173,10 @@ def measured(folder: Path, robots: Sequence[str], start: float, end: float,
              counters: Mapping[str, tuple[int, int]], air: Mapping[str, float],
              ended: Mapping[str, Sequence[Any]], targets: Sequence[float], power: PowerModel
              ) -> dict[str, Any]:
-    """Return the measures of a run that has started, see the fields above.
+    """Return the fields of ``result.json`` (see above) that only a run that started has.
 
-    :param counters: name -> bytes received and sent; ``air``: robot -> s; both of the run.
+    :param counters: name -> bytes received and sent in the run.
+    :param air: robot -> time in which its link was busy in the run, s.
     """
     lines = {name: journal(folder, name) for name in (SERVER, *robots)}
     found, first = accuracies(folder, start)
@@ -191,9 +203,10 @@ MEASURES = ('samples', 'accuracy_end', 'target_0_s', 'target_1_s', 'target_2_s',
 
 
 def measures(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a run for the tables; those per robot are means over the robots.
+    """Return the `MEASURES` of a run for the tables.
 
-    A number that there is not is NaN.
+    A measure of a robot is the mean over the robots. A measure without a value is NaN, such as the
+    time to an accuracy that the run did not reach.
     """
     if not result['started']:
         return dict.fromkeys(MEASURES, math.nan)

@@ -1,4 +1,4 @@
-"""One run: a program in a world, a scenario, and what came of it."""
+"""One run: start a program behind emulated links, carry out a scenario, and write the result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .scenarios import Event, Scenario
 from .world import World
 
 START_LIMIT = 240.0  # s within which every robot must have trained a batch, also on a busy machine
-CODE = 'code'        # folder of a run with the adapters that it ran
-_STEP = 0.1          # s between two looks
+CODE = 'code'        # name of the folder, in the folder of a run, with the adapters that ran
+_STEP = 0.1          # s between two looks at the processes
 
 
 class Program(Protocol):
-    """What a program tells the world about its processes."""
+    """Says how to start the processes of a program in a `World`."""
 
     def command(self, name: str, again: bool) -> list[str]:
         """Return the command of a process; ``again``: it was killed before."""
@@ -67,8 +67,9 @@ class Adapter:
         """Return the environment variables of a process."""
         own = self._world.out / 'work' / name
         (own / 'tmp').mkdir(parents=True, exist_ok=True)
-        # A home of its own, as on a robot: peers keep their state and their settings there. One
-        # thread per process: the fleet shares this machine, and its robots are small.
+        # Each process has a home directory of its own, as on a robot, because peers keep state and
+        # settings there. Each has one thread, because the whole fleet shares this machine and the
+        # computer of a robot is small.
         return {'PATH': f'{self._python.parent}:{os.environ.get("PATH", "/usr/bin:/bin")}',
                 'PYTHONPATH': str(self._world.out / CODE), 'PYTHONUNBUFFERED': '1',
                 'HOME': str(own), 'TMPDIR': str(own / 'tmp'), 'LANG': 'C.UTF-8',
@@ -82,8 +83,9 @@ class Adapter:
 class Run:
     """A run of the study.
 
-    ``fleet``: robots, links, minutes and seed. ``settings``: of the task. ``scale``: factor on the
-    recorded rates.
+    ``fleet``: robots, links, minutes and seed. ``settings``: settings of the task. ``targets``:
+    accuracies, 0 to 1, for which the time to reach them is measured. ``scale``: factor on the
+    recorded rates. ``data``: folder with the files of the task. ``folder``: folder of the run.
     """
 
     program: str
@@ -96,7 +98,7 @@ class Run:
     folder: Path
 
     def depends_on(self) -> dict[str, Any]:
-        """Return what its result depends on, as values of JSON."""
+        """Return the settings on which the result of the run depends, as JSON values."""
         links = [robot.link.model_dump(mode='json', exclude={'trace'})
                  for robot in self.fleet.robots]
         return {'minutes': self.fleet.minutes, 'robots': len(links), 'scale': self.scale,
@@ -108,7 +110,7 @@ def run(one: Run, peer: Peer | None, python: Path | None, versions: Mapping[str,
     """Carry out a run and write its ``result.json``; return the content.
 
     :param peer, python: the peer and its Python; None for our own suite.
-    :raises NetworkError: the world cannot be made.
+    :raises NetworkError: the emulated network cannot be made.
     """
     shutil.rmtree(one.folder, ignore_errors=True)
     one.folder.mkdir(parents=True)
@@ -182,7 +184,7 @@ class _Watched:
         return True
 
     def train(self) -> None:
-        """Begin the records of the links, and let the scenario happen until the run is over."""
+        """Start the records of the links; carry out the scenario's events until the run is over."""
         due = self._one.scenario.schedule(self._one.fleet.minutes)
         self._world.begin()
         self.began = time.monotonic()
@@ -195,7 +197,7 @@ class _Watched:
                 self._happen(due.pop(0)[1], now)
             self._look(now)
             if len(self.ended) == len(self._world.names):
-                break  # nothing can happen any more
+                break  # all processes have ended by themselves
             time.sleep(_STEP)
         self._last = self._world.bytes()
         self.over = self.began + duration

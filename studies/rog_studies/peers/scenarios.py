@@ -1,4 +1,4 @@
-"""The scenarios: links, and what happens to whom at what time, as data."""
+"""The scenarios as data: the links of the robots, and the events with their times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from rog_core.errors import ConfigError
 
 What = Literal['link down', 'link up', 'kill', 'start']
-STEADY = 20.0     # Mbit/s, rate of the links on which one thing goes wrong
+STEADY = 20.0     # Mbit/s, rate of the links without a record, except the slow robot's link
 SLOW = 1.0        # Mbit/s, rate of the slow robot's link
 VICTIM = 'robot2'
 SERVER = 'server'
@@ -16,9 +16,9 @@ SERVER = 'server'
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens at ``share`` of the run and ``after`` seconds more.
+    """An event that happens ``after`` seconds after ``share``, 0 to 1, of the run has passed.
 
-    ``whom``: name of a robot, or ``server``.
+    ``whom``: name of the robot that it concerns, or ``server``.
     """
 
     what: What
@@ -27,17 +27,17 @@ class Event:
     after: float = 0.0
 
     def at(self, minutes: float) -> float:
-        """Return the time in a run of ``minutes``, s since the links' records began."""
+        """Return the time of the event in a run of ``minutes``, s from the start of the records."""
         return 60 * minutes * self.share + self.after
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario.
+    """The conditions of a run: the links and the events.
 
-    ``record``: the record that links replay (a key of `rog_studies.rivals.records_of`); '' for
-    links of constant rates. ``rates``: name of a robot -> constant rate of its link, Mbit/s, where
-    it is not `STEADY`.
+    ``record``: the record that the links replay (a key of `rog_studies.rivals.records_of`); '' if
+    the links have constant rates. ``rates``: (name of a robot, constant rate of its link in
+    Mbit/s), for each rate that is not `STEADY`.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Scenario:
     events: tuple[Event, ...] = ()
 
     def schedule(self, minutes: float) -> list[tuple[float, Event]]:
-        """Return the events of a run with their times, in order.
+        """Return (time in s, event) for each event of a run of ``minutes``, in order of time.
 
-        :raises ConfigError: the run ends before an event.
+        :raises ConfigError: the run ends before an event happens.
         """
         found = sorted(((event.at(minutes), event) for event in self.events), key=lambda e: e[0])
         if found and found[-1][0] >= 60 * minutes:
@@ -82,9 +82,9 @@ DEFAULT = ('outdoor', 'slow', 'outage', 'lost', 'robot-restart', 'server-restart
 
 
 def chosen(names: list[str]) -> list[Scenario]:
-    """Return the scenarios with these names; those of `DEFAULT` if there are none.
+    """Return the scenarios with these names; if ``names`` is empty, the scenarios of `DEFAULT`.
 
-    :raises ConfigError: there is no scenario with such a name.
+    :raises ConfigError: there is no scenario with one of the names.
     """
     for name in names:
         if name not in SCENARIOS:

@@ -1,19 +1,21 @@
-"""`rog study peers`: every program, every scenario, every seed; tables and figures of the results.
+"""`rog study peers`: run every program in every scenario with every seed, and make tables.
 
 ``peers.json``:
 
     schema    rog-peers/1
-    settings  minutes, robots, scale (factor on the recorded rates), task and its data
-    programs  name -> what (it is), versions (of its packages), missing (why it could not be run;
-              '' if it could)
+    settings  minutes, robots, scale (factor on the recorded rates), quick (whether it is the short
+              study), and of the task: data, model, batch_size, pace_s, local_steps, targets
+    programs  name -> what (description), versions (of its packages), missing (why it could not be
+              run; '' if it could)
     cases     scenario -> program -> seeds, outcomes (one text for each seed), and measures:
               name -> values, mean, low, high
 
-``values`` has a number for each seed, or null for an event that never happened. ``mean``, ``low``
-and ``high`` are those of `rog_studies.rivals`: the mean of the numbers, and its 95 % interval by
-Student's t. `MEASURES` of `results` are means over the robots, but for accuracies and times. Each
-run has a folder SCENARIO/PROGRAM/seedK with ``result.json`` (`results` explains it), the program's
-own logs, the journals of its processes, the adapters that it ran, and the radio's counters.
+``values`` has a number for each seed, or null for an accuracy that the run never reached. ``mean``,
+``low`` and ``high`` are the mean of the numbers and its 95 % interval by Student's t, as in
+`rog_studies.rivals`. The measures are `results.MEASURES`: means over the robots, except accuracies
+and times. Each run has a folder SCENARIO/PROGRAM/seedK with ``result.json`` (see `results`), the
+program's own logs, the journals of its processes, the adapters that it ran, and the counters of the
+emulated radio.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
 QUICK = ('rog', 'flower')   # programs of the short study
 QUICK_MINUTES = 40 / 60
-QUICK_SCALE = 0.1          # its network is small, and would not notice faster links
+QUICK_SCALE = 0.1          # links of full speed would never delay its small neural network
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of the study. ``scale``: factor on the rates of the records."""
+    """What a study runs. ``scale``: factor on the recorded rates. ``quick``: the short study."""
 
     task: Trained
     programs: list[str]
@@ -71,7 +73,7 @@ def plan_of(data: Path | None = None, quick: bool = False, only: list[str] | Non
             scenarios: list[str] | None = None, robots: int | None = None,
             minutes: float | None = None, seeds: int | None = None,
             scale: float | None = None) -> Plan:
-    """Return the plan of the full study or, with ``quick``, of the short one.
+    """Return the plan of the full study or, with ``quick``, of the short study.
 
     :param data: directory that holds cifar10 and traces; the short study does not need it.
     :raises ConfigError: a name is unknown, or a number is out of range.
@@ -97,11 +99,11 @@ def plan_of(data: Path | None = None, quick: bool = False, only: list[str] | Non
 
 
 def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetConfig:
-    """Return robots and links of a run.
+    """Return the fleet of a run: its robots and their links.
 
-    Robots share the air time. The seed decides where in the record they start.
+    The robots share the air time. The seed decides at which time of the record each link starts.
 
-    :param place: directory for the traces of the links.
+    :param place: directory into which the traces of the links are written.
     """
     rates = dict(scenario.rates)
     names = [f'robot{number}' for number in range(1, plan.robots + 1)]
@@ -112,7 +114,8 @@ def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetCon
     if not scenario.record:
         return fleet
     fleet = linked(fleet, scenario.record, plan.records[scenario.record], place)
-    # Not the share that transfers reach of a rate, as in virtual time: here the transfers are real.
+    # In virtual time, ``scale`` is the share of a rate that transfers reach. Here the transfers are
+    # real, so ``scale`` is only the factor of the plan.
     return changed(fleet, robots=tuple(
         changed(robot, link=changed(robot.link, scale=plan.scale)) for robot in fleet.robots))
 
@@ -124,8 +127,8 @@ def run_study(plan: Plan, out: Path, resume: bool = False,
 
     :param resume: keep the finished runs in ``out`` that have the same settings.
     :returns: the content of ``peers.json``.
-    :raises ConfigError: before any run, if ``out`` holds a run, or with ``resume`` a run with
-        other settings.
+    :raises ConfigError: before the first run, if ``out`` holds a run of the plan and ``resume`` is
+        False. With ``resume``, when it is the turn of a run that ``out`` holds with other settings.
     :raises NetworkError: this user or machine cannot emulate a network.
     """
     out = out.absolute()
@@ -154,9 +157,10 @@ def run_study(plan: Plan, out: Path, resume: bool = False,
 
 
 def finished(plan: Plan, out: Path) -> list[dict[str, Any]]:
-    """Return the results in ``out`` of runs of the plan's size and task, in the order of tables.
+    """Return the results in ``out`` of all runs with the plan's minutes, robots, scale and model.
 
-    They may be of scenarios and programs that an earlier call ran.
+    They include scenarios and programs that only an earlier study ran. Their order is the order of
+    the tables.
     """
     found = []
     for scenario in SCENARIOS:
@@ -242,7 +246,7 @@ def _write(data: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def tables(data: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
-    """Return title and rows of the table of each scenario."""
+    """Return (title, rows) of a table for each scenario, and of a table of programs not run."""
     settings, found = data['settings'], []
     targets = settings['targets']
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {

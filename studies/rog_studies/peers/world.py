@@ -23,17 +23,20 @@ from rog_cli.emulated_network import INTERFACE, SERVER, EmulatedNetwork, address
 from rog_cli.processes import how_it_ended
 from rog_cli.radio import processes_in
 
-ORDERLY = 10.0  # s that processes have to end after SIGTERM
+ORDERLY = 10.0  # s after SIGTERM within which processes must end, before they are killed
 GONE = 10.0     # s within which killed processes must be gone
-_STEP = 0.05    # s between two looks
+_STEP = 0.05    # s between two looks at the processes
 
 
 class World:
-    """Namespaces, links and processes of a run, as a context.
+    """Namespaces, links and processes of a run; a context manager.
 
-    :param fleet: its robots and links are those of the run.
-    :param out: directory of the run; logs of the processes go to ``logs``.
-    :raises NetworkError: on entering; the user is not root, or the kernel lacks a feature.
+    The name of a namespace and of its process is ``server`` or the name of a robot.
+
+    :param fleet: robots and links of the run.
+    :param out: directory of the run; logs of the processes go to its folder ``logs``.
+    :raises NetworkError: when the context is entered: the user is not root, or the kernel lacks a
+        feature.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path) -> None:
@@ -89,20 +92,20 @@ class World:
             time.sleep(_STEP)
 
     def ended(self, name: str) -> int | None:
-        """Return the exit code of a name's process; None if it runs."""
+        """Return the exit code of the process with this name; None if it runs."""
         return self.processes[name].poll()
 
     def set_link(self, robot: str, linked: bool) -> None:
-        """Cut or restore the link of a robot; its conditions are else those of the fleet file."""
+        """Cut or restore the link of a robot; its delay stays as in the fleet file."""
         delay = self.network.fleet.robot(robot).link.latency
         self.network.change(robot, Conditions(linked=linked, delay=delay))
 
     def begin(self) -> None:
-        """Start the records of the links; until then the links are fast."""
+        """Start the records of the links; before this call, the links are fast."""
         self.network.begin()
 
     def bytes(self) -> dict[str, tuple[int, int]]:
-        """Return name -> bytes received and sent, by the counters of its interface."""
+        """Return name -> bytes received and sent so far, from the counters of its interface."""
         found = {}
         for name in self.names:
             with self.network.inside(name):
@@ -122,11 +125,11 @@ class World:
             self.kill(name)
 
     def log(self, name: str) -> Path:
-        """Return the file that has what a name's processes print."""
+        """Return the path of the log with the output of the process with this name."""
         return self.out / 'logs' / f'{name}.log'
 
     def how(self, name: str) -> str:
-        """Return how a name's process ended, with the last line of its log."""
+        """Return how the process with this name ended, with the last line of its log."""
         code = self.ended(name)
         if code is None:
             return 'runs'
@@ -136,7 +139,7 @@ class World:
 
 
 def interface_bytes(text: str, interface: str = INTERFACE) -> tuple[int, int]:
-    """Return bytes received and sent by an interface; ``text``: that of /proc/net/dev.
+    """Return bytes received and sent by an interface; ``text``: content of /proc/net/dev.
 
     :raises ValueError: there is no such interface.
     """

@@ -42,7 +42,7 @@ def main() -> None:
     elif options.worker:
         train(options.folder, options.robot)
     else:
-        # From here on this process is the elastic agent.
+        # Replace this process by the elastic agent.
         os.execv(sys.executable, [
             sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{options.robots}',
             '--nproc-per-node=1', '--max-restarts=1000', '--rdzv-backend=c10d',

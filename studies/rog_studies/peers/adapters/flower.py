@@ -1,9 +1,10 @@
 """Flower: a SuperLink at the server, a SuperNode on every robot, FedAvg or FedAdam.
 
-After Flower's guide "Run Flower with the Deployment Engine" and its example quickstart-pytorch.
-A round trains `local_steps` batches on every node. For slow and failed clients: a round waits no
-longer than three times its computing, a node may be missing, and the app saves its model after
-every round, so that a run can be submitted again after the server was lost.
+The program follows Flower's guide "Run Flower with the Deployment Engine" and its example
+quickstart-pytorch. In a round, every node trains `local_steps` batches. Slow and failed clients: a
+round waits for at most three times its computing time (at least 30 s), and one node may be missing.
+Restart of the server: the server app saves its model after every round, so a run that is submitted
+again continues from this model.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from .task import SERVER, Journal, Task, arguments
 
-PORT = 8000             # of the SuperLink, for nodes and for `flwr run`
-ROUNDS = 1_000_000      # the study ends the run
+PORT = 8000             # port of the SuperLink, for nodes and for `flwr run`
+ROUNDS = 1_000_000      # more than a run has: the study ends the run
 ETA = 0.003             # FedAdam's server learning rate
-SUBMIT_LIMIT = 60.0     # s within which the SuperLink must take the run
-KEPT = 'model.npz'      # in the folder of the server's process
+SUBMIT_LIMIT = 60.0     # s within which the SuperLink must accept the run
+KEPT = 'model.npz'      # file with the saved model, in the folder of the server's process
 APP = '''[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -97,7 +98,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Run rounds until the run is ended."""
+    """Run rounds until the study ends the run."""
     config = context.run_config
     folder, kept = Path(config['folder']), Path(config['kept'])
     task = Task(folder)
@@ -107,7 +108,7 @@ def serve(grid: Grid, context: Context) -> None:
         with np.load(kept) as values:
             model.load_state_dict({name: torch.from_numpy(values[name]) for name in values})
         journal.note('goes on with the saved model')
-    # One robot may be missing: then the others go on.
+    # If one robot is missing, the others continue.
     least = max(int(config['robots']) - 1, 1)
     nodes = {'fraction_train': 1.0, 'fraction_evaluate': 0.0, 'min_train_nodes': least,
              'min_available_nodes': least}
@@ -157,10 +158,11 @@ def main() -> None:
 
 
 def _submit(app: Path, link: subprocess.Popen) -> None:
-    """Submit the run as soon as the SuperLink takes it, and print its log."""
+    """Submit the run as soon as the SuperLink accepts it, and print its log until it ends."""
     until = time.monotonic() + SUBMIT_LIMIT
     while link.poll() is None:
-        # It ends with the run: with 0 when all rounds are over, else when it was refused or failed.
+        # `flwr run` ends when the run ends. Its exit code is 0 if all rounds are over, and another
+        # code if the run was refused or has failed.
         done = subprocess.run(['flwr', 'run', str(app), 'study', '--stream'])
         if done.returncode == 0:
             return

@@ -1,8 +1,8 @@
 """hivemind: robots average their models among themselves; the server only helps to find peers.
 
-After hivemind's quickstart "Decentralized Training" and its guide "Running across the Internet".
-Every robot takes steps on its own model, and averages it in the background whenever the robots
-together have trained `local_steps` batches each.
+The program follows hivemind's quickstart "Decentralized Training" and its guide "Running across the
+Internet". Every robot takes steps on its own model. Whenever the robots together have trained as
+many batches as `local_steps` for each robot, they average their models in the background.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ from hivemind.compression import Float16Compression
 from .task import SERVER, Journal, Task, arguments
 
 PORT = 31337
-START_LIMIT = 120.0  # s within which the server must say how to join it
-# hivemind's documentation: 10 to 15 s over the internet; also the limit for a chunk of 0.5 MB.
+START_LIMIT = 120.0  # s within which the server must write the addresses at which peers join it
+# s in which robots form a group. hivemind's documentation advises 10 to 15 s over the internet.
+# This is also the time limit for a chunk of 0.5 MB.
 MATCHMAKING = 15.0
-AVERAGING = 60.0     # s; "around of 2x the actual time": of 1.2 MB to three others at 1 Mbit/s
-IDENTITY, PEERS, TRAINED = 'identity', 'peers.txt', 'trained.txt'  # in the folder of a process
+# s for an averaging. hivemind's documentation advises "around of 2x the actual time", here the time
+# of 1.2 MB to each of three others at 1 Mbit/s.
+AVERAGING = 60.0
+# Files in the folder of a process: key of the server, addresses of the server, and number of
+# batches that a robot has trained.
+IDENTITY, PEERS, TRAINED = 'identity', 'peers.txt', 'trained.txt'
 
 
 def main() -> None:
     """Run the role that the arguments name."""
     options = arguments()
     if options.role == 'server':
-        # The key on the disk gives the server the same name when it is started again.
+        # The key in the file IDENTITY gives a restarted server its former name.
         dht = hivemind.DHT(host_maddrs=[f'/ip4/{options.server}/tcp/{PORT}'],
                            identity_path=IDENTITY, start=True)
         Path(PEERS).write_text('\n'.join(map(str, dht.get_visible_maddrs())))
@@ -75,9 +80,11 @@ def train(folder: Path, robot: int, robots: int, again: bool) -> None:
 
 
 def _initial_peers(path: Path) -> list[str]:
-    """Return the addresses of the server, which an operator would pass on.
+    """Return the addresses of the server from the file ``path``, which the server writes.
 
-    :raises SystemExit: the server does not say them within `START_LIMIT` seconds.
+    Robots on several machines share no disk; there, an operator would copy the addresses.
+
+    :raises SystemExit: the server does not write them within `START_LIMIT` seconds.
     """
     until = time.monotonic() + START_LIMIT
     while not path.exists() or not (found := path.read_text().split()):

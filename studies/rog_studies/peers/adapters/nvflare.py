@@ -1,11 +1,11 @@
 """NVIDIA FLARE: a server, a site on every robot, FedAvg or FedBuff.
 
-After NVFlare's guides on provisioning and jobs, and its examples hello-pt (FedAvg; the site's
-program is `nvflare_client`) and collab/pt_async_cifar10 (FedBuff; `nvflare_parts`). A round, or an
-update, is `local_steps` batches of a robot. For slow sites: FedAvg is the workflow
-ScatterAndGather, which goes on without a site that is late, and FedBuff waits for nobody; limits
-are those of NVFlare's guide "Timeout Troubleshooting" for bad networks. The job is submitted again
-with the newest saved model when the server was lost.
+The program follows NVFlare's guides on provisioning and jobs, and its examples hello-pt (FedAvg;
+the program of a site is `nvflare_client`) and collab/pt_async_cifar10 (FedBuff; `nvflare_parts`).
+In a round of FedAvg, and for an update of FedBuff, a robot trains `local_steps` batches. Slow
+sites: FedAvg uses the workflow ScatterAndGather, which continues without a site that is late;
+FedBuff never waits. The time limits are from NVFlare's guide "Timeout Troubleshooting", for bad
+networks. Restart of the server: the job is submitted again with the newest saved model.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .nvflare_parts import Server, Site, Watch
 from .task import MODELS, SERVER, Task, arguments
 
 PORT = 8002
-ROUNDS = 1_000_000    # the study ends the run
+ROUNDS = 1_000_000    # more than a run has: the study ends the run
 STRAGGLERS = 10       # s that a round waits for the last site; ScatterAndGather's default
-TASK_LIMIT = 600.0    # s for the transfer of a model; "High-Latency Networks"
-START_LIMIT = 180.0   # s within which kits must be there; s that a job waits for all robots
+TASK_LIMIT = 600.0    # s for the transfer of a model; from "High-Latency Networks" of the guide
+START_LIMIT = 180.0   # s within which startup kits must exist; s for which a job waits for robots
 ADMIN = 'admin@study.org'
 KITS, READY = 'kits', 'ready'
 PROJECT = '''api_version: 3
@@ -60,7 +60,7 @@ builders:
 
 def fedavg(folder: Path, robots: int, weights: Path) -> FedJob:
     """Return the job of FedAvg, which begins with the weights in a file."""
-    least = max(robots - 1, 1)  # one robot may be missing or late: then the others go on
+    least = max(robots - 1, 1)  # if one robot is missing or late, the others continue
     settings = Task(folder).settings
     job = BaseFedJob(name='fedavg', min_clients=least)
     model = MODELS[settings.model]
@@ -93,7 +93,7 @@ def main() -> None:
     ready = options.folder / 'work' / SERVER / READY
     if options.role == 'robot':
         _wait_for(ready)
-        # The kit of a robot is carried to it, and stays there.
+        # A robot gets a copy of its startup kit once, and keeps it.
         kit = Path('kit').absolute()
         if not kit.exists():
             shutil.copytree(ready.parent / KITS / options.name, kit)
@@ -122,14 +122,14 @@ def _provision(robots: int, address: str) -> None:
     subprocess.run(['nvflare', 'provision', '-p', 'project.yml', '-w', 'provisioned'], check=True,
                    timeout=START_LIMIT)
     Path(KITS).symlink_to(Path('provisioned', 'study', 'prod_00'))
-    # The defaults store jobs below /tmp, where two servers on one machine would meet.
+    # By default a server stores jobs in /tmp/nvflare, which two servers on one machine would share.
     local = Path(KITS, SERVER, 'local')
     text, own = (local / 'resources.json.default').read_text(), Path('nvflare').absolute()
     (local / 'resources.json').write_text(text.replace('/tmp/nvflare', str(own)))
 
 
 def _submit(job: FedJob, robots: int, server: subprocess.Popen) -> None:
-    """Submit the job when all robots are there, or those that are there after `START_LIMIT`."""
+    """Submit the job when all robots are connected; after `START_LIMIT` seconds, do not wait."""
     job.export_job('jobs')
     until = time.monotonic() + START_LIMIT
     while server.poll() is None:
@@ -145,7 +145,7 @@ def _submit(job: FedJob, robots: int, server: subprocess.Popen) -> None:
                     return
             finally:
                 session.close()
-        except Exception as error:  # NVFlare raises several kinds while its server starts
+        except Exception as error:  # NVFlare raises several types while its server starts
             if late:
                 sys.exit(f'the server must take the job within {START_LIMIT:g} s, but did not: '
                          f'{error!r}')

@@ -1,4 +1,4 @@
-"""The program of a site for `nvflare`: FLARE's client API around a training loop (hello-pt)."""
+"""The program of a site for `nvflare`: a training loop with FLARE's client API, as in hello-pt."""
 
 from __future__ import annotations
 

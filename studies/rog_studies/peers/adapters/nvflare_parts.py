@@ -1,8 +1,9 @@
-"""What the jobs of `nvflare` run: FedBuff's server and site, and what watches FedAvg.
+"""Parts of the jobs of `nvflare`: server and site of FedBuff, and a component that watches FedAvg.
 
-FedBuff is that of NVFlare's example collab/pt_async_cifar10 since its pull request 5239, by FLARE's
-Collab API: every site always trains some version of the model, a few updates make the next version,
-and a site that is done gets the newest one at once. Updates are weighted by their steps.
+FedBuff follows NVFlare's example collab/pt_async_cifar10 as of pull request 5239, with FLARE's
+Collab API. Every site always trains a version of the model. A few updates together make the next
+version. A site that has finished an update gets the newest version at once. Each update is weighted
+by its number of steps.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from torch import Tensor, nn
 
 from .task import SERVER, Journal, Task
 
-SHARE = 2       # updates of one in so many sites make a version; in the example 4 of 8
-CALL = 600.0    # s that a site may take, transfers included
-PAUSE = 1.0     # s before a site that failed is asked again
+SHARE = 2       # a version needs number of sites / SHARE updates; in the example, 4 with 8 sites
+CALL = 600.0    # s that a site may take for an update, transfers included
+PAUSE = 1.0     # s before the server asks a site again that has failed
 SAVED = 'FL_global_model.pt'
 Model = dict[str, Tensor]
 
 
 class Watch(FLComponent):
-    """Tells the study of each round of ScatterAndGather.
+    """Journals each round of ScatterAndGather for the study, and saves snapshots.
 
     :param folder: folder of the run.
     """
@@ -46,7 +47,7 @@ class Watch(FLComponent):
         self._journal: Journal | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Note the round and keep its model."""
+        """Begin the journal at the start of the run; at the end of a round, journal it."""
         if event_type == EventType.START_RUN:
             self._journal = Journal(Path(self.folder), SERVER, Task(Path(self.folder)).settings)
         elif event_type == AppEventType.ROUND_DONE and self._journal is not None:
@@ -56,7 +57,7 @@ class Watch(FLComponent):
 
 
 class Server:
-    """Makes versions of the model of the updates that arrive.
+    """Makes new versions of the model from the updates of the sites.
 
     :param folder: folder of the run; ``weights``: file with the first weights.
     """
@@ -66,7 +67,7 @@ class Server:
 
     @collab.main
     def serve(self) -> None:
-        """Serve all sites until the job is ended."""
+        """Ask all sites for updates, and make versions from them, until the job is ended."""
         journal = Journal(Path(self.folder), SERVER, Task(Path(self.folder)).settings)
         model: Model = torch.load(self.weights, weights_only=True)
         place = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / SAVED
@@ -100,7 +101,10 @@ class Server:
 
 
 def _ask(client: Any, version: int, model: Model, pause: float = 0.0) -> tuple[Model, int, int]:
-    """Return what a site made of a version of the model, its number of steps, and the version."""
+    """Let a site train a version of the model, after ``pause`` seconds.
+
+    Returns the trained model, the number of steps, and the number of the version.
+    """
     time.sleep(pause)
     trained, steps = client(timeout=CALL).train(model)
     return trained, steps, version
@@ -125,7 +129,7 @@ class Site:
 
     @collab.init
     def begin(self) -> None:
-        """Read the data."""
+        """Load the task, the model and the batches of this robot, and begin its journal."""
         torch.set_num_threads(1)
         name = collab.site_name
         self._task = Task(Path(self.folder), int(name.removeprefix('robot')) - 1)
@@ -134,7 +138,7 @@ class Site:
 
     @collab.publish
     def train(self, model: Model) -> tuple[Model, int]:
-        """Return the model after the next batches of this robot, and the number of steps."""
+        """Train ``model`` on the next batches; return the trained model and the number of steps."""
         self._model.load_state_dict(model)
         optimizer, steps = self._task.optimizer(self._model), self._task.settings.local_steps
         for batch in islice(self._batches, steps):

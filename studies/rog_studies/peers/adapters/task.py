@@ -37,8 +37,8 @@ SERVER = 'server'
 class Settings:
     """The settings of a run, the same for all peers.
 
-    ``model``: key of `MODELS`. ``seeds``: of the batches, one for each robot. ``fog``,
-    ``brightness``: how images are spoilt. ``pace``: least duration of a gradient, s.
+    ``model``: key of `MODELS`. ``seeds``: a seed for the batches of each robot. ``fog``,
+    ``brightness``: how strongly images are spoilt. ``pace``: least duration of a gradient, s.
     ``local_steps``: gradients between two exchanges, for methods that exchange models.
     ``snapshot_s``: least time between two snapshots, s.
     """
@@ -79,7 +79,7 @@ def arguments(options: tuple[tuple[str, dict], ...] = ()) -> argparse.Namespace:
 
 
 class Task:
-    """What is trained.
+    """The network, data and loss that a robot trains.
 
     :param folder: folder of the run.
     :param robot: number of the robot, from 0.
@@ -130,7 +130,7 @@ class Task:
         return right / len(labels)
 
     def _spoilt(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return images in fog of which each has its own bank, and brighter."""
+        """Return the images brighter and in fog, whose density varies over each image."""
         coarse = torch.rand(len(images), 1, 3, 3, generator=generator)
         field = interpolate(coarse, size=images.shape[-2:], mode='bilinear', align_corners=True)
         density = self.settings.fog * (0.5 + 0.5 * field)
@@ -147,18 +147,19 @@ def _as_float(images: Tensor) -> Tensor:
 
 
 class Journal:
-    """What a process tells the study: lines of JSON in ``journals``, models in ``snapshots``.
+    """Records for the study: lines of JSON in ``journals``, models in ``snapshots``.
 
-    Every line has ``t``, by the monotonic clock of the machine, and ``kind``:
+    Every line has ``t`` (s, monotonic clock of the machine), ``pid`` (the process) and ``kind``:
 
         start     the process has begun
         batch     ``samples`` were trained in ``compute_s`` seconds
-        version   ``version`` (a number that rises) of the shared model is there
+        version   the shared model has reached ``version``, a number that rises
         note      ``text``, for people
 
-    A process that starts again goes on in the same file.
+    A process that starts again continues the same file.
 
-    :param folder: folder of the run; ``name``: ``server`` or name of a robot.
+    :param folder: folder of the run.
+    :param name: ``server`` or name of a robot.
     :param settings: settings of the task.
     """
 
@@ -174,7 +175,7 @@ class Journal:
 
     @contextmanager
     def computing(self, samples: int) -> Iterator[None]:
-        """Make the computation of a gradient in this context last ``pace``, and note it."""
+        """Context of a gradient: wait at its end until ``pace`` seconds are over; note a batch."""
         began = time.monotonic()
         yield
         time.sleep(max(began + self._settings.pace - time.monotonic(), 0.0))
@@ -185,7 +186,7 @@ class Journal:
         self._write('batch', samples=samples, compute_s=round(compute_s, 4))
 
     def version(self, version: int) -> None:
-        """Note that a new version of the shared model is there."""
+        """Note that the shared model has reached a new version."""
         self._write('version', version=version)
 
     def note(self, text: str) -> None:
@@ -193,7 +194,7 @@ class Journal:
         self._write('note', text=text)
 
     def snapshot(self, model: nn.Module | Mapping[str, Tensor] | Mapping[str, np.ndarray]) -> None:
-        """Keep the shared model, unless the last snapshot is younger than ``snapshot_s``."""
+        """Save the shared model, unless the last snapshot is younger than ``snapshot_s``."""
         now = time.monotonic()
         if now < self._next_snapshot:
             return

@@ -1,9 +1,10 @@
 """torchft: a lighthouse at the server, a replica on every robot, LocalSGD or DiLoCo over gloo.
 
-After torchft's README, its `train_diloco.py` and the training loops of its `local_sgd_integ_test`.
-A robot's process is torchrun's agent, as in the README: it starts this program again as a worker
-when it has failed. Replicas exchange every `local_steps` batches. A replica that comes back gets
-the state of another one; if there is none, it goes on from what it saved itself.
+The program follows torchft's README, its `train_diloco.py` and the training loops of its
+`local_sgd_integ_test`. A robot's process is torchrun's agent, as in the README; the agent starts
+this program as a worker, and again whenever the worker has failed. Replicas exchange after every
+`local_steps` batches. A replica that comes back gets the state of another replica; if there is no
+other, it continues from the state that it has saved itself.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from .task import Journal, Task, arguments
 
 LIGHTHOUSE_PORT, STORE_PORT = 29510, 29511
-# s. An exchange of 2.5 MB among four robots takes 60 s on a link of 1 Mbit/s; torchft's default of
-# 60 s would discard every exchange with such a robot.
+# Time limit of an exchange, s. An exchange of 2.5 MB among four robots takes 60 s on a link of
+# 1 Mbit/s; torchft's default of 60 s would discard every exchange with such a robot.
 EXCHANGE = 120.0
-# s. torchft's documentation: longer than the time between two exchanges, 1 h or more for DiLoCo.
+# Time limit of a quorum, s. torchft's documentation advises more than the time between two
+# exchanges, and 1 h or more for DiLoCo.
 QUORUM = 3600.0
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of train_diloco.py and of the DiLoCo paper
-FILE = 'kept.npz'      # what a robot saved of its state, in the folder of its process
-NEW_UTS = 0x04000000   # CLONE_NEWUTS
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # as in train_diloco.py and in the DiLoCo paper
+FILE = 'kept.npz'      # file with the saved state of a robot, in the folder of its process
+NEW_UTS = 0x04000000   # CLONE_NEWUTS of unshare(2): a namespace for the host name
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def main() -> None:
     own = _own_address(options.server)
     _be_a_host(own)
     os.environ['TORCHFT_LIGHTHOUSE'] = f'http://{options.server}:{LIGHTHOUSE_PORT}'
-    # From here on this process is torchrun.
+    # Replace this process by torchrun.
     os.execv(sys.executable, [
         sys.executable, '-m', 'torch.distributed.run', '--nnodes=1', '--nproc-per-node=1',
         '--max-restarts=1000', f'--master-addr={own}', f'--master-port={STORE_PORT}',
@@ -97,7 +99,8 @@ def train(folder: Path, robot: int, method: str) -> None:
             before, began = manager.current_step(), time.monotonic()
             optimizer.zero_grad()
             task.loss(model, batch).backward()
-            # The robot's slow board: torchft exchanges within the optimizer's step.
+            # Wait, as for a robot's slow computer. The wait is before `optimizer.step`, because
+            # torchft exchanges within this step.
             time.sleep(max(began + task.settings.pace - time.monotonic(), 0.0))
             journal.batch(len(batch[1]), time.monotonic() - began)
             optimizer.step()
@@ -110,7 +113,10 @@ def train(folder: Path, robot: int, method: str) -> None:
 
 def _go_on(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], manager: Manager
            ) -> int:
-    """Load what this robot saved before it was killed; return the number of trained batches."""
+    """Load the state that this robot saved before it was killed, if any.
+
+    Returns the number of batches that it had trained; 0 without a saved state.
+    """
     if not Path(FILE).exists():
         return 0
     with np.load(FILE) as kept, torch.no_grad():
@@ -139,9 +145,9 @@ def _keep(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], man
 def _be_a_host(name: str) -> None:
     """Give this process and its children a host name of their own, as a robot has.
 
-    torchft tells the others its host's name, and here all robots are on one host.
+    torchft tells the other replicas its host name, and here all robots are on one host.
 
-    :param name: the address of the robot, which needs no name server.
+    :param name: the host name: the address of the robot, which others need not look up.
     """
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_UTS):
         raise OSError(ctypes.get_errno(), 'no namespace for a host name')

@@ -188,7 +188,7 @@ def _cuts(n, need_to, need_from, most, least, stays):
         return to, start
     if start > need_from:      # the device must compute what the server is to receive
         return start, start
-    if to < need_to:           # and vice versa
+    if to < need_to:           # the server must compute what the device is to receive
         return to, to
     # No side needs [to, start), but a plan must cover all indices.
     between = min(start, least) if to == 0 and start < n else min(start, max(to, most))

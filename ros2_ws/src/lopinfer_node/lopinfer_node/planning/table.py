@@ -1,8 +1,8 @@
 """A plan for every bandwidth, made before the robot drives (thesis 4.4.4).
 
-The table has one bin for each bandwidth. A plan for one bandwidth helps to plan for others. So only
-every third bin has a beam search. Then every bin tries the best plans of all bins, and refines the
-best of them for its own bandwidth.
+The table has one entry, called a *bin*, for each bandwidth. A plan for one bandwidth helps to plan
+for others. So only every third bin has a beam search. Then every bin tries the best plans of all
+bins, and refines the best of them for its own bandwidth.
 """
 
 from __future__ import annotations

@@ -71,10 +71,11 @@ def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: I
 
 
 def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
-    """Encode a plan table, which has one plan for each bin, a pair of bandwidths up and down.
+    """Encode the plans of a table for `PlansRequest`, and each of several equal plans only once.
 
-    Returns, for each bin, the index of its plan among the distinct plans, and the distinct plans,
-    flat, int32. ``own``: for each bin the plan's intervals, int64 of shape (2, nodes, 2).
+    ``own``: intervals of each plan, int64 of shape (2, nodes, 2). The messages call the position of
+    a plan in this list its *bin*. Returns, for each bin, the position of its plan among the
+    distinct plans, and the distinct plans, flat, int32.
     """
     distinct: dict[bytes, int] = {}
     bins = [distinct.setdefault(o.tobytes(), len(distinct)) for o in own]
@@ -83,7 +84,10 @@ def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
 
 
 def decode_plans(bins: Iterable[int], flat: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Decode a plan table of `encode_plans`; raise RemoteError if the numbers are invalid."""
+    """Return the list ``own`` that `encode_plans` has encoded.
+
+    Raises RemoteError if the numbers are invalid.
+    """
     positions, each = list(bins), 4 * nodes
     count = len(flat) // each
     if not positions or count * each != len(flat) or not count or max(positions) >= count \

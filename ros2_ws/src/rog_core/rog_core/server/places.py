@@ -14,7 +14,7 @@ from .shared import Shared
 
 
 def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
-    """Make a member active, at an iteration that delays no other member; its mirror is known.
+    """Make a member with a known mirror active, at an iteration that delays no other member.
 
     ``pulled_at``: see `Member`.
     """

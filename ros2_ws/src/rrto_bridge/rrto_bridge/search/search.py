@@ -49,7 +49,8 @@ class Search:
                  ) -> None:
         """Begin with an empty log.
 
-        `rotate`: whether the search may move the begin of a pass to another of its sections.
+        `rotate`: whether a pass may begin with another of its sections than the section with which
+        it was found to repeat; see `_best_cut`.
         """
         if repetitions < REPETITIONS:
             raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
