@@ -65,7 +65,7 @@ RIVALS_FILE = 'rivals.json'
 MEASURES = ('iterations', 'stall_share', 'energy_j', 'accuracy_settled')
 TRIES = 4                       # settings that tuning tries for every method
 SEED = 1000                     # seed of the tuning; the tables use the seeds 1, 2, ...
-BASE = 'bsp'                    # method by whose time `of_bsp` divides
+BASE = 'bsp'                    # method whose time is the divisor in `of_bsp`
 OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
 LONGEST = 1440.0                # longest duration of a run, min
 EVALUATE_S = 15.0               # seconds between measurements of the server's model
@@ -204,7 +204,7 @@ def plan_of(data: Path | None, quick: bool, minutes: float | None = None,
     """Return the plan of the full study or, with ``quick``, of the small study.
 
     :param data: directory that holds ``cifar10``; the small study does not need it.
-    :param minutes, seeds, methods: values that replace those of the plan.
+    :param minutes, seeds, methods: values to use in place of the plan's own values.
     :raises ConfigError: the full study has no data, ``minutes`` is out of range, a method is
         unknown, or ``methods`` lacks `BASE`.
     """

@@ -1,4 +1,5 @@
-"""The study of peers: the programs that users would otherwise install, on the same bad links.
+"""The study of peers: compares this suite with programs that users would otherwise install.
 
-`study` runs it, `adapters` holds one small program per peer. docs/rivals.md describes it.
+All programs train over the same bad links. `study` runs the study; `adapters` holds one small
+program for each peer. docs/rivals.md describes the study.
 """

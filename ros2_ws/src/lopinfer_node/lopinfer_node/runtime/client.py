@@ -49,7 +49,7 @@ CALL_LIMIT = 2.0       # seconds after which a call is repeated
 PREPARING_WAIT = 0.2   # seconds until a call is repeated if the answer was "ask again"
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
-BIN_SLACK = 0.25e6     # bytes/s; a measured rate at most this far below a bin belongs to the bin
+BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
 HYSTERESIS = 0.02      # share by which another plan must be faster than the table's chosen plan
 # An answer is late after LATER times the longest latency of recent requests, but not earlier than
 # LEAST_WAIT seconds after the expected time.

@@ -30,7 +30,7 @@ MESSAGE = 0.001
 # for each additional transfer.
 MARGIN = 0.05
 TRANSFER = 0.5e-3
-FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bins of the first table
+FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bandwidths of first table
 
 
 @dataclass

@@ -381,7 +381,10 @@ class ServerMachine:
 
     def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = ''
                  ) -> list[Action]:
-        """Handle a prepared plan table: the plan of each bin, or why the table is refused."""
+        """Handle the end of `PreparePlans`: the plans of ``request``, in its order, or ``reason``.
+
+        ``reason``: why the table is refused; '' if it is accepted.
+        """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
             return []  # superseded by another table or client

@@ -13,7 +13,7 @@ from ..execution.context import Context
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-DEPTH = 4096   # maximum calls in a chain; then the tensor's values are fetched, to drop the chain
+DEPTH = 4096   # maximum calls in a chain; then fetched values of a tensor replace the chain
 
 
 class _Node:
