@@ -1,4 +1,4 @@
-"""A program that knows nothing of a server; its GPU is that of one (RRTO).
+"""A program that knows nothing of a server; the GPU that it uses is in the server (RRTO).
 
 Start it like this:
 

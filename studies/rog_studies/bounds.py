@@ -1,6 +1,6 @@
 """The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
-One robot has a computer or a link that is `SLOWER` times as slow as those of the other robots. With
+The computer or the link of one robot is `SLOWER` times slower than the other robots' ones. With
 the split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have
 data of all classes. The highest learning rate is near the limit at which training becomes unstable.
 All methods train for the same time, so a method that waits makes fewer iterations.

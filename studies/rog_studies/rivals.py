@@ -21,7 +21,7 @@ tables do not use. The study then uses the best settings of a method on all link
 was not measured. ``mean``, ``low`` and ``high`` use only the numbers: the mean, and the ends of its
 95 % interval by Student's t (null with fewer than two numbers). The measures are:
 
-    those in `MEASURES`  explained by `rog_sim.comparison.MethodResult`
+    names in `MEASURES`  explained by `rog_sim.comparison.MethodResult`
     sent_bytes           bytes that a robot pushed in the run. Pulls do not count, because the first
                          pull carries the whole model with every method.
     diverged             0 or 1

@@ -26,9 +26,9 @@
     late_s        largest delay of the emulated radio, s; a large delay means that the machine was
                   too slow for the run
 
-Times count from the beginning of the links' records. A robot uses the energy of the power model:
-computing while it computes, communicating while it does not compute and its link is busy, otherwise
-stalled. The curve is the accuracy of the server's model. If the server has none, it is the mean of
+Times count from the beginning of the links' records. The energy of a robot is computed with a power
+model: power for computing while the robot computes, else power for communicating while its link is
+busy, else power for a stalled robot. The curve is the accuracy of the server's model. If the server has none, it is the mean of
 the newest accuracies of all processes that hold a model.
 """
 
@@ -173,7 +173,7 @@ def measured(folder: Path, robots: Sequence[str], start: float, end: float,
              counters: Mapping[str, tuple[int, int]], air: Mapping[str, float],
              ended: Mapping[str, Sequence[Any]], targets: Sequence[float], power: PowerModel
              ) -> dict[str, Any]:
-    """Return the fields of ``result.json`` (see above) that only a run that started has.
+    """Return the fields of ``result.json`` (see above) that describe a run that has started.
 
     :param counters: name -> bytes received and sent in the run.
     :param air: robot -> time in which its link was busy in the run, s.

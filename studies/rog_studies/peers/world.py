@@ -113,7 +113,7 @@ class World:
         return found
 
     def end(self) -> None:
-        """Ask all processes to end, then kill those that are left."""
+        """Ask all processes to end; kill the processes that have not ended after `ORDERLY` s."""
         for name, process in self.processes.items():
             if self.ended(name) is None:
                 process.send_signal(signal.SIGTERM)

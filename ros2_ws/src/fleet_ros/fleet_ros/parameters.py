@@ -51,7 +51,7 @@ def _to_ros(value: Any) -> Any:
 
 
 def declare_early(node: Node, model: type[Settings], *names: str) -> dict[str, Any]:
-    """Declare only those of the parameters ``names`` that ``model`` has; return their values."""
+    """Declare the parameters ``names``, except names that ``model`` lacks; return their values."""
     return {knob.name: _declare(node, knob.name, knob) for knob in declared(model)
             if knob.name in names}
 

@@ -140,7 +140,10 @@ def growth(samples: Sequence[tuple[float, float]]) -> float | None:
 
 
 def grew(samples: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the memory of a process grows by more than `FLAT_MIB` and `FLAT_SHARE`."""
+    """Return whether the memory of a process grew by more than is allowed.
+
+    Allowed are `FLAT_MIB` MiB, or the share `FLAT_SHARE` of the last sample if that is more.
+    """
     found = growth(samples)
     return found is not None and found > max(FLAT_MIB, FLAT_SHARE * samples[-1][1])
 

@@ -35,7 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
-    """A process that the fork server has started; the methods are those of `subprocess.Popen`."""
+    """A process that the fork server has started; has the same methods as `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -116,8 +116,8 @@ def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
               seconds: float) -> None:
     """Add the rate of a robot's link in each of its iterations to ``recorder``.
 
-    The rate is that of the emulated link, or the measured throughput of a real link. ``seconds``:
-    time after which iterations are left out.
+    The rate is the emulated link's rate or, for a real link, the measured throughput. ``seconds``:
+    time of the run after which iterations are left out.
     """
     iterations = [event for event in read_run(directory) if isinstance(event, Iteration)]
     there = sorted({event.robot for event in iterations})

@@ -259,7 +259,7 @@ class ParameterServerNode(ManagedNode):
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training, including those before a restart of the server."""
+        """Seconds of training, including the training before a restart of the server."""
         now = min(time.monotonic(), self._paused_at)
         return self._elapsed_before + (0.0 if self._began is None else max(now - self._began, 0.0))
 

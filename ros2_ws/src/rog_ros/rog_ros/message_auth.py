@@ -236,7 +236,7 @@ class Side:
         """Return the tag of a ROS message, of a `Chunk` or of an `Ack`.
 
         :param value: the `Chunk` or `Ack` that the ROS message holds, if it is known. Its fields
-            are faster to read than those of the ROS message, and there are many such messages.
+            are faster to read than the ROS message's fields, and there are many such messages.
         """
         content = message if value is None else value
         kind = type(content)

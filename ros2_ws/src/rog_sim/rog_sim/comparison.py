@@ -46,7 +46,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Return the spread of those ``values`` that are finite."""
+        """Return the spread of the finite numbers among ``values``."""
         known = np.array([v for v in values if math.isfinite(v)])
         return cls(float(known.mean()) if known.size else math.nan,
                    float(known.std(ddof=1)) if known.size > 1 else math.nan)

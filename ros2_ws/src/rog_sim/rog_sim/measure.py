@@ -1,7 +1,8 @@
 """Reads the records of one run: accuracy and energy over time, and the numbers for tables.
 
-The accuracy is that of the server's model if the run measured it, as the runs of studies do.
-Otherwise it is the mean over the robots' last evaluations. Energy is the mean over the robots.
+If the run measured the accuracy of the server's model, as the runs of studies do, this accuracy is
+used. Otherwise the accuracy is the mean over the robots' last evaluations. Energy is the mean over
+the robots.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """The task of the study for a peer's program: network, data, optimiser, pace, and a journal.
 
-It is plain PyTorch and numpy, as a user of a peer has them. The study wrote the files that it
-reads, so every peer starts with the same weights, and robot I gets the same batches in the same
-order in every program. The folder of a run holds
+It needs only PyTorch and numpy, like a user of the peer. The study writes the files that this
+module reads, so every peer starts with the same weights, and robot I gets the same batches in the
+same order in every program. The folder of a run holds
 
     data/task.json      the settings, see `Settings`
     data/weights.npz    name of the parameter -> its first value
-    data/shardI.npz     images and labels of robot I; data/test.npz: those of the test, spoilt
-    journals/NAME.jsonl what `Journal` wrote; NAME is ``server`` or the name of a robot
-    snapshots/NAME/     what `Journal.snapshot` wrote
-    work/NAME/          the folder in which the process runs; it keeps its files when it is killed
+    data/shardI.npz     images and labels of robot I
+    data/test.npz       spoilt test images, and their labels
+    journals/NAME.jsonl lines that `Journal` has written; NAME is ``server`` or the name of a robot
+    snapshots/NAME/     models that `Journal.snapshot` has written
+    work/NAME/          working directory of a process; keeps its files when the process is killed
 
 Snapshots are evaluated after the run, by the study, so evaluating costs no peer any time.
 """

@@ -70,9 +70,10 @@ class Problem(NamedTuple):
 class Work(NamedTuple):
     """Working arrays and results of an evaluation, all (2, nodes): [0] device, [1] server.
 
-    `cut`: the device computes the indices before [0], the server those from [1] on. `lo`, `hi`:
-    hull of what a side's consumers need. `crosses`: whether a side sends a part of the tensor;
-    `sent_from`, `sent_to`, `arrival`: the times of this transfer, in the row of the sending side.
+    `cut`: the device computes the indices before [0], and the server computes the indices from [1]
+    on. `lo`, `hi`: smallest interval [lo, hi) with everything that a side's consumers need.
+    `crosses`: whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the
+    times of this transfer, in the row of the sending side.
     `begin`, `end`: times of the computation. Times are stale if there is no such transfer or
     computation. `cause`: the node whose transfer the operator waited for, -1 if it waited for the
     processor. `queue`: the node whose transfer had to end before this node's transfer could begin,

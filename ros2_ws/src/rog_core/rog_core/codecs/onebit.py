@@ -104,7 +104,7 @@ def _sign_byte_of_difference(typing_context, left, right, index):
 
 @intrinsic
 def _add_signed(typing_context, array, index, byte, scale):
-    """Add +scale to those of eight consecutive float32 whose bit in ``byte`` is 0, else -scale."""
+    """Add to each of eight consecutive float32: +scale if its bit in ``byte`` is 0, else -scale."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         eight = ir.VectorType(ir.FloatType(), 8)

@@ -162,7 +162,7 @@ class Method:
 
     @classmethod
     def ranges(cls) -> Mapping[str, tuple[float, float]]:
-        """Return the options that take any number: option -> (lowest, highest value)."""
+        """Return the options that take a real number: option -> (lowest, highest number)."""
         return {}
 
     def bounds(self) -> tuple[float, float]:

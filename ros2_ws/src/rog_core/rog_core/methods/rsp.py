@@ -22,7 +22,7 @@ class Rsp(Outer):
 
     With ``local=H`` an iteration is H local steps, and staleness counts these iterations. The
     change of the model by the local steps is pushed like a gradient, with rows chosen by ATP. A
-    robot's own model is the fleet's model plus those of its own local steps that it has not sent
+    robot's own model is the fleet's model plus the local steps that it has made and not pushed
     yet. The server makes the outer step of `Outer`, row by row. This option is not from a paper.
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every

@@ -161,7 +161,7 @@ class Local(Step):
 class Phase(Local):
     """``steps`` local steps that continue the phase before, with its momentum and its local model.
 
-    The robot's model is the fleet's model plus those of the robot's own local steps that it has not
+    The robot's model is the fleet's model plus the local steps that the robot has made and not
     pushed yet. In either direction a transfer carries the rows r with
     r mod ``fragments`` = ``fragment``, and the rows not sent for ``fragments`` iterations.
     """

@@ -103,7 +103,7 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
 
 
 def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the positions by descending score; those where ``first`` is true come first.
+    """Return the positions by descending score; positions where ``first`` is true come first.
 
     Equal scores keep their order. This sorts integers, several times faster than `numpy.lexsort`.
     Each integer has 1 bit for "not first", 32 bits for the score (as float32) and 31 bits for the

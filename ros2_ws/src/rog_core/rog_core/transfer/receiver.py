@@ -51,7 +51,7 @@ class Receiver:
     kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of the taken values of this transfer
     refused: int = 0                 # chunks of this transfer that were taken, but are not used
-    announced: End | None = None     # end that closes the transfer when all chunks have arrived
+    announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
@@ -172,7 +172,7 @@ class Receiver:
                                       f'{transfer.kind.name}')
 
     def is_open(self, transfer: TransferId) -> bool:
-        """Whether the receiver still accepts chunks and the end of this transfer."""
+        """Whether the receiver still accepts chunks and the `End` of this transfer."""
         if transfer.attempt < self.floor:
             return False
         if self.transfer is None or transfer.attempt > self.transfer.attempt:
@@ -207,7 +207,7 @@ class Receiver:
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Resume after a restart; ``receipt``: of the last transfer, which counts as closed."""
+        """Resume after a restart with the receipt of the last transfer, which counts as closed."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 

@@ -78,7 +78,7 @@ class Computation(Generic[S]):
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """Return to the store those rows of a finished push that the server has not taken."""
+        """Put the rows of a finished push that the server has not taken back into the store."""
         store.put_back(push.codec, push.untaken())
 
 

@@ -26,9 +26,9 @@ class Recording:
     Types that are not part of ROS 2 are read with the definitions in the recording.
 
     :param topics: name of a topic -> types that the topic may have.
-    :param read: function that returns a message from its bytes and its type; by default that of
-        `rosbags`, which cannot read the bytes that Fast DDS writes after an empty list at the end
-        of a message, such as the efforts of a JointState.
+    :param read: function that returns a message from its bytes and its type; by default the
+        function of `rosbags`. It cannot read the bytes that Fast DDS writes after an empty list at
+        the end of a message, such as the efforts of a JointState.
     :raises DataError: the recording is missing or damaged, or lacks a topic.
     """
 
