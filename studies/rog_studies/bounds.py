@@ -1,8 +1,9 @@
 """The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
-The computer or the link of one robot is `SLOWER` times slower than the other robots' ones. With
-the split ``sorted``, only this robot has the data of its classes; with ``iid``, all robots have
-data of all classes. The highest learning rate is near the limit at which training becomes unstable.
+One robot has a slow computer or a slow link. With the slow computer, its gradients take `SLOWER`
+times as long as the gradients of the other robots. With the slow link, a push and a pull of all
+rows together take that long. With the split ``sorted``, only this robot has the data of its
+classes; with ``iid``, all robots have data of all classes. The highest learning rate is near the limit at which training becomes unstable.
 All methods train for the same time, so a method that waits makes fewer iterations.
 """
 
@@ -19,7 +20,7 @@ METHODS = ('bsp', 'ssp:4', 'asp', 'rsp:4', 'rsp:20')
 RATES = (0.005, 0.02, 0.05)     # learning rates, from the task's own up to nearly unstable
 COUNTS = (4, 16)                # robots of a fleet
 PACE = 0.4                      # seconds for one gradient
-SLOWER = 10.0
+SLOWER = 10.0                   # time of a gradient, or of push and pull, of the slow robot / PACE
 PUSH_MBIT = 0.17                # Mbit in a push of all rows of DigitNet with one bit per element
 MINUTES = 5.0
 

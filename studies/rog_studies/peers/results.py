@@ -23,13 +23,13 @@
     targets       a list of [accuracy, t_s]: time at which the curve first reached this accuracy;
                   null if it never did
     accuracy_end  last accuracy of the curve
-    late_s        largest delay of the emulated radio, s; a large delay means that the machine was
-                  too slow for the run
+    late_s        longest time that the emulated radio was late with a frame, s; a long time means
+                  that the machine was too slow for the run
 
 Times count from the beginning of the links' records. The energy of a robot is computed with a power
 model: power for computing while the robot computes, else power for communicating while its link is
-busy, else power for a stalled robot. The curve is the accuracy of the server's model. If the server has none, it is the mean of
-the newest accuracies of all processes that hold a model.
+busy, else power for a stalled robot. The curve is the accuracy of the server's model. If the server
+has no model, it is the mean of the newest accuracies of all processes that hold a model.
 """
 
 from __future__ import annotations

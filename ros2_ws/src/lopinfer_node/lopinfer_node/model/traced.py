@@ -157,11 +157,11 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
           **kwargs: Any) -> Traced:
     """Trace `model` with these example inputs; later inputs must have the same shapes.
 
-    The axes of the inputs are chosen so that most operators can be divided. `verify` compares the
-    results of the traced calls and of the model, with these inputs and with other inputs. It also
-    compares each traced call with the same call in two parts, and checks that the model gives the
-    same results for the same inputs. The model is left as it was, whatever its code does. Raises
-    ModelError with the reason and the place in the model.
+    The axes of the inputs are chosen so that as many operators as possible can be divided; see
+    `divided`. `verify` compares the results of the traced calls and of the model, with these inputs
+    and with other inputs. It also compares each traced call with the same call in two parts, and
+    checks that the model gives the same results for the same inputs. The model is left as it was,
+    whatever its code does. Raises ModelError with the reason and the place in the model.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):

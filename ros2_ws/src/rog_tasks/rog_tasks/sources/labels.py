@@ -13,7 +13,7 @@ from rog_tasks.sources.frames import UNKNOWN
 class Sure:
     """Labels an image with its most probable class, if that class is probable enough.
 
-    :param threshold: least probability of the class, 0 to 1.
+    :param threshold: probability, 0 to 1, that the class must have at least.
     """
 
     def __init__(self, threshold: float) -> None:

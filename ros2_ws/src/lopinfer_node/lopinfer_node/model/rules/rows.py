@@ -24,7 +24,7 @@ def linear(call: Call) -> Division:
 
 @rule('addmm', 'baddbmm')
 def addmm(call: Call) -> Division:
-    """Divide the product of two factors; cut the added tensor along the same axis."""
+    """Return how to divide a matrix product; cut the added tensor along the same axis."""
     names = ('mat1', 'mat2') if call.op == 'addmm' else ('batch1', 'batch2')
     bias = call.arguments['self']
     if isinstance(bias, Value):
@@ -182,7 +182,7 @@ def embedding(call: Call) -> Division:
 @rule('mean', 'sum', 'amax', 'amin', 'var', 'std', 'prod', 'any', 'all', 'logsumexp', 'argmax',
       'var_mean', 'std_mean', 'aminmax')
 def reduction(call: Call) -> Division:
-    """Divide a reduction over some axes; it is global if it reduces the divided axis."""
+    """Return how to divide a reduction over some axes; global if it reduces the divided axis."""
     value = call.values[0]
     rank = len(value.shape)
     dims = call.arguments.get('dim')
@@ -198,5 +198,5 @@ def reduction(call: Call) -> Division:
 
 @rule('max', 'min')
 def extremum(call: Call) -> Division:
-    """Divide the extremum of two tensors, or of one tensor over some axes."""
+    """Return how to divide an extremum: of two tensors, or of one tensor over some axes."""
     return pointwise(call) if 'other' in call.arguments else reduction(call)

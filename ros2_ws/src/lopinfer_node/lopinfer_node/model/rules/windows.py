@@ -154,13 +154,16 @@ def _bias(call: Call, like: torch.Tensor) -> torch.Tensor:
 
 @rule('max_pool1d', 'max_pool2d', 'max_pool3d', 'max_pool2d_with_indices')
 def max_pool(call: Call) -> Division:
-    """Divide a maximum over a window; padding counts as minus infinity."""
+    """Return how to divide maximum pooling; padding counts as minus infinity."""
     return _pool(call, -torch.inf)
 
 
 @rule('avg_pool1d', 'avg_pool2d', 'avg_pool3d')
 def avg_pool(call: Call) -> Division:
-    """Divide an average over a window; each output index has its own divisor at the border."""
+    """Return how to divide average pooling.
+
+    At the border, each output index has a divisor of its own.
+    """
     return _pool(call, 0.0)
 
 

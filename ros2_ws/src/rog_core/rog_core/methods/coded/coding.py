@@ -72,7 +72,7 @@ class GroupCode:
     sum of the gradients of its shards, weighted by row j of ``matrix`` B, float64 (n, d).
 
     In the paper, B holds only 0 and 1. In general this cannot be decoded: of three members with
-    the rows 1 1 0, 0 1 1 and 1 0 1, no two combine to 1 1 1. The weights here are those of
+    the rows 1 1 0, 0 1 1 and 1 0 1, no two combine to 1 1 1. The weights here come from
     heterogeneity-aware gradient coding (Wang et al.). C is a matrix of s + 1 rows, any s + 1
     columns of which are independent. For a shard with the holders H, the weights b in its column of
     B solve C[:, H] b = u. If the members S are missing, choose lambda with lambda C[:, S] = 0 and

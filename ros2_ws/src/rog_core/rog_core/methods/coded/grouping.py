@@ -35,7 +35,7 @@ def checked(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
-    """Return the capacities, with comparable ones replaced by their mean.
+    """Return the capacities, with comparable capacities replaced by their mean.
 
     Capacities are put into classes in ascending order; a new class begins at the first capacity
     that exceeds `COMPARABLE` times the lowest capacity of the class before.
