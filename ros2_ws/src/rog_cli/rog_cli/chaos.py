@@ -340,7 +340,7 @@ class _Run:
             'held_up': self.held_up, 'memory_mib': self.memory}
 
     def _accuracy(self) -> float | None:
-        """Return the accuracy of the model in the last checkpoint."""
+        """Return the accuracy of the model in the last checkpoint; None without a checkpoint."""
         import torch
         from rog_core.model.flat import trainable
         from rog_ps.directory import kept

@@ -102,7 +102,10 @@ class _Rewriter:
 
 
 def _mean(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a mean: add the sums of all stretches, and divide by the number of elements."""
+    """Rewrite a mean: add the sums of all stretches, and divide by the number of elements.
+
+    Returns the new result; None if the mean is not over the divided axis, or the axis is too short.
+    """
     value = call.values[0]
     rank = len(value.shape)
     dims = [d % rank for d in call.arguments.get('dim') or range(rank)]
@@ -111,7 +114,7 @@ def _mean(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _pool(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite adaptive average pooling to a single pixel as a mean."""
+    """Rewrite adaptive average pooling to a single pixel as a mean; else return None."""
     value = call.values[0]
     rank, spatial = len(value.shape), len(call.arguments['output_size'])
     if any(n != 1 for n in call.arguments['output_size']):
@@ -131,7 +134,10 @@ def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | 
 
 
 def _softmax(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a softmax: take the maximum over all stretches, the exponentials, and their sum."""
+    """Rewrite a softmax: take the maximum over all stretches, the exponentials, and their sum.
+
+    Returns the new result; None if the softmax is not along the divided axis, or this is too short.
+    """
     value = call.values[0]
     axis = value.axis
     if axis is None or call.arguments['dim'] % len(value.shape) != axis or value.extent < w.parts:
@@ -146,7 +152,11 @@ def _softmax(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _attention(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite attention: attend to each stretch of the keys, then combine the results."""
+    """Rewrite attention: attend to each stretch of the keys, then combine the results.
+
+    Returns the new result; None for attention with a mask, with grouped heads, with too few keys,
+    or with keys and values that are not divided along their positions.
+    """
     names = ('query', 'key', 'value')
     if any(not isinstance(call.arguments[n], Value) for n in names) \
             or call.arguments.get('attn_mask') is not None or call.arguments.get('is_causal') \

@@ -75,9 +75,10 @@ class Membership:
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """Return the chunks that have arrived of the last push of the process that registers.
+        """Return which chunks of the last push of the registering process have arrived.
 
         If the server has restarted since this push, its checkpoint says which chunks have arrived.
+        Returns None if the server knows no push of this process.
         """
         member = self.shared.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:

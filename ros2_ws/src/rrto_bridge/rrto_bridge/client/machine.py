@@ -145,11 +145,11 @@ class ClientMachine:
         self._add((call.op, call.arguments, call.keywords, call.results[0]), False)
 
     def free(self, handles: Sequence[int]) -> Ticket | None:
-        """Free tensors that the program no longer references."""
+        """Free tensors that the program no longer references; return a Ticket in mode `rpc`."""
         return self._add((FREE, tuple(handles)), self.mode == 'rpc')
 
     def seed(self, seed: int) -> Ticket | None:
-        """Seed the random operators with an unsigned 64-bit number."""
+        """Seed the random operators with an unsigned 64-bit number; return a Ticket if `rpc`."""
         signed = seed - (1 << 64) if seed >> 63 else seed
         return self._add((SEED, signed), self.mode == 'rpc')
 
