@@ -10,9 +10,9 @@
     cases     scenario -> program -> seeds, outcomes (one text for each seed), and measures:
               name -> values, mean, low, high
 
-``values`` has a number for each seed, or null for an accuracy that the run never reached. ``mean``,
-``low`` and ``high`` are the mean of the numbers and its 95 % interval by Student's t, as in
-`rog_studies.rivals`. The measures are `results.MEASURES`: means over the robots, except accuracies
+``values`` has a number for each seed, or null if the run did not start, or never reached the
+accuracy. ``mean``, ``low`` and ``high`` are the mean of the numbers and its 95 % interval by
+Student's t, as in `rog_studies.rivals`. The measures are `results.MEASURES`: means over the robots, except accuracies
 and times. Each run has a folder SCENARIO/PROGRAM/seedK with ``result.json`` (see `results`), the
 program's own logs, the journals of its processes, the adapters that it ran, and the counters of the
 emulated radio.
@@ -101,7 +101,7 @@ def plan_of(data: Path | None = None, quick: bool = False, only: list[str] | Non
 def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetConfig:
     """Return the fleet of a run: its robots and their links.
 
-    The robots share the air time. The seed decides at which time of the record each link starts.
+    The robots share the air time. The seed changes how the links replay the record, see `linked`.
 
     :param place: directory into which the traces of the links are written.
     """
