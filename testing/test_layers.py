@@ -186,11 +186,12 @@ CORE = {
     'methods': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors', 'plugins'},
     'transfer': {'model', 'codecs', 'protocol', 'arrays', 'errors'},
     'model': {'codecs', 'arrays', 'errors'},
-    'codecs': {'arrays', 'errors', 'plugins'},
+    'codecs': {'cuda', 'arrays', 'errors', 'plugins'},
     'messages': {'protocol'},  # names that the documents promise to methods of other packages
     'steps': {'protocol'},
     'protocol': {'errors'},
-    'arrays': set(),
+    'arrays': {'cuda'},
+    'cuda': set(),
     'errors': set(),
     'plugins': set(),
 }

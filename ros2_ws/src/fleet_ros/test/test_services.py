@@ -52,7 +52,7 @@ class Managed(ManagedNode):
 
 
 class Bench(OneProcess):
-    def node(self, model):
+    def managed(self, model):
         return self.add(Managed(model, context=self.context))
 
     def plain(self, **options):
@@ -79,7 +79,7 @@ def of_type(number, name='mode'):
 
 
 def test_a_node_that_takes_no_changes_offers_no_service_for_them(bench):
-    assert offered(bench.node(Fixed)) == {*PARAMETER_SERVICES} - {*SETTERS}
+    assert offered(bench.managed(Fixed)) == {*PARAMETER_SERVICES} - {*SETTERS}
     listed = bench.call(ListParameters, 'list_parameters').result.names
     assert 'things' in listed
     assert bench.call(GetParameters, 'get_parameters',
@@ -89,7 +89,7 @@ def test_a_node_that_takes_no_changes_offers_no_service_for_them(bench):
 
 
 def test_a_node_that_takes_changes_offers_them_and_one_that_is_closed_nothing(bench):
-    node = bench.node(Changing)
+    node = bench.managed(Changing)
     assert offered(node) == {*PARAMETER_SERVICES}
     change = Parameter('mode', value='fast').to_parameter_msg()
     assert bench.call(SetParameters, 'set_parameters', parameters=[change]).results[0].successful
@@ -100,7 +100,7 @@ def test_a_node_that_takes_changes_offers_them_and_one_that_is_closed_nothing(be
 
 @pytest.mark.parametrize('number', [10, 77, 255])
 def test_a_value_of_a_type_that_is_none_does_not_end_the_node(bench, number):
-    node = bench.node(Changing)
+    node = bench.managed(Changing)
     assert not bench.call(SetParameters, 'set_parameters', parameters=[of_type(number)]).results
     answer = bench.call(SetParametersAtomically, 'set_parameters_atomically',
                         parameters=[of_type(number)])
@@ -112,7 +112,7 @@ def test_a_value_of_a_type_that_is_none_does_not_end_the_node(bench, number):
 
 
 def test_the_clock_of_a_node_cannot_be_changed(bench):
-    bench.node(Changing)
+    bench.managed(Changing)
     use = Parameter('use_sim_time', value=True).to_parameter_msg()
     result, = bench.call(SetParameters, 'set_parameters', parameters=[use]).results
     assert not result.successful and 'cannot change while the node runs' in result.reason

@@ -18,8 +18,9 @@ from unittest import mock
 import numpy as np
 import torch
 from hot_path import Pair, model
+from rog_core import cuda
 from rog_core.arrays import Array, difference_magnitude, on_device, zeros_like
-from rog_core.codecs import codec_names, cuda, get_codec
+from rog_core.codecs import codec_names, get_codec
 from rog_core.model.partition import RowPartition
 
 Put = Callable[[np.ndarray], Array]

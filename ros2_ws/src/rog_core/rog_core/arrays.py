@@ -3,7 +3,7 @@
 A numpy array is processed by loops that numba compiles; each loop passes over memory once, because
 at these sizes memory bandwidth limits the speed, not arithmetic. A torch tensor, on any device, is
 processed by tensor operations. Where these would pass over memory many times, a CUDA kernel
-processes it (`rog_core.codecs.cuda`). Sums per segment and encoded values are always numpy arrays
+processes it (`rog_core.cuda`). Sums per segment and encoded values are always numpy arrays
 on the host.
 
 Functions import torch only where they use it: the import takes seconds, and some subcommands of
@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+
+from . import cuda
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
@@ -85,8 +87,8 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
         _accumulate(gradient, weights, momentum, pending, f32(rate), f32(mu), f32(decay), ahead,
                     offsets, magnitude)
         return magnitude
-    if _cuda().usable(pending):
-        return _cuda().sums('accumulate', offsets, pending, gradient, weights, momentum, pending,
+    if cuda.usable(pending):
+        return cuda.sums('accumulate', offsets, pending, gradient, weights, momentum, pending,
                             f32(rate), f32(mu), f32(decay), *ahead)
     momentum.mul_(mu).add_(gradient)
     step = gradient.add(momentum, alpha=mu) if nesterov else momentum
@@ -101,14 +103,9 @@ def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> n
         magnitude = np.empty(offsets.size - 1, np.float32)
         _difference_magnitude(master, mirror, offsets, magnitude)
         return magnitude
-    if _cuda().usable(master):
-        return _cuda().sums('difference', offsets, master, master, mirror)
+    if cuda.usable(master):
+        return cuda.sums('difference', offsets, master, master, mirror)
     return _segment_sums((master - mirror).abs(), offsets)
-
-
-def _cuda() -> Any:
-    from .codecs import cuda  # here, because the codecs import this module
-    return cuda
 
 
 def _segment_sums(values: Array, offsets: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from rog_core.codecs import cuda
+from rog_core import cuda
 
 HERE = Path(__file__).parent
 BUILT = HERE.parents[3] / 'build/cuda_cpu'
@@ -100,7 +100,7 @@ class Stream:
 
 
 class StandIn:
-    """cupy, and what `rog_core.codecs.cuda` uses of `torch.cuda`.
+    """cupy, and what `rog_core.cuda` uses of `torch.cuda`.
 
     ``seed``: of the order of threads. ``launches``: of each the kernel's name, blocks, and threads
     of a block.

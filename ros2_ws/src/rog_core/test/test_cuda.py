@@ -20,8 +20,9 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import PLACES
+from rog_core import cuda
 from rog_core.arrays import accumulate, difference_magnitude
-from rog_core.codecs import RAW, codec_names, cuda, get_codec
+from rog_core.codecs import RAW, codec_names, get_codec
 from rog_core.errors import LocalProtocolError
 from rog_core.model.partition import RowPartition, partition_of
 from rog_core.transfer.plan import window_size

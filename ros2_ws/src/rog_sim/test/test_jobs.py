@@ -179,7 +179,7 @@ def test_runs_of_a_version_that_lacked_a_setting_are_reused(fleet, tmp_path):
     run(fleet, out, ['bsp'], 1)
     settings, summary = (out / 'bsp' / 'seed1' / name for name in ('fleet.yaml', 'summary.json'))
     when, written = summary.stat().st_mtime_ns, settings.read_text()
-    settings.write_text(written.replace('  save_every: 10.0\n', ''))
+    settings.write_text(written.replace('  drop_time: 0.0\n', ''))
     assert settings.read_text() != written
     run(fleet, out, ['bsp'], 1, resume=True)
     assert summary.stat().st_mtime_ns == when

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .task import Journal, Task, arguments
 
 PORT = 29400
-SILENCE = 60.0    # s after which an exchange fails; gloo's default of 30 min is longer than a run
+SILENCE = 120.0   # s after which an exchange fails; gloo's default of 30 min is longer than a run
 KEEP_EVERY = 10.0  # s between two saves of a robot's own state
 FILE = 'kept.npz'  # in the folder of the process
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import cache
 
 from .. import plugins
+from ..cuda import at_once
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec, Part, in_model_order
-from .cuda import at_once
 from .ids import decode_ids, encode_ids, split_into_chunks
 from .onebit import OneBit
 from .raw import Raw

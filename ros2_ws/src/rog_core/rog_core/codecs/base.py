@@ -2,7 +2,7 @@
 
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
 host. The values are numpy arrays, or torch tensors on any device. Compiled loops encode and decode
-numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.codecs.cuda`)
+numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.cuda`)
 encode and decode tensors. All of them give the same bytes. Encoded segments follow one another, and
 each can be decoded without the others. All formats are little endian. In every format except raw, a
 segment begins with one or more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
@@ -19,9 +19,9 @@ from typing import NoReturn, Protocol
 import numpy as np
 from numba import njit
 
+from .. import cuda
 from ..arrays import Array, from_host
 from ..errors import LocalProtocolError, RemoteProtocolError
-from . import cuda
 from .kernels import LENGTH, OWN, SCALE
 
 # What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values, from which the kernel
@@ -57,7 +57,7 @@ class Codec(ABC):
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
     kept: float = 1.0              # share of the unsent values that the sender keeps
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from rule `OWN` on
-    # (source file in `rog_core.codecs.cuda`, prefix of the kernels' names); None: no CUDA kernels.
+    # (source file in `rog_core.cuda`, prefix of the kernels' names); None: no CUDA kernels.
     kernels: tuple[str, str] | None = None
 
     @abstractmethod

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numba import njit
 
+from .. import cuda
 from ..arrays import Array, from_host
-from . import cuda
 from .base import COPY, Codec, Segments, elements, gather
 from .kernels import LENGTH, OWN
 

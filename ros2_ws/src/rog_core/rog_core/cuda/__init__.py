@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import Array
+Array = Any  # numpy.ndarray or torch.Tensor
 
 THREADS = 256  # threads per block; one block works on one segment
 # Maximum number of encoded bytes of one launch. A push of ConvMLP-M is one launch with every codec
