@@ -4,14 +4,17 @@ import itertools
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 from fleet import Fleet
 from fleet_testing import mostly_long
 from hostile import fingerprint
 from ledger import method_named
 from rog_core.errors import ConfigError, LocalProtocolError
+from rog_core.loopback import Loopback
 from rog_core.method_check import check_named
 from rog_core.methods import Method, Team, create
+from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import Command, End, Sending
 from rog_core.protocol.steps import STEPS, Gradient, Local
 from schedules import check_end, play, run_until
@@ -102,6 +105,36 @@ def test_it_trains_a_fleet_with_all_invariants(package, spec, codec):
     for happens in ('crash', 'fade', 'corrupt refused', 'staleness checked', 'mirror checked'):
         assert fleet.counts[happens], happens
     check_end(fleet)
+
+
+TIGHT = '''
+from rog_core.methods.ssp import Ssp
+
+
+class Tight(Ssp):
+    """``Tight:S``: robot1 may be only half as far ahead as the others."""
+
+    def bound_of(self, robot):
+        return self.bound / 2 if robot == 'robot1' else self.bound
+'''
+
+
+@pytest.mark.parametrize(('ahead', 'computed'), [('robot1', 3), ('robot2', 6)])
+def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, computed):
+    """One robot computes, the other does not: the first goes on until its bound is reached."""
+    sync = f'{package(TIGHT)}:Tight:5'   # the bound of iterations is S + 1
+    team = Team(codec='onebit', momentum=0.9, capacities={'robot1': 1.0, 'robot2': 1.0})
+    check_named(sync, team)
+    fleet = Loopback.small([('w', (4, 32))], sync, team)
+    wanted, pushes = {name for name, _ in fleet.start()}, 0
+    assert wanted == {'robot1', 'robot2'}
+    while ahead in wanted:
+        pushes += 1
+        assert pushes < 20
+        fleet.want(ahead, fleet.workers[ahead].on_gradient(
+            np.ones(128, np.float32), SgdConfig(0.1, 0.9, 0.0, True), fleet.now))
+        wanted = {name for name, _ in fleet.deliver()}
+    assert pushes == computed
 
 
 def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state(package):

@@ -240,7 +240,7 @@ class Method:
         return self.behind(robot, fleet, max(self.bound_of(robot), least))
 
     def bound_of(self, robot: str) -> float:
-        """Return the staleness bound of this robot, see `Method`."""
+        """Return the staleness bound of this robot; a method may return less for one robot."""
         return self.bound
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:

@@ -34,7 +34,8 @@ class Pulls:
         if shared.stopping:
             return self.drain(now)
         # After a change to a tighter bound, the old bound holds for a member until its next push.
-        least = max((m.bound for m in active if method.by_row), default=0.0)
+        widest = max((m.bound for m in active if method.by_row), default=0.0)
+        least = widest if widest > method.row_bound else 0.0
         actions: list[Action] = []
         former = deadlines.waited_for
         waited_for: dict[str, float] = {}
