@@ -1,14 +1,18 @@
 """Every example runs as its first lines say, and README and a page of the documentation name it."""
 
+import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from fleet_env.fleet import ReachConfig
@@ -137,6 +141,19 @@ def test_a_recorded_link_is_trained_over_again(run):
         if command not in needs_radio:
             short = command + ' --minutes 0.3' * bool(re.match('sim|compare', command))
             assert done(run(f'-m rog_cli.main {short}'))
+
+
+@pytest.mark.parametrize('there', [True, False])
+def test_the_fleet_with_a_recording_starts_only_where_ros2_bag_is(there, monkeypatch):
+    for module in ('launch', 'launch.actions', 'launch.launch_description_sources',
+                   'launch.substitutions', 'launch_ros', 'launch_ros.substitutions'):
+        monkeypatch.setitem(sys.modules, module, MagicMock())
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: there or None)
+    made = runpy.run_path(str(ROOT / 'examples/fleet_with_bag.launch.py'))
+    missing = nullcontext() if there else pytest.raises(RuntimeError, match='`ros2 bag` is missing')
+    with missing:
+        made['generate_launch_description']()
+    assert sys.modules['launch.actions'].ExecuteProcess.called == there
 
 
 @pytest.mark.long
