@@ -16,6 +16,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from fleet_env.fleet import ReachConfig
+from fleet_env.summary import read_summary
 from fleet_ros.environment import dds_environment
 from fleet_testing import Lines, environment, free_domain
 
@@ -103,15 +104,21 @@ def test_own_method_trains_beside_another_one(run):
 
 
 @pytest.mark.long
-def test_own_loop_trains_two_robots_with_a_server(run):
+def test_own_loop_trains_two_robots_with_a_server(run, tmp_path):
     server = run('-m rog_cli.main fleet up examples/my_fleet.yaml --only server --plain '
                  '--out there --set training.task=own_task:Digits --minutes 0.1')
     robots = [run(f'examples/own_loop.py robot{n}') for n in (1, 2)]
+    printed = {}
     for text in map(done, robots):
-        assert re.search(r'robot\d: iteration 20, .*(.|\n)*done, accuracy \d', text)
+        name, accuracy = re.search(r'(robot\d): iteration 20, .*(?:.|\n)*done, accuracy (\S+)',
+                                   text).groups()
+        printed[name] = float(accuracy)
         said = re.findall(r'^robot.*', text, re.M)
     check_shown('own_loop.txt', '\n'.join([*said[:3], said[-1]]))
     assert 'Results in' in done(server)
+    summary = read_summary(tmp_path / 'there')
+    assert printed == {name: round(100 * robot.accuracy.after, 1)
+                       for name, robot in summary.robots.items()}
 
 
 @pytest.mark.long
