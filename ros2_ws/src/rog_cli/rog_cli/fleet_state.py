@@ -117,6 +117,10 @@ class Fleet:
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 
+    def complete(self) -> bool:
+        """Return whether each robot that is there has sent a status."""
+        return all(robot.heard or robot.state == 'away' for robot in self.robots)
+
     def lines(self) -> list[str]:
         """Return the state of the fleet in one short line for each robot."""
         if not self.robots:

@@ -35,6 +35,8 @@ from .processes import FleetProcesses
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
           'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
 
+COMPLETE = 3.0  # most seconds to wait for the first status of each robot, for a table shown once
+
 
 class Monitor:
     """A node that listens to the status topics of the fleet.
@@ -159,6 +161,9 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
                   file=sys.stderr)
     if once:
         monitor.spin(0.5)
+        until = time.monotonic() + COMPLETE
+        while not monitor.shown().complete() and time.monotonic() < until:
+            monitor.spin(0.1)
         Console(width=None if sys.stdout.isatty() else 140).print(live_table(monitor.shown()))
         return 0
     show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=not sys.stdout.isatty())
