@@ -14,15 +14,16 @@ from rog_bringup import FLEETS
 
 from .option_types import place
 
+FLEET = 'a built-in fleet (indoor, outdoor, non_iid, heterogeneous, two_speeds, crimp) or the ' \
+        'path of a fleet file'
+
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
     """Add the argument FLEET and the options that change it.
 
     ``virtual``: whether to add the options of virtual time, too.
     """
-    parser.add_argument('fleet', metavar='FLEET',
-                        help='a built-in fleet (indoor, outdoor, non_iid, heterogeneous, '
-                             'two_speeds, crimp) or the path of a fleet file')
+    parser.add_argument('fleet', metavar='FLEET', help=FLEET)
     parser.add_argument('--minutes', metavar='M', help='duration of the training')
     parser.add_argument('--seed', metavar='N', help='seed of all random numbers')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
