@@ -6,6 +6,8 @@
 All other arguments are those of rog_bringup's outdoor.launch.py.
 """
 
+from importlib.util import find_spec
+
 from launch.actions import ExecuteProcess, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import PathJoinSubstitution
@@ -16,6 +18,9 @@ from launch import LaunchDescription
 
 def generate_launch_description():
     """Return a fleet on this machine, and `ros2 bag record` beside it."""
+    if find_spec('ros2bag') is None:  # else the fleet would train unrecorded
+        raise RuntimeError('the command `ros2 bag` is missing, so nothing is started: it needs an '
+                           'installed ROS 2 with rosbag2 (apt install ros-$ROS_DISTRO-rosbag2)')
     fleet = IncludeLaunchDescription(PythonLaunchDescriptionSource(
         PathJoinSubstitution([FindPackageShare('rog_bringup'), 'outdoor.launch.py'])))
     # All that is said of the training; not the rows themselves, which are most of the traffic.

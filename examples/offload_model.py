@@ -1,9 +1,11 @@
 """Share the inferences of a model with a server (LOPInfer); the results stay equal.
 
-Start it like this:
+Start it like this, with both on one machine:
 
-    lopinfer serve                                      # on the machine with the GPU, or this one
-    eval "$(rog fleet env indoor)"                      # this machine alone: the server's network
+    # Terminal 1: the server
+    lopinfer serve
+    # Terminal 2: the program, in the server's network
+    eval "$(rog fleet env indoor)"
     python examples/offload_model.py
 """
 

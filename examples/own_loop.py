@@ -2,9 +2,14 @@
 
 The server has a fleet file, whose task has the same model; each robot runs this program:
 
+    # Terminal 1: the server
     rog fleet up examples/my_fleet.yaml --only server --set training.task=own_task:Digits
-    eval "$(rog fleet env examples/my_fleet.yaml)"      # in every other shell: the fleet's network
+    # Terminal 2: a robot, in the fleet's network
+    eval "$(rog fleet env examples/my_fleet.yaml)"
     python examples/own_loop.py robot1
+    # Terminal 3: the other one
+    eval "$(rog fleet env examples/my_fleet.yaml)"
+    python examples/own_loop.py robot2
 """
 
 import sys
@@ -32,4 +37,6 @@ with connect(robot, timeout=120) as fleet:
                   f'accuracy {100 * accuracy:.1f} %', flush=True)
         if optimizer.stopped:                                    # the run is over
             break
-print(f'{robot}: done, accuracy {100 * task.evaluate(model):.1f} %')
+    accuracy = task.evaluate(model)                              # of the final model
+    fleet.report(accuracy=accuracy)                              # for the fleet's table of results
+print(f'{robot}: done, accuracy {100 * accuracy:.1f} %')

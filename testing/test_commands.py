@@ -1,5 +1,6 @@
 """What all three commands have in common."""
 
+import argparse
 from importlib import metadata
 
 import pytest
@@ -15,6 +16,22 @@ def test_a_command_says_its_version(capsys, make_parser):
     command, _, said = capsys.readouterr().out.strip().partition(' ')
     assert ended.value.code == 0 and command == make_parser().prog
     assert said == metadata.version('fleet_env')
+
+
+def arguments(parser):
+    """Yield command and argument, also of all verbs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from arguments(verb)
+        else:
+            yield parser.prog, action
+
+
+@pytest.mark.parametrize('make_parser', [rog, lopinfer, rrto])
+def test_each_argument_of_a_command_is_described(make_parser):
+    assert not [(command, action.dest) for command, action in arguments(make_parser())
+                if not action.help]
 
 
 @pytest.mark.parametrize(('make_parser', 'words', 'meant'), [

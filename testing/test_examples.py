@@ -1,17 +1,22 @@
 """Every example runs as its first lines say, and README and a page of the documentation name it."""
 
+import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from fleet_env.fleet import ReachConfig
+from fleet_env.summary import read_summary
 from fleet_ros.environment import dds_environment
 from fleet_testing import Lines, environment, free_domain
 
@@ -99,15 +104,21 @@ def test_own_method_trains_beside_another_one(run):
 
 
 @pytest.mark.long
-def test_own_loop_trains_two_robots_with_a_server(run):
+def test_own_loop_trains_two_robots_with_a_server(run, tmp_path):
     server = run('-m rog_cli.main fleet up examples/my_fleet.yaml --only server --plain '
                  '--out there --set training.task=own_task:Digits --minutes 0.1')
     robots = [run(f'examples/own_loop.py robot{n}') for n in (1, 2)]
+    printed = {}
     for text in map(done, robots):
-        assert re.search(r'robot\d: iteration 20, .*(.|\n)*done, accuracy \d', text)
+        name, accuracy = re.search(r'(robot\d): iteration 20, .*(?:.|\n)*done, accuracy (\S+)',
+                                   text).groups()
+        printed[name] = float(accuracy)
         said = re.findall(r'^robot.*', text, re.M)
     check_shown('own_loop.txt', '\n'.join([*said[:3], said[-1]]))
     assert 'Results in' in done(server)
+    summary = read_summary(tmp_path / 'there')
+    assert printed == {name: round(100 * robot.accuracy.after, 1)
+                       for name, robot in summary.robots.items()}
 
 
 @pytest.mark.long
@@ -137,6 +148,19 @@ def test_a_recorded_link_is_trained_over_again(run):
         if command not in needs_radio:
             short = command + ' --minutes 0.3' * bool(re.match('sim|compare', command))
             assert done(run(f'-m rog_cli.main {short}'))
+
+
+@pytest.mark.parametrize('there', [True, False])
+def test_the_fleet_with_a_recording_starts_only_where_ros2_bag_is(there, monkeypatch):
+    for module in ('launch', 'launch.actions', 'launch.launch_description_sources',
+                   'launch.substitutions', 'launch_ros', 'launch_ros.substitutions'):
+        monkeypatch.setitem(sys.modules, module, MagicMock())
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: there or None)
+    made = runpy.run_path(str(ROOT / 'examples/fleet_with_bag.launch.py'))
+    missing = nullcontext() if there else pytest.raises(RuntimeError, match='`ros2 bag` is missing')
+    with missing:
+        made['generate_launch_description']()
+    assert sys.modules['launch.actions'].ExecuteProcess.called == there
 
 
 @pytest.mark.long

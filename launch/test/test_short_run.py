@@ -8,6 +8,7 @@ from fleet_env.summary import read_summary
 from fleet_under_test import Fleet
 from rog_core.model.flat import flatten, unflatten
 from rog_core.model.partition import partition_of
+from rog_msgs.srv import SetSync
 from rog_ps import checkpoint
 from rog_ps.directory import kept
 
@@ -52,3 +53,17 @@ def test_the_record_waits_for_the_final_model_to_be_evaluated(tmp_path):
     robots = read_summary(fleet.out).robots
     assert robots['robot1'].accuracy.after == robots['robot2'].accuracy.after > 0
     assert not [e for e in read_run(fleet.out) if isinstance(e, Fault)]
+
+
+@pytest.mark.long
+def test_the_summary_names_the_method_that_was_chosen_last(tmp_path):
+    with Fleet(tmp_path) as fleet:
+        fleet.start_all()
+        fleet.until_trained('robot1', 'robot2')
+        client = fleet.node.create_client(SetSync, '/rog/set_sync')
+        fleet.until(client.service_is_ready, 'the service is there')
+        answer = client.call_async(SetSync.Request(sync='rsp:20'))
+        fleet.until(answer.done, 'the server answers')
+        fleet.interrupt('server')
+        assert fleet.ended('server') == 0
+    assert read_summary(fleet.out).sync == 'rsp:20'

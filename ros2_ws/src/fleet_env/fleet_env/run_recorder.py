@@ -185,15 +185,18 @@ class Recorder:
         self._faults[what] += 1
         self._write(records.Fault(t, robot, what, detail))
 
-    def stop(self, t: float, reason: str) -> Summary:
-        """End the record; return the content of summary.json."""
+    def stop(self, t: float, reason: str, sync: str = '') -> Summary:
+        """End the record; return the content of summary.json.
+
+        :param sync: the last synchronisation method, if it was changed during the run.
+        """
         robots = {}
         for name, robot in sorted(self._robots.items()):
             self._write(records.Stop(t, name, reason, robot.iteration))
             robots[name] = robot.summary(self.clean, self.before)
         start = self.start
         notes = {'reason': reason, **({'faults': dict(self._faults)} if self._faults else {})}
-        summary = Summary(start.sync, start.task, start.seed, t, robots, start.fleet,
+        summary = Summary(sync or start.sync, start.task, start.seed, t, robots, start.fleet,
                           notes)
         if self._writer is not None and self.directory is not None:
             self._writer.close()

@@ -1,7 +1,7 @@
 """``summary.json``: the outcome of a run, on robots or in virtual time.
 
     schema       rog-run/1
-    sync         synchronisation method, for example rsp:4
+    sync         synchronisation method, for example rsp:4; the last one if it was changed
     task         class of the task
     seed         seed of all random numbers
     fleet        name of the fleet

@@ -42,6 +42,13 @@ def test_a_run_of_one_robot(tmp_path):
     assert [step.compute_s for step in steps] == [1.0, 2.0]
 
 
+def test_the_summary_names_the_last_method(tmp_path):
+    Recorder(tmp_path / 'same', START).stop(6.0, 'finished')
+    Recorder(tmp_path / 'changed', START).stop(6.0, 'finished', 'rsp:20')
+    assert [read_summary(tmp_path / name).sync for name in ('same', 'changed')] == [
+        'rsp:4', 'rsp:20']
+
+
 def test_the_final_model_counts_though_the_one_of_before_has_its_iteration(tmp_path):
     recorder = Recorder(tmp_path, START)
     for message in (status(3, evaluated_at=3, accuracy=0.8),

@@ -25,8 +25,9 @@ from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
 
-GOOD, WARN, BAD = 'ok', 'warning', 'problem'
-COLORS = {GOOD: 'green', WARN: 'yellow', BAD: 'red'}
+# A note is no fault of this network, but says what another one would need.
+GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
+COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 
 BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
 CLOCK = 0.5           # largest difference of clocks, s; traces of emulated links use them
@@ -142,7 +143,11 @@ def buffers(rmem_max: int | None, loopback: bool) -> Finding:
     """Check that the kernel gives DDS the receive buffer that it requests."""
     if rmem_max is None or rmem_max >= BUFFER:
         return Finding('socket buffers', GOOD, f'net.core.rmem_max is {rmem_max} B')
-    return Finding('socket buffers', GOOD if loopback else WARN,
+    if loopback:
+        return Finding('socket buffers', NOTE, f'net.core.rmem_max is {rmem_max} B; bursts of rows '
+                       'from other machines may overflow it', 'before robots on other machines '
+                       f'join: sudo sysctl -w net.core.rmem_max={BUFFER}')
+    return Finding('socket buffers', WARN,
                    f'net.core.rmem_max is {rmem_max} B; bursts of rows may overflow it',
                    f'sudo sysctl -w net.core.rmem_max={BUFFER}, and the same in /etc/sysctl.d')
 

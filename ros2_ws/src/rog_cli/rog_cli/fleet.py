@@ -24,7 +24,7 @@ from rog_tasks.task import check_task
 
 from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
-from .fleet_options import add_fleet_options, chosen_fleet
+from .fleet_options import FLEET, add_fleet_options, chosen_fleet
 from .option_types import place
 from .processes import LINGER, FleetProcesses, how_it_ended
 from .view import outcome, watch
@@ -48,11 +48,11 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     up.set_defaults(run=_up)
     show = sub.add_parser('show', help='print a fleet file with all settings and their '
                           'descriptions')
-    show.add_argument('fleet')
+    show.add_argument('fleet', help=FLEET)
     show.set_defaults(run=_show)
     env = sub.add_parser('env', help='print the variables of DDS with which ros2 and other '
                          'programs meet the fleet: eval "$(rog fleet env FLEET)"')
-    env.add_argument('fleet')
+    env.add_argument('fleet', help=FLEET)
     env.add_argument('--profile', choices=sorted(PROFILES), help='print the profile of one DDS, '
                      'for the file named in CYCLONEDDS_URI=file://... or '
                      'FASTRTPS_DEFAULT_PROFILES_FILE (Kilted: FASTDDS_DEFAULT_PROFILES_FILE)')

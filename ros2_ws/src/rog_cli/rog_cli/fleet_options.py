@@ -7,12 +7,15 @@ import os
 from typing import Any
 
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import FleetConfig
+from fleet_env.fleet import FleetConfig, LinkConfig
 from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides, with_robots
 from fleet_env.generate import PROFILES
 from rog_bringup import FLEETS
 
 from .option_types import place
+
+FLEET = 'a built-in fleet (indoor, outdoor, non_iid, heterogeneous, two_speeds, crimp) or the ' \
+        'path of a fleet file'
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
@@ -20,9 +23,7 @@ def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> 
 
     ``virtual``: whether to add the options of virtual time, too.
     """
-    parser.add_argument('fleet', metavar='FLEET',
-                        help='a built-in fleet (indoor, outdoor, non_iid, heterogeneous, '
-                             'two_speeds, crimp) or the path of a fleet file')
+    parser.add_argument('fleet', metavar='FLEET', help=FLEET)
     parser.add_argument('--minutes', metavar='M', help='duration of the training')
     parser.add_argument('--seed', metavar='N', help='seed of all random numbers')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE',
@@ -32,7 +33,8 @@ def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> 
                             'file, or additional ones with defaults')
         parser.add_argument('--trace', metavar='FILE', help='link trace of every robot without '
                             'its own: a file of "seconds Mbit/s", or '
-                            f'{", ".join(PROFILES)}')
+                            f'{", ".join(PROFILES)}. A file holds true rates: it sets link.scale '
+                            'to 1 unless --set gives link.scale')
         parser.add_argument('--traffic', metavar='MODEL', help='published model whose bytes count '
                             'on the air: convmlp-m')
 
@@ -83,11 +85,27 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
         if not equals:
             raise FleetFileError(f'--set {text}: write KEY=VALUE')
         overrides[key] = value
-    fleet = with_overrides(load_fleet(options.fleet, [FLEETS]), overrides)
+    read = load_fleet(options.fleet, [FLEETS])
+    fleet = with_overrides(read, overrides)
+    if trace is not None and trace not in PROFILES and 'link.scale' not in overrides:
+        fleet = with_overrides(read, {**_true_rates(fleet), **overrides})
     if given.get('robots') is not None:
         fleet = with_robots(fleet, _count(given['robots']))
     find_tasks(fleet)
     return fleet
+
+
+def _true_rates(fleet: FleetConfig) -> dict[str, float]:
+    """Return the overrides by which the fleet's trace has the rates that its file says.
+
+    The ``link.scale`` of a fleet file belongs to the trace of that file. A robot that does not
+    follow the fleet's trace keeps its scale.
+    """
+    def scale(link: LinkConfig) -> float:
+        return 1.0 if link.trace == fleet.link.trace and not link.rate else link.scale
+
+    return {'link.scale': scale(fleet.link),
+            **{f'robots.{robot.name}.link.scale': scale(robot.link) for robot in fleet.robots}}
 
 
 def at_least_one(text: str) -> int:

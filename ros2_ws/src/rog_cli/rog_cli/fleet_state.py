@@ -96,6 +96,7 @@ class Fleet:
     minimum: str = ''  # the MTA and the MTA time, in words
     above: str = ''    # which robot of the parent fleet this fleet is, in words
     left: float = math.nan  # seconds until the run is over, if the listener knows its duration
+    starting: bool = False  # whether the listener has started the server itself
 
     @property
     def time(self) -> str:
@@ -106,7 +107,8 @@ class Fleet:
     def headline(self) -> str:
         """Return method, state, time and minimum in one line."""
         if not self.found:
-            return 'waiting for the parameter server'
+            return 'the parameter server is starting' if self.starting \
+                else 'waiting for the parameter server'
         return '   '.join(filter(None, (self.sync, self.state, self.time, self.minimum,
                                         self.above)))
 
@@ -114,6 +116,10 @@ class Fleet:
         """Return for each robot why others wait for it, or no longer wait."""
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
+
+    def complete(self) -> bool:
+        """Return whether each robot that is there has sent a status."""
+        return all(robot.heard or robot.state == 'away' for robot in self.robots)
 
     def lines(self) -> list[str]:
         """Return the state of the fleet in one short line for each robot."""
@@ -171,13 +177,14 @@ class FleetState:
     """The received statuses of a fleet. ``now`` is the listener's time in s, from any origin.
 
     ``above``: which robot of a parent fleet this fleet is, in words. ``minutes``: duration of the
-    run, 0 if unknown. No status contains these two.
+    run, 0 if unknown. ``starting``: whether the listener has started the server itself. No status
+    contains these three.
 
     When another run begins, all events and curves are dropped, because its times start at 0 again.
     """
 
-    def __init__(self, above: str = '', minutes: float = 0.0) -> None:
-        self._above = above
+    def __init__(self, above: str = '', minutes: float = 0.0, starting: bool = False) -> None:
+        self._above, self._starting = above, starting
         self.minutes = minutes
         self.fleet: Any = None
         self.robots: dict[str, Any] = {}
@@ -229,7 +236,7 @@ class FleetState:
         names = sorted({*self.robots, *known})[:ROBOTS]
         robots = tuple(self._robot(name, known.get(name), now) for name in names)
         if fleet is None:
-            return Fleet(robots)
+            return Fleet(robots, starting=self._starting)
         state, sync = shown(fleet.state, NAME), shown(fleet.sync, NAME)
         minimum = f'minimum {100 * fleet.mta:.0f} % of {fleet.rows_total} rows, MTA time ' \
                   f'{1e3 * fleet.mta_time:.0f} ms' if fleet.rows_total else ''

@@ -15,7 +15,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser('status', help='show a live table of the fleet, on any machine')
     parser.add_argument('--once', action='store_true',
-                        help='print the table once, when the first status arrives')
+                        help='print the table once, when each robot has sent a status, or 3 s '
+                        'after the first')
     parser.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
                         help='seconds to wait for a fleet (default: 10)')
     add_network_options(parser)

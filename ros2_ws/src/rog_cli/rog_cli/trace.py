@@ -46,7 +46,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='directory of a run.jsonl; needs --robot')
     source.add_argument('--iface', metavar='NAME', help='Wi-Fi interface, measured with iw')
     record.add_argument('--robot', metavar='NAME', help='robot whose link to take, with --run')
-    record.add_argument('--out', type=place, required=True, metavar='FILE')
+    record.add_argument('--out', type=place, required=True, metavar='FILE',
+                        help='file for the trace')
     record.add_argument('--seconds', type=float, default=math.inf, metavar='S',
                         help='length of the trace, s (default: the whole run, or until Ctrl+C)')
     record.add_argument('--step', type=float, default=0.5, metavar='S',

@@ -35,6 +35,8 @@ from .processes import FleetProcesses
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
           'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
 
+COMPLETE = 3.0  # most seconds to wait for the first status of each robot, for a table shown once
+
 
 class Monitor:
     """A node that listens to the status topics of the fleet.
@@ -42,11 +44,11 @@ class Monitor:
     :param key: key of the fleet or of a robot. With a key, a status of the server counts only if it
         is signed with the key and newer than the last status, because anybody can repeat an old
         status.
-    :param above, minutes: see `FleetState`.
+    :param above, minutes, starting: see `FleetState`.
     """
 
     def __init__(self, namespace: str = '', key: Key | None = None, above: str = '',
-                 minutes: float = 0.0) -> None:
+                 minutes: float = 0.0, starting: bool = False) -> None:
         self.namespace = namespace
         self._proves = None if key is None else Signature(key).proves
         self._order = Order(SILENT)
@@ -54,7 +56,7 @@ class Monitor:
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self.node)
-        self.state = FleetState(above, minutes)
+        self.state = FleetState(above, minutes, starting)
         self.unproved = False  # whether the last server status had no valid signature
         self._subscribed: set[str] = set()
         self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
@@ -159,6 +161,9 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
                   file=sys.stderr)
     if once:
         monitor.spin(0.5)
+        until = time.monotonic() + COMPLETE
+        while not monitor.shown().complete() and time.monotonic() < until:
+            monitor.spin(0.1)
         Console(width=None if sys.stdout.isatty() else 140).print(live_table(monitor.shown()))
         return 0
     show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=not sys.stdout.isatty())
@@ -180,7 +185,8 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
     upstream = fleet.upstream
     above = f'robot {upstream.namespace}/{upstream.robot} of the parent fleet' \
         if upstream.robot else ''
-    with Monitor(fleet.network.namespace, above=above, minutes=fleet.minutes) as monitor:
+    with Monitor(fleet.network.namespace, above=above, minutes=fleet.minutes,
+                 starting='server' in processes.names) as monitor:
         for robot in fleet.robots:
             monitor.listen(robot.name)
 

@@ -28,6 +28,10 @@ def test_nothing_heard_is_an_empty_fleet_that_waits_for_its_server(state):
     assert fleet.lines() == ['waiting for the parameter server']
 
 
+def test_a_server_that_the_listener_has_started_is_starting():
+    assert FleetState(starting=True).shown(5.0).lines() == ['the parameter server is starting']
+
+
 def test_who_waits_for_whom_and_why(state):
     state.on_fleet(server(('robot1', 'waiting', {'waiting_for': 'robot2', 'waiting_time': 2.2}),
                           ('robot2', 'training', {'why': '4 iterations behind'}),

@@ -1,5 +1,6 @@
 """rog sim as a person uses it: exit codes, files, messages."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import pytest
 from fleet_env.records import read_run
 from fleet_env.summary import read_summary
+from fleet_env.trace import read_trace
+from rog_cli.fleet_options import add_fleet_options, chosen_fleet
 from rog_cli.main import main
 
 TASK = '''
@@ -143,6 +146,40 @@ def test_options_change_the_fleet(capsys, mine, tmp_path):
     assert list(summary.robots) == ['robot1', 'robot2', 'robot3']
     rates = {event.link_rate for event in read_run(out) if hasattr(event, 'link_rate')}
     assert rates == {0.5}
+
+
+def test_a_link_recorded_from_a_run_is_replayed_at_its_own_rates(capsys, mine, tmp_path):
+    mine.write_text(FLEET.replace('link.txt', 'link.txt, scale: 0.05'))
+    traces = []
+    for name, more in (('first', []), ('again', ['--trace', str(tmp_path / 'first.txt')])):
+        assert sim(capsys, mine, *more, '--out', str(tmp_path / name))[0] == 0
+        traces.append(tmp_path / f'{name}.txt')
+        assert main(['trace', 'record', '--run', str(tmp_path / name), '--robot', 'robot1',
+                     '--out', str(traces[-1])]) == 0
+    first, again = map(read_trace, traces)
+    assert 0.1 < first.mean < 0.4 and again.mean == pytest.approx(first.mean, rel=0.2)
+
+
+@pytest.mark.parametrize(('arguments', 'scales'), [
+    ([], [0.05, 0.05, 0.5, 0.05]),
+    (['--trace', 'outdoor'], [0.05, 0.05, 0.5, 0.05]),  # a built-in trace replaces another one
+    (['--trace', 'mine.txt'], [1, 0.05, 1, 1]),
+    (['--trace', 'mine.txt', '--set', 'link.scale=0.3'], [0.3, 0.3, 0.5, 0.3]),
+    (['--trace', 'mine.txt', '--set', 'robots.robot1.link.scale=0.05'], [0.05, 0.05, 1, 1]),
+])
+def test_a_file_given_by_trace_has_true_rates_unless_a_scale_is_set(mine, tmp_path, arguments,
+                                                                    scales):
+    (tmp_path / 'mine.txt').write_text('0 1\n9 2\n')
+    mine.write_text("""
+        name: mine
+        link: {trace: outdoor, scale: 0.05}
+        robots: [{name: robot1}, {name: robot2, link: {trace: link.txt}},
+                 {name: robot3, link: {scale: 0.5}}]
+    """)
+    parser = argparse.ArgumentParser()
+    add_fleet_options(parser)
+    fleet = chosen_fleet(parser.parse_args([str(mine), '--robots', '4', *arguments]))
+    assert [robot.link.scale for robot in fleet.robots] == scales
 
 
 @pytest.mark.long

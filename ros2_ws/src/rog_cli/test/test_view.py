@@ -2,10 +2,12 @@
 
 import io
 
+import pytest
 from fleet_testing import eventually
 from rich.console import Console
+from rog_cli import view
 from rog_cli.fleet_state import FleetState
-from rog_cli.view import Monitor, live_table
+from rog_cli.view import Monitor, live_table, show
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.message_auth import Signature, new_key
@@ -32,6 +34,42 @@ def test_the_table_names_cause_and_duration():
     assert 'robot2: 4 iterations behind, pushing, no progress for 1.5 s' in text
     assert 'robot3: retired, pulling, no progress for 9.0 s: the others go on' in text
     assert 'retired' in next(line for line in text.splitlines() if line.startswith('robot3 '))
+
+
+class Sends:
+    """A monitor, and its clock, whose robot2 sends its first status at ``speaks`` s."""
+
+    def __init__(self, speaks, state='training'):
+        self.speaks, self.now, self.state = speaks, 0.0, FleetState()
+        self.state.on_fleet(FleetStatus(sync='rsp:4', state='training', robots=[
+            RobotStatus(robot='robot1', state='training'),
+            RobotStatus(robot='robot2', state=state)]), 0.0)
+        self.state.on_robot(TrainingStatus(robot='robot1', state='computing'), 0.0)
+        self.fleet, self.robots = self.state.fleet, self.state.robots
+
+    def monotonic(self):
+        return self.now
+
+    def spin(self, seconds):
+        self.now += seconds
+        if self.now >= self.speaks:
+            self.state.on_robot(TrainingStatus(robot='robot2', state='pushing', iteration=4711),
+                                self.now)
+
+    def shown(self):
+        return self.state.shown(self.now)
+
+
+@pytest.mark.parametrize(('speaks', 'state', 'until', 'heard'), [
+    (2.0, 'training', 2.0, True),   # the table waits for it,
+    (60.0, 'training', 3.5, False),  # but not for ever,
+    (60.0, 'away', 0.5, False)])     # nor for a robot that is away
+def test_a_table_shown_once_waits_for_each_robot(monkeypatch, capsys, speaks, state, until, heard):
+    monitor = Sends(speaks, state)
+    monkeypatch.setattr(view, 'time', monitor)
+    assert show(monitor, once=True, timeout=10.0) == 0
+    assert ('4711' in capsys.readouterr().out) == heard
+    assert monitor.now == pytest.approx(until, abs=0.15)
 
 
 def test_what_a_stranger_calls_itself_is_text_and_no_markup():

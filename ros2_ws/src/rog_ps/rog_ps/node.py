@@ -543,7 +543,7 @@ class ParameterServerNode(ManagedNode):
             self._save_or_say()
         if self._recorder is not None:
             try:
-                self._recorder.stop(self.elapsed, self.reason)
+                self._recorder.stop(self.elapsed, self.reason, self.machine.method.spec.text)
             except RecordError as error:
                 self._incomplete = True
                 self.get_logger().error(str(error))

@@ -10,15 +10,23 @@ from .comparison import Comparison, MethodResult, Spread
 
 Row = list[str]
 
+SMALL = 10_000  # bytes of an iteration below which they are shown in kB
+LEGEND = '''\
+target: accuracy of "s to target" and "J to target": --target, or the highest that all runs reach
+stability: ln of the standard deviation of the accuracies in the second half; smaller is steadier
+fluctuation: the same of the differences between successive accuracies, without the rise'''
+
 
 def text_tables(comparison: Comparison) -> str:
     """Return the comparison as aligned plain text of at most about 100 columns."""
-    return '\n\n'.join(f'{title}\n{aligned(rows)}' for title, rows in _tables(comparison))
+    tables = [f'{title}\n{aligned(rows)}' for title, rows in _tables(comparison)]
+    return '\n\n'.join([*tables, LEGEND])
 
 
 def markdown_tables(comparison: Comparison) -> str:
     """Return the comparison as Markdown tables."""
-    return '\n'.join(f'{title}\n\n{markdown(rows)}' for title, rows in _tables(comparison))
+    tables = [f'{title}\n\n{markdown(rows)}' for title, rows in _tables(comparison)]
+    return '\n'.join([*tables, *(f'- {line}\n' for line in LEGEND.splitlines())])
 
 
 def spread(value: Spread, scale: float = 1.0, digits: int | None = None) -> str:
@@ -39,6 +47,8 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[Row]]]:
     c = comparison
     runs = f'{c.robots} robots, {c.duration_s / 60:g} min, ' \
            f'{len(c.seeds)} seed{"s" if len(c.seeds) > 1 else ""}'
+    small = any(m.iteration_bytes.mean < SMALL for m in c.methods)
+    amount, factor = ('kB/iteration', 1e-3) if small else ('MB/iteration', 1e-6)
     time: dict[str, Callable[[MethodResult], str]] = {
         'method': lambda m: m.sync,
         'iterations': lambda m: spread(m.iterations),
@@ -48,7 +58,7 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[Row]]]:
         'stall': lambda m: spread(Spread(m.stall_s.mean)),
         'stall %': lambda m: spread(m.stall_share, 100, 1),
         'rows %': lambda m: spread(Spread(m.rows_share.mean), 100, 0),
-        'MB/iteration': lambda m: spread(Spread(m.iteration_bytes.mean), 1e-6)}
+        amount: lambda m: spread(Spread(m.iteration_bytes.mean), factor)}
     outcome: dict[str, Callable[[MethodResult], str]] = {'method': lambda m: m.sync}
     for index, t in enumerate(c.times):
         outcome[f'% at {_moment(t)}'] = partial(_accuracy, index)

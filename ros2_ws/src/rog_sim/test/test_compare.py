@@ -12,7 +12,14 @@ from fleet_env.records import Iteration, RunWriter, Start, Status
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_core.errors import ConfigError
 from rog_sim.compare import compare
-from rog_sim.comparison import compare_runs, read_comparison, write_comparison
+from rog_sim.comparison import (
+    Comparison,
+    MethodResult,
+    Spread,
+    compare_runs,
+    read_comparison,
+    write_comparison,
+)
 from rog_sim.measure import read_run_measures
 from rog_sim.table import markdown_tables, text_tables
 
@@ -103,6 +110,15 @@ def test_what_never_happened_is_null_in_the_file_and_never_in_the_table(tmp_path
     assert repr(read_comparison(tmp_path)) == repr(comparison)  # no NaN equals another
 
 
+@pytest.mark.parametrize(('sent', 'shown'), [(200, ['kB/iteration', '0.200']),
+                                             (50_000, ['MB/iteration', '0.050'])])
+def test_a_small_payload_is_shown_in_kilobytes(sent, shown):
+    comparison = Comparison('toy', 'a:B', 2, 100.0, [1], math.nan, [], 0, [
+        MethodResult('bsp', [], iteration_bytes=Spread(sent))])
+    _, header, _, row = text_tables(comparison).split('\n\n')[0].split('\n')
+    assert [header.split()[-1], row.split()[-1]] == shown
+
+
 @pytest.mark.parametrize(('text', 'says'), [
     ('{', 'cannot be read'), ('{}', "schema None"), ('[]', 'schema None'),
     ('{"schema": "rog-comparison/1"}', 'not a comparison'),
@@ -135,9 +151,12 @@ def test_tables_hold_every_method_in_aligned_lines(fleet, tmp_path):
     comparison = run(fleet, tmp_path / 'out')
     text = text_tables(comparison)
     assert text.isascii() or set(text) - set(map(chr, range(128))) == {'±'}
-    for block in text.split('\n\n'):
+    *tables, legend = text.split('\n\n')
+    assert [line.split(':')[0] for line in legend.split('\n')] == [
+        'target', 'stability', 'fluctuation']
+    for block in tables:
         title, header, rule, *rows = block.split('\n')
         assert {len(line) for line in (header, rule, *rows)} == {len(header)}
         assert [row.split()[0] for row in rows] == ['bsp', 'rsp:4']
-    for line in markdown_tables(comparison).split('\n'):
+    for line in markdown_tables(comparison).split('\n- ')[0].split('\n'):
         assert not line or line.startswith('|') == line.endswith('|')

@@ -21,7 +21,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         'bench', help='measure the overhead over plain server-only execution, on loopback')
     parser.add_argument('models', nargs='*', metavar='MODEL', default=['resnet18', 'vgg11_bn'],
                         help='models of torchvision or timm (default: resnet18 vgg11_bn)')
-    parser.add_argument('--requests', type=positive, default=30, metavar='N')
+    parser.add_argument('--requests', type=positive, default=30, metavar='N',
+                        help='inferences to measure (default: 30)')
     parser.set_defaults(run=_run)
 
 

@@ -24,7 +24,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         'demo', help='start a server, split a model, compare all methods on this machine')
     parser.add_argument('model', nargs='?', default='vgg11_bn', metavar='MODEL',
                         help=f'{MODEL_HELP.split(", or a pub")[0]} (default: vgg11_bn)')
-    parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224')
+    parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
+                        help='shape of the input (default: 1x3x224x224)')
     parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('2,5,10'),
                         metavar='2,5,10', help='rates of the emulated link, MB/s (default: 2,5,10)')
     parser.add_argument('--slowdown', type=above_zero, default=3.0, metavar='X',

@@ -38,7 +38,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='minimise latency + weight * energy (default: 0)')
     wanted.add_argument('--deadline', type=above_zero, metavar='S',
                         help='minimise energy among the plans within this latency')
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--seed', type=int, default=0,
+                        help='seed of the search for plans (default: 0)')
     parser.add_argument('--plot', nargs='?', const='', metavar='FILE',
                         help='draw the timelines (default: MODEL.plan.png)')
     parser.add_argument('--out', type=Path, metavar='FILE', help='file for the plan table')

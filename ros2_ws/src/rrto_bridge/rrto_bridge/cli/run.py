@@ -37,7 +37,8 @@ def add_parser(verbs: Any) -> None:
                             metavar='X',
                             help=knob.help.replace('%', '%%'))
     add_network_options(parser, without=['namespace'])  # `Settings` has the namespace option
-    parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND')
+    parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND',
+                        help='the program and its arguments')
     parser.set_defaults(call=call)
 
 
