@@ -32,7 +32,8 @@ def run(tmp_path, monkeypatch):
     def start(text):
         command = [sys.executable, *shlex.split(text)]
         running.append(Lines(subprocess.Popen(
-            command, cwd=tmp_path, env=environment(1, **reach), text=True, start_new_session=True,
+            command, cwd=tmp_path, env=environment(1, tmp_path / 'examples', **reach), text=True,
+            start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
         return running[-1]
@@ -125,6 +126,25 @@ def test_offload_program_runs_on_a_server_that_is_started_for_it(run):
     text = done(run(f'-m rrto_bridge.cli.main run -- {sys.executable} examples/offload_program.py'))
     assert '40 of 40 answers equal' in text, text
     check_shown('offload_program.txt', ''.join(re.findall('^(?:inference|CPU).*\n', text, re.M)))
+
+
+def test_my_policy_acts_on_its_contract_in_recorded_time(monkeypatch):
+    from fleet_policy.policy import load_contract, load_policy
+    from fleet_policy.replay import replay
+    from fleet_policy.sources import generated
+    monkeypatch.syspath_prepend(ROOT / 'examples')
+    contract = load_contract('my_policy:Reach')
+    assert contract == load_contract('my_policy:Reach', str(ROOT / 'examples/reach.yaml'))
+    made = replay(contract, load_policy('my_policy:Reach', {}, contract), generated(contract, 3.0))
+    assert made.actions.shape[1] == 2 and len(made.actions) > 60 and not made.starved
+    assert not made.reason
+
+
+@pytest.mark.long
+def test_my_policy_runs_in_the_node_of_a_robot(run):
+    said, = re.findall(r'`python (-m fleet_policy\.main[^`]*)`',
+                       (ROOT / 'docs/policy.md').read_text())
+    run(f'{" ".join(said.split())} -p threads:=1').wait('my_policy:Reach acts at 30 Hz')
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ class TorchPolicy(Policy):
     def __init__(self, module: torch.nn.Module | str, contract: Contract, weights: str = ''
                  ) -> None:
         try:
-            made = load_object(module, 'module') if isinstance(module, str) else module
+            made = load_object(module, 'module', fleet=False) if isinstance(module, str) else module
         except TaskError as error:
             raise PolicyError(str(error)) from None
         made = made if isinstance(made, torch.nn.Module) else made()

@@ -20,7 +20,8 @@ CONTRACT_OF = make_contract(CONTRACT)
 
 @pytest.mark.parametrize('spec, options, message', [
     ('policies:Missing', {}, "policies has no 'Missing'"), ('policies', {}, 'must look like'),
-    ('nowhere:Policy', {}, "there is no module 'nowhere'"),
+    ('nowhere:Policy', {},
+     "there is no module 'nowhere'; is it installed, or its folder on PYTHONPATH?"),
     ('policies:Small', {'size': 3}, "cannot be made with the options ['size']"),
     ('policies:Net', {}, 'it has no model')])
 def test_a_policy_that_cannot_be_loaded_is_refused_in_words(spec, options, message):
