@@ -61,6 +61,23 @@ def test_any_torch_module_is_a_policy_and_images_cross_the_link_in_8_bits(tmp_pa
         TorchPolicy(dict, CONTRACT_OF)
 
 
+def test_a_module_whose_forward_does_not_take_the_observations_is_refused_with_their_names():
+    class Blind(torch.nn.Module):
+        def forward(self, state):
+            return state
+
+    class Any(torch.nn.Module):
+        def forward(self, *observations, scale=1.0):
+            return observations[0]
+
+    with pytest.raises(PolicyError) as error:
+        TorchPolicy(Blind(), CONTRACT_OF)
+    assert str(error.value) == (
+        'forward of Blind must take one argument for each observation of the contract, in this '
+        'order: (top, state); it takes (state)')
+    TorchPolicy(Any(), CONTRACT_OF)
+
+
 def test_a_policy_that_inpaints_sees_what_will_be_executed_and_keeps_it():
     policy = Inpainting()
     prefix = np.arange(20, dtype=np.float32).reshape(5, 4)
