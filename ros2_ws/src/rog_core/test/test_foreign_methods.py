@@ -320,7 +320,8 @@ def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
     refuses(fleet, f'{module}.deeper:Theirs', 'is it installed')
     refuses(fleet, f'{package("import no_such_module")}:Theirs',
             r"importing \w+ failed: No module named 'no_such_module'$")
-    refuses(fleet, f'{module}:Missing', f"module {module} has no 'Missing'")
+    refuses(fleet, f'{module}:Missing', f"module {module} has no 'Missing'$")
+    refuses(fleet, f'{package(CALM)}:Clam', "has no 'Clam'; did you mean 'Calm'")
     refuses(fleet, f'{module}:Something', f'{module}:Something is not a subclass of rog_core.meth')
     refuses(fleet, f'{module}:Nothing', f'{module}:Nothing is not a subclass of rog_core.methods')
     refuses(fleet, f'{module}:Step', 'is not a subclass of rog_core.methods.Method')

@@ -1,5 +1,6 @@
 """Imports the object that a text ``package.module:name`` names."""
 
+import difflib
 import importlib
 import re
 from typing import Any
@@ -34,5 +35,8 @@ def load_object(spec: str, what: str, fleet: bool = True) -> Any:
         raise TaskError(f'{what} {spec!r}: importing {module_name} failed with '
                         f'{type(error).__name__}: {error}') from error
     if not hasattr(module, name):
-        raise TaskError(f'{what} {spec!r}: {module_name} has no {name!r}')
+        near = difflib.get_close_matches(name, [
+            known for known, value in vars(module).items() if callable(value)], 1)
+        hint = f'; did you mean {near[0]!r}?' if near else ''
+        raise TaskError(f'{what} {spec!r}: {module_name} has no {name!r}{hint}')
     return getattr(module, name)
