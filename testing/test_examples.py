@@ -165,7 +165,8 @@ def test_the_notebook_runs_without_ros(run, tmp_path, monkeypatch):
     text = (tmp_path / 'examples/compare.ipynb').read_text()
     program = '\n'.join(''.join(cell) for cell in cells(text))
     before = "import os, sys\nos.chdir('examples')\nsys.modules['rclpy'] = None  # no ROS 2\n"
-    after = 'assert [len(line.get_xdata()) > 1 for line in axes.lines] == 3 * [True]\n'
+    after = 'assert [len(line.get_xdata()) > 1 for line in axes.lines] == 4 * [True]\n'
     (tmp_path / 'cells.py').write_text(f'{before}{program}\n{after}')
     text = done(run('cells.py'))
-    assert re.search('^ *rsp:4 ', text, re.M), text
+    for method in ('rsp:4', 'rsp:20+pipeline+sparse'):
+        assert re.search(f'^ *{re.escape(method)} ', text, re.M), text
