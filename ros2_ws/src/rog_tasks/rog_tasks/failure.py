@@ -22,9 +22,10 @@ def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iter
 
     :param besides: classes of errors that are not the task's, in addition to those of this package.
     """
+    passed: tuple[type[Exception], ...] = (TaskError, SourceClosed, *besides)
     try:
         yield
-    except (TaskError, SourceClosed, *besides):
+    except passed:
         raise
     except Exception as error:
         raise TaskFailed(failure(task, error)) from error
