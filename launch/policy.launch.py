@@ -44,7 +44,8 @@ def _start(context):
     mocks = [_mock(f'{reach.namespace}/{name}', settings) for name in robots] \
         if value(context, 'mock') == 'true' else []
     server = _server(reach, settings, _PAIR.given(context, 'server')) if 'server' in here else None
-    return [*environment(reach), *Ending(server, [*nodes, *mocks], run=False).actions(),
+    ending = Ending(server, [*nodes, *mocks], run=False, needed=nodes)
+    return [*environment(reach), *ending.actions(),
             *([server] if server else []), *mocks, *nodes]
 
 

@@ -182,6 +182,7 @@ NOT_RUN = {
     'rog sim examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
     'rog fleet up examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
     'rog compare examples/my_fleet.yaml': EXAMPLE,
+    'PYTHONPATH=$PWD/examples:$PYTHONPATH ros2': ROS, 'python -m fleet_policy.main': EXAMPLE,
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
     'python bench/': 'a measurement; make bench runs it',
@@ -214,6 +215,7 @@ NOT_RUN = {
     'source ~/rog-env': ROS, 'source /opt/ros': ROS,
     'pip install distributed': 'make setup does it',
     'pip install PyQt6-WebEngine': "a browser, for launch/test/test_view_of_two_runs.py",
+    'pip install jupyterlab': 'for the notebook', 'jupyter lab': EXAMPLE,
     'pip install cupy-cuda12x': 'for a machine with a GPU',
     'dask ': "rog_sim's tests start a scheduler and a worker",
     'rog study coding --cluster': "rog_sim's tests run on a cluster",
@@ -254,16 +256,6 @@ CODE = {
         model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\
             torch.ones(1, 3, 16, 16)
         ''', 'assert torch.equal(y, model(x))'),
-    '# my_policy.py': ('', '''
-        from fleet_policy.contract import make_contract
-        from fleet_policy.policy import chunk_of, example
-        reach, contract = Reach(), make_contract({
-            'rate': 30.0, 'observations': {'image.top': {
-                'topic': 'top', 'type': 'sensor_msgs/msg/Image', 'height': 48, 'width': 64}},
-            'actions': {'arm': {'topic': 'arm', 'type': 'std_msgs/msg/Float64MultiArray',
-                                'size': 2}}})
-        assert chunk_of(reach, reach.model()(*example(reach, contract))).shape == (50, 2)
-        '''),
 }
 WITH_FLEET = ('from rog_worker.connect import connect',)
 APP = 'import torch\nprint(torch.ones(10).cuda().sum().item())\n'

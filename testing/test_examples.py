@@ -37,7 +37,8 @@ def run(tmp_path, monkeypatch):
     def start(text):
         command = [sys.executable, *shlex.split(text)]
         running.append(Lines(subprocess.Popen(
-            command, cwd=tmp_path, env=environment(1, **reach), text=True, start_new_session=True,
+            command, cwd=tmp_path, env=environment(1, tmp_path / 'examples', **reach), text=True,
+            start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
         return running[-1]
@@ -138,6 +139,25 @@ def test_offload_program_runs_on_a_server_that_is_started_for_it(run):
     check_shown('offload_program.txt', ''.join(re.findall('^(?:inference|CPU).*\n', text, re.M)))
 
 
+def test_my_policy_acts_on_its_contract_in_recorded_time(monkeypatch):
+    from fleet_policy.policy import load_contract, load_policy
+    from fleet_policy.replay import replay
+    from fleet_policy.sources import generated
+    monkeypatch.syspath_prepend(ROOT / 'examples')
+    contract = load_contract('my_policy:Reach')
+    assert contract == load_contract('my_policy:Reach', str(ROOT / 'examples/reach.yaml'))
+    made = replay(contract, load_policy('my_policy:Reach', {}, contract), generated(contract, 3.0))
+    assert made.actions.shape[1] == 2 and len(made.actions) > 60 and not made.starved
+    assert not made.reason
+
+
+@pytest.mark.long
+def test_my_policy_runs_in_the_node_of_a_robot(run):
+    said, = re.findall(r'`python (-m fleet_policy\.main[^`]*)`',
+                       (ROOT / 'docs/policy.md').read_text())
+    run(f'{" ".join(said.split())} -p threads:=1').wait('my_policy:Reach acts at 30 Hz')
+
+
 @pytest.mark.long
 def test_a_recorded_link_is_trained_over_again(run):
     text = (ROOT / 'examples/record_a_link.md').read_text()
@@ -169,7 +189,8 @@ def test_the_notebook_runs_without_ros(run, tmp_path, monkeypatch):
     text = (tmp_path / 'examples/compare.ipynb').read_text()
     program = '\n'.join(''.join(cell) for cell in cells(text))
     before = "import os, sys\nos.chdir('examples')\nsys.modules['rclpy'] = None  # no ROS 2\n"
-    after = 'assert [len(line.get_xdata()) > 1 for line in axes.lines] == 3 * [True]\n'
+    after = 'assert [len(line.get_xdata()) > 1 for line in axes.lines] == 4 * [True]\n'
     (tmp_path / 'cells.py').write_text(f'{before}{program}\n{after}')
     text = done(run('cells.py'))
-    assert re.search('^ *rsp:4 ', text, re.M), text
+    for method in ('rsp:4', 'rsp:20+pipeline+sparse'):
+        assert re.search(f'^ *{re.escape(method)} ', text, re.M), text

@@ -36,11 +36,15 @@ class Ending:
     :param robots: processes of the robots.
     :param run: whether the processes form a run. A run ends when all robots here have ended. It
         also ends when the server has ended; robots then have `LINGER` seconds to end.
+    :param needed: the launch also ends when all of these processes have ended and one of them has
+        failed, whatever else still runs.
     """
 
-    def __init__(self, server: Any | None, robots: Sequence[Any], run: bool) -> None:
+    def __init__(self, server: Any | None, robots: Sequence[Any], run: bool,
+                 needed: Sequence[Any] = ()) -> None:
         self._server, self._run = server, run
         self._running = [*([server] if server else []), *robots]
+        self._needed, self._needed_failed = [*needed], False
         self._failed: list[str] = []
 
     def actions(self) -> list[Any]:
@@ -68,6 +72,11 @@ class Ending:
         good = event.returncode in _ASKED if context.is_shutdown else not event.returncode
         if not good:
             self._failed.append(f'{event.process_name} (exit code {event.returncode})')
+        if process in self._needed:
+            self._needed.remove(process)
+            self._needed_failed |= not good
+            if self._needed_failed and not self._needed and not context.is_shutdown:
+                self._fail(over=True)
         if context.is_shutdown:
             self._fail(over=not self._running)
             return []

@@ -25,6 +25,14 @@ def test_a_robot_acts_with_the_server_and_everything_ends_cleanly(tmp_path):
     check_clean_end(launch)
 
 
+@pytest.mark.long
+def test_a_policy_that_does_not_start_ends_the_server_and_the_mock_too(tmp_path):
+    launch = Launched(tmp_path, FILE, 'policy:=nowhere:Tiny', 'robots:=robot1', 'mock:=true',
+                      f'directory:={tmp_path}').wait()
+    assert launch.code == 1 and "there is no module 'nowhere'" in launch.output, launch.output
+    assert 'failed: policy-' in launch.output
+
+
 @pytest.mark.parametrize('argument, message', [
     ('robots:=robot1', 'policy must be package.module:Class, got nothing'),
     ('safety:=panic', "safety is 'panic'; it must be one of hold, stop"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from .policy import Policy
 
 
 class TorchPolicy(Policy):
-    """Any torch module: its arguments are the observations in the order of the contract.
+    """Any torch module, called with one argument for each observation, in the contract's order.
 
-    Images arrive as float32 from 0 to 1. The module returns n actions of d numbers, of shape
-    (1, n, d) or (n, d).
+    An image is float32 (1, 3, height, width) from 0 to 1, a list of n numbers is float32 (1, n).
+    The module returns n actions of d numbers, float32 of shape (1, n, d) or (n, d); if it returns a
+    tuple, its first element. d is the sum of the sizes of the contract's actions.
 
     :param module: the module, or ``package.module:name`` of a module or of a function that makes
         a module.
@@ -31,7 +33,7 @@ class TorchPolicy(Policy):
     def __init__(self, module: torch.nn.Module | str, contract: Contract, weights: str = ''
                  ) -> None:
         try:
-            made = load_object(module, 'module') if isinstance(module, str) else module
+            made = load_object(module, 'module', fleet=False) if isinstance(module, str) else module
         except TaskError as error:
             raise PolicyError(str(error)) from None
         made = made if isinstance(made, torch.nn.Module) else made()
@@ -45,6 +47,7 @@ class TorchPolicy(Policy):
                                   f'{error}') from None
         self._module = made.eval()
         self._names = list(contract.observations)
+        _check_arguments(made, self._names)
 
     def model(self) -> torch.nn.Module:
         """Return the module, preceded by the scaling of images."""
@@ -57,6 +60,20 @@ class TorchPolicy(Policy):
     def actions(self, output: Any) -> torch.Tensor:
         """Return the module's output; of several outputs, the first."""
         return output[0] if isinstance(output, (tuple, list)) else output
+
+
+def _check_arguments(module: torch.nn.Module, names: list[str]) -> None:
+    """Raise `PolicyError` if ``forward`` cannot be called with one argument for each name."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):   # compiled code may have no signature
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        raise PolicyError(
+            f'forward of {type(module).__name__} must take one argument for each observation of '
+            f'the contract, in this order: ({", ".join(names)}); it takes {signature}') from None
 
 
 class Scaled(torch.nn.Module):

@@ -87,7 +87,7 @@ def load_contract(spec: str, path: str = '') -> Contract:
 
 def _load(spec: str) -> Any:
     try:
-        return load_object(spec, 'policy')
+        return load_object(spec, 'policy', fleet=False)
     except TaskError as error:
         raise PolicyError(str(error)) from None
 

@@ -20,7 +20,8 @@ CONTRACT_OF = make_contract(CONTRACT)
 
 @pytest.mark.parametrize('spec, options, message', [
     ('policies:Missing', {}, "policies has no 'Missing'"), ('policies', {}, 'must look like'),
-    ('nowhere:Policy', {}, "there is no module 'nowhere'"),
+    ('nowhere:Policy', {},
+     "there is no module 'nowhere'; is it installed, or its folder on PYTHONPATH?"),
     ('policies:Small', {'size': 3}, "cannot be made with the options ['size']"),
     ('policies:Net', {}, 'it has no model')])
 def test_a_policy_that_cannot_be_loaded_is_refused_in_words(spec, options, message):
@@ -58,6 +59,23 @@ def test_any_torch_module_is_a_policy_and_images_cross_the_link_in_8_bits(tmp_pa
         TorchPolicy(Net(), CONTRACT_OF, str(tmp_path / 'other'))
     with pytest.raises(PolicyError, match='module must be a torch.nn.Module'):
         TorchPolicy(dict, CONTRACT_OF)
+
+
+def test_a_module_whose_forward_does_not_take_the_observations_is_refused_with_their_names():
+    class Blind(torch.nn.Module):
+        def forward(self, state):
+            return state
+
+    class Any(torch.nn.Module):
+        def forward(self, *observations, scale=1.0):
+            return observations[0]
+
+    with pytest.raises(PolicyError) as error:
+        TorchPolicy(Blind(), CONTRACT_OF)
+    assert str(error.value) == (
+        'forward of Blind must take one argument for each observation of the contract, in this '
+        'order: (top, state); it takes (state)')
+    TorchPolicy(Any(), CONTRACT_OF)
 
 
 def test_a_policy_that_inpaints_sees_what_will_be_executed_and_keeps_it():

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import sys
 import threading
 import time
 import warnings
@@ -101,7 +102,7 @@ class OffloadedModel:
         """Warn once for each reason, but at most `MOST_WARNINGS` times."""
         if why not in self._warned and len(self._warned) < MOST_WARNINGS:
             self._warned.add(why)
-            warnings.warn(f'{why}; it runs whole on this machine', stacklevel=4)
+            warnings.warn(f'{why}; it runs whole on this machine', stacklevel=_level_of_caller())
 
     def _misfit(self, client: Client, leaves: list[Any], structure: Any) -> str:
         """Return why these inputs do not fit the traced inputs; '' if they fit."""
@@ -192,6 +193,17 @@ class OffloadedModel:
         with _names_lock:
             _names.discard(self._robot)
         self._context.try_shutdown()
+
+
+def _level_of_caller() -> int:
+    """Return the ``stacklevel`` of a warning for the line that has called this module.
+
+    The function that warns calls this function.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename in (__file__, contextlib.__file__) and frame.f_back:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 @contextlib.contextmanager

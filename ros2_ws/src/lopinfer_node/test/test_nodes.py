@@ -277,8 +277,9 @@ def test_other_inputs_than_the_first_run_whole_with_a_reason_and_a_warning(kind)
     model = Pair().eval()
     with offload(model, example={'left': ONES, 'right': ONES * 2}) as shared:
         args = make(model)
-        with pytest.warns(UserWarning, match=re.escape(why)):
+        with pytest.warns(UserWarning, match=re.escape(why)) as warned:
             result = shared(*args)
+        assert warned[0].filename == __file__    # the line that has called the model
         assert torch.equal(result, model(*args)) and why in shared.reason
         with warnings.catch_warnings():
             warnings.simplefilter('error')     # each reason once
@@ -512,9 +513,10 @@ def test_other_weights_are_refused_by_name_where_models_can_not_be_sent(processe
 
 def test_an_untraceable_model_says_where_and_runs_here():
     x = torch.rand(4)
-    with pytest.warns(UserWarning, match='runtime_models.py'), \
+    with pytest.warns(UserWarning, match='runtime_models.py') as warned, \
             offload(Untraceable().eval(), example=x) as shared:
         assert torch.equal(shared(x), x * 2) and not shared.wait(0.0)
+    assert warned[0].filename == __file__
 
 
 def test_the_decorator_gives_the_function_the_shared_model():

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from fleet_env.fleet_file import child_fleets
+from rog_tasks.errors import TaskFailed
 
 from .fleet_options import add_fleet_options, chosen_fleet
 from .option_types import place
 from .progress import progress_bar
 from .view import outcome
+
+TRACEBACK = 'traceback.txt'  # file in the directory of a run whose task has failed
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -47,6 +51,11 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f'rog: stopped; {out} holds the records up to here', file=sys.stderr)
         return 130
+    except TaskFailed as error:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / TRACEBACK).write_text(traceback.format_exc())
+        print(f'rog: {error}; {out / TRACEBACK} has the traceback', file=sys.stderr)
+        return 1
     except BrokenProcessPool:
         print('rog: a process that computes gradients was killed or has ended; is there enough '
               'memory?', file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,20 @@ class Line:
 
     def evaluate(self, model):
         return 1 / (1 + float(model.weight.detach().square().sum()))
+
+
+class Mistaken(Line):
+    """Its loss has a mistake that only a library notices."""
+
+    def loss(self, model, batch):
+        return torch.nn.functional.mse_loss(model(batch), 'nothing')
+
+
+class Unmeasured(Line):
+    """Has a mistake in what is called before the robots start."""
+
+    def evaluate(self, model):
+        raise ValueError('no\\nno')
 
 
 class Dying(Line):
@@ -248,6 +263,18 @@ def test_a_process_that_is_killed_is_named_without_a_traceback(capsys, mine, tmp
     code, _, error = sim(capsys, mine, '--out', str(tmp_path / 'out'), '--set',
                          'training.task=a_line:Dying')
     assert code == 1 and 'was killed' in error and 'Traceback' not in error
+
+
+@pytest.mark.parametrize('task, what, where', [
+    ('Mistaken', 'AttributeError: ', 'in loss'), ('Unmeasured', 'ValueError: no', 'in evaluate')])
+def test_a_mistake_in_a_task_is_one_line_with_its_place_and_a_file_has_the_traceback(
+        capsys, mine, tmp_path, task, what, where):
+    code, _, error = sim(capsys, mine, '--out', 'out', '--set', f'training.task=a_line:{task}')
+    found = re.fullmatch(rf'rog: the task failed: {what}.*\(a_line\.py line (\d+), {where}\); '
+                         r'out/traceback\.txt has the traceback\n', error)
+    assert code == 1 and found, error
+    kept = (tmp_path / 'out/traceback.txt').read_text()
+    assert f'line {found[1]}, {where}' in kept and 'Traceback' in kept
 
 
 def test_a_task_that_calls_sys_exit_does_not_end_the_program_as_if_all_were_well(

@@ -13,6 +13,7 @@ import importlib
 import json
 import traceback
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ from .server.machine import ServerMachine
 ROBOTS = 3        # number of robots in a rehearsal if the fleet is not known from the beginning
 ITERATIONS = 12   # iterations per robot in a rehearsal
 SGD = SgdConfig(0.01, 0.9, 0.0, True)
+
+
+class _BadAnswer(RogError):
+    """A method of another package returns what it must not; the text names the method."""
 
 
 def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
@@ -59,8 +64,11 @@ def _import(module: str, text: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f'{what}: {error}; install the package that contains it where the '
-                          f'server runs, or choose one of {usages()}') from error
+        if error.name and not (module + '.').startswith(error.name + '.'):
+            raise ConfigError(f'{what}: importing {module} failed: {error}') from error
+        raise ConfigError(f'{what}: {error}; is it installed where the server runs, beside the '
+                          'fleet file, or its folder on PYTHONPATH? Or choose one of '
+                          f'{usages()}') from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f'{what}: module {module} cannot be imported: '
                           f'{type(error).__name__}: {error}') from error
@@ -80,6 +88,9 @@ def _rehearse(text: str, team: Team) -> None:
         again.load_arrays(method.arrays())
     except ConfigError:
         raise
+    except _BadAnswer as error:
+        raise ConfigError(f"synchronisation method '{text}' fails in a rehearsal: "
+                          f'{error}') from None
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(f"synchronisation method '{text}' fails in a rehearsal: "
@@ -104,7 +115,7 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}
         if not due:
             waits = {name: m.waiting_for for name, m in server.members.items()}
-            raise RogError(f'the fleet stands still; each robot waits for: {waits}')
+            raise _BadAnswer(f'the fleet stands still; each robot waits for: {waits}')
         _check(method, server)
         # Usually the robot that began first finishes first. In every third turn the robot that
         # began last finishes first.
@@ -117,26 +128,30 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
 
 
 def _check_grants(method: Method) -> None:
-    """Make ``method.grant`` raise `RogError` if it returns a step that robots do not know."""
+    """Make ``method.grant`` raise `_BadAnswer` if robots cannot do what it returns."""
     grant = method.grant
 
     def checked(robot: str, iteration: int) -> tuple[int, Step]:
-        following, step = grant(robot, iteration)
+        answer: Any = grant(robot, iteration)
+        if not (isinstance(answer, (tuple, list)) and len(answer) == 2
+                and isinstance(answer[0], Integral)):
+            raise _BadAnswer(f'grant answers {answer!r}; it must be (iteration, step)')
+        following, step = answer
         if STEPS.get(getattr(step, 'name', '')) is not type(step):
-            raise RogError(f'grant answers the step {step!r}; it must be one of '
+            raise _BadAnswer(f'grant answers the step {step!r}; it must be one of '
                            f'{", ".join(STEPS)}')
         return following, step
     method.grant = checked  # type: ignore[method-assign]
 
 
 def _check(method: Method, server: ServerMachine) -> None:
-    """Raise `RogError` if the method returns a value of the wrong type or names unknown robots."""
+    """Raise `_BadAnswer` if an answer has the wrong type or names unknown robots."""
     fleet = {member.robot: member.standing for member in server.active()}
     for member in server.active():
         names = method.held_up_by(member.robot, fleet)
         if not isinstance(names, list) or not set(names) <= set(server.members):
-            raise RogError(f'held_up_by answers {names!r}; it must be a list of names of robots')
+            raise _BadAnswer(f'held_up_by answers {names!r}; it must be a list of names of robots')
         if not isinstance(reason := method.refusal(member.robot), str) or reason:
-            raise RogError(f"refusal answers {reason!r}; it must be '' for a robot of the fleet")
+            raise _BadAnswer(f"refusal answers {reason!r}; it must be '' for a robot of the fleet")
     if not isinstance(sending := method.sending(), Sending):
-        raise RogError(f'sending answers {sending!r}; it must be a Sending')
+        raise _BadAnswer(f'sending answers {sending!r}; it must be a Sending')

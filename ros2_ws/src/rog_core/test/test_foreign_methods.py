@@ -220,6 +220,12 @@ BAD = {  # name -> (body of the class, what the error says)
     'raises in __init__': ('''
     def __init__(self, spec, team):
         raise RuntimeError('no such luck')''', 'cannot be built: RuntimeError: no such luck'),
+    'is bound by a letter': ('''
+    def bounds(self):
+        return \'x\'''', r"bounds\(\) must return two numbers, bound and most, got 'x'$"),
+    'is bound by one number': ('''
+    def bounds(self):
+        return 4''', r'bounds\(\) must return two numbers, bound and most, got 4$'),
     'raises in held_up_by': ('''
     def held_up_by(self, robot, fleet, least=0.0):
         return fleet['nobody'].iteration''', 'fails in a rehearsal: KeyError.*nobody'),
@@ -259,7 +265,7 @@ BAD = {  # name -> (body of the class, what the error says)
         return \'\'''', "held_up_by answers ''; it must be a list of names"),
     'grants None': ('''
     def grant(self, robot, iteration):
-        return None''', 'fails in a rehearsal: TypeError'),
+        return None''', r'rehearsal: grant answers None; it must be \(iteration, step\)$'),
     'grants no step': ('''
     def grant(self, robot, iteration):
         return iteration + 1, None''', 'fails in a rehearsal'),
@@ -342,9 +348,13 @@ def test_one_that_fails_is_refused_before_any_robot_trains_and_nothing_changes(p
 def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
     module = package(HEAD + '\nSomething = 3\n\n\nclass Nothing:\n    pass\n')
     refuses(fleet, 'no_such_package.methods:Theirs',
-            "No module named 'no_such_package'; install the package that contains it where the")
-    refuses(fleet, f'{module}.deeper:Theirs', 'install the package')
-    refuses(fleet, f'{module}:Missing', f"module {module} has no 'Missing'")
+            "No module named 'no_such_package'; is it installed where the server runs, beside the "
+            r'fleet file, or its folder on PYTHONPATH\?')
+    refuses(fleet, f'{module}.deeper:Theirs', 'is it installed')
+    refuses(fleet, f'{package("import no_such_module")}:Theirs',
+            r"importing \w+ failed: No module named 'no_such_module'$")
+    refuses(fleet, f'{module}:Missing', f"module {module} has no 'Missing'$")
+    refuses(fleet, f'{package(CALM)}:Clam', "has no 'Clam'; did you mean 'Calm'")
     refuses(fleet, f'{module}:Something', f'{module}:Something is not a subclass of rog_core.meth')
     refuses(fleet, f'{module}:Nothing', f'{module}:Nothing is not a subclass of rog_core.methods')
     refuses(fleet, f'{module}:Step', 'is not a subclass of rog_core.methods.Method')

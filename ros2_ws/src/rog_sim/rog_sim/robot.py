@@ -12,13 +12,14 @@ from fleet_env.fleet import FleetConfig, RobotConfig
 from fleet_env.power import EnergyMeter
 from fleet_env.run_recorder import RobotReport
 from fleet_env.stragglers import Stragglers
-from rog_core.errors import ConfigError
+from rog_core.errors import ConfigError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.protocol.messages import Action, Chunk, Compute
 from rog_core.worker.computation import computation_of
 from rog_core.worker.learner import Learner
 from rog_core.worker.machine import WorkerMachine
 from rog_tasks.errors import TaskError
+from rog_tasks.failure import named_failures
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import Task, measure
 
@@ -103,12 +104,13 @@ class Robot:
         if portrait:
             return self.task.portrait(self.model)
         try:
-            accuracy = measure(self.task, self.model) if evaluate else math.nan
-            if order is None:
-                return math.nan, accuracy
-            if anchor:
-                self.store.anchor, = anchor
-            loss = self._source.compute(order, self._sgd)
+            with named_failures(self.task, besides=(RogError,)):
+                accuracy = measure(self.task, self.model) if evaluate else math.nan
+                if order is None:
+                    return math.nan, accuracy
+                if anchor:
+                    self.store.anchor, = anchor
+                loss = self._source.compute(order, self._sgd)
         except SystemExit as error:  # else the run would end as if the user had ended it
             raise TaskError(f'the task called sys.exit({error})') from error
         self._learner.gradient()  # raises an error if the gradient is not finite

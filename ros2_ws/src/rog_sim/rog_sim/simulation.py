@@ -47,6 +47,7 @@ from rog_core.protocol.messages import (
     Send,
 )
 from rog_core.server.machine import ServerMachine
+from rog_tasks.failure import named_failures
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
@@ -114,11 +115,13 @@ class Simulation:
         links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
         _refuse_live(task)
-        model = task.model()
+        with named_failures(task):
+            model = task.model()
         partition = rows_of(trainable(model), training.granularity, training.codec)
         self._traffic = traffic_factor(training.traffic, partition)
         if model_above is None:
-            prepare(task, model)
+            with named_failures(task):
+                prepare(task, model)
         else:
             rows, weights = model_above
             try:
@@ -128,7 +131,8 @@ class Simulation:
                                   f'fleet: {error}') from error
             unflatten(model, weights)
         model.eval()
-        clean, before = measure_clean(task, model), measure(task, model)
+        with named_failures(task):
+            clean, before = measure_clean(task, model), measure(task, model)
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
         self._task, self._model = task, model  # for the evaluation of the server's model
         master = flatten(model)

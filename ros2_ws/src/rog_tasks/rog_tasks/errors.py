@@ -12,6 +12,10 @@ class DataError(TaskError):
     """A data set is missing, unreadable, or not what its loader expects."""
 
 
+class TaskFailed(TaskError):
+    """A method of the task has raised an exception, which is the cause; the text says where."""
+
+
 class SourceClosed(Exception):
     """The run has ended: nothing waits for a camera any longer, and no more batches come."""
 

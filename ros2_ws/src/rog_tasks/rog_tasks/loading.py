@@ -1,5 +1,6 @@
 """Imports the object that a text ``package.module:name`` names."""
 
+import difflib
 import importlib
 import re
 from typing import Any
@@ -9,10 +10,11 @@ from rog_tasks.errors import TaskError
 _SPEC = re.compile(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)')
 
 
-def load_object(spec: str, what: str) -> Any:
+def load_object(spec: str, what: str, fleet: bool = True) -> Any:
     """Import ``package.module:name`` and return the object of that name.
 
     :param what: the user's word for the object, in messages: ``task``, ``model``.
+    :param fleet: whether a fleet file names the object; the module may then be in its folder.
     :raises TaskError: the text has another form, or the module is not found, fails to import, or
         has no object of that name.
     """
@@ -24,13 +26,17 @@ def load_object(spec: str, what: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name + '.').startswith(error.name + '.'):
+            beside = 'beside the fleet file, ' if fleet else ''
             raise TaskError(f'{what} {spec!r}: there is no module {error.name!r}; is it installed, '
-                            'beside the fleet file, or its folder on PYTHONPATH?') from error
+                            f'{beside}or its folder on PYTHONPATH?') from error
         raise TaskError(f'{what} {spec!r}: {module_name} needs the module {error.name!r}, which is '
                         'not installed') from error
     except Exception as error:
         raise TaskError(f'{what} {spec!r}: importing {module_name} failed with '
                         f'{type(error).__name__}: {error}') from error
     if not hasattr(module, name):
-        raise TaskError(f'{what} {spec!r}: {module_name} has no {name!r}')
+        near = difflib.get_close_matches(name, [
+            known for known, value in vars(module).items() if callable(value)], 1)
+        hint = f'; did you mean {near[0]!r}?' if near else ''
+        raise TaskError(f'{what} {spec!r}: {module_name} has no {name!r}{hint}')
     return getattr(module, name)

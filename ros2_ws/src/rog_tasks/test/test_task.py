@@ -49,6 +49,8 @@ def test_the_seed_is_passed_to_those_who_take_it():
     ('needy_module:Task', {}, "needs the module 'a_package_that_nobody_has'"),
     ('broken_module:Task', {}, 'RuntimeError: half written'),
     ('sample_tasks:Nobody', {}, "has no 'Nobody'"),
+    ('rog_tasks.classify:Clasification', {},
+     "has no 'Clasification'; did you mean 'Classification'?"),
     ('sample_tasks:function', {}, 'must be a class'),
     ('sample_tasks:NoLoss', {}, 'does not implement loss'),
     ('rog_tasks.task:Task', {}, 'does not implement model, batches, loss, evaluate'),

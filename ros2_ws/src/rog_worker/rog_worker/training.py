@@ -12,6 +12,7 @@ from rog_core.errors import RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.worker.optimizer import RogOptimizer
 from rog_tasks.errors import SourceClosed, TaskError
+from rog_tasks.failure import failure
 from rog_tasks.robot_data import RobotData
 from rog_tasks.task import load_task, measure
 
@@ -125,7 +126,7 @@ class RobotNode(WorkerNode):
         except (RogError, TaskError) as error:
             self.error = str(error)
         except BaseException as error:  # includes the SystemExit of a task
-            self.error = f'the task failed: {type(error).__name__}: {error}'
+            self.error = failure(training.task, error)
             if not self.stop.is_set():  # else the removal of the node may have caused it
                 raise
         finally:

@@ -7,6 +7,7 @@ Users write its name if the package registers it (`rog_core.plugins`), else
 
 from __future__ import annotations
 
+import difflib
 import sys
 from typing import Any
 
@@ -111,7 +112,11 @@ def _foreign(spec: MethodSpec) -> type[Method]:
                           'method; call rog_core.method_check.check_named')
     found: Any = getattr(sys.modules[module], name, None)
     if found is None:
-        raise ConfigError(f"{what}: module {module} has no '{name}'")
+        near = difflib.get_close_matches(name, [
+            known for known, value in vars(sys.modules[module]).items()
+            if isinstance(value, type) and issubclass(value, Method)], 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ''
+        raise ConfigError(f"{what}: module {module} has no '{name}'{hint}")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f'{what}: {module}:{name} is not a subclass of rog_core.methods.Method')
     return found

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -145,7 +146,7 @@ class Method:
         self.spec, self.team = spec, team
         self.options, self.numbers = spec.options(
             self.known, self.by_default(spec), self.numbered(), self.ranges())
-        self.bound, self.most = self.bounds()
+        self.bound, self.most = self._two_numbers(self.bounds())
         self.model: Model | None = None
 
     # -- its name, arguments and options ---------------------------------------------------------
@@ -170,6 +171,13 @@ class Method:
         if self.spec.arguments:
             raise ConfigError(f"'{self.spec.text}': {self.spec.name} takes no threshold")
         return 1, 1
+
+    def _two_numbers(self, given: Any) -> tuple[float, float]:
+        if isinstance(given, (tuple, list)) and len(given) == 2 \
+                and all(isinstance(number, Real) for number in given):
+            return given[0], given[1]
+        raise ConfigError(f"'{self.spec.text}': bounds() must return two numbers, bound and most, "
+                          f'got {given!r}')
 
     def __str__(self) -> str:
         """Return the name with arguments and options, for people and logs."""

@@ -1,0 +1,41 @@
+"""A policy of your own: from a camera image to 50 actions of two joints; reach.yaml: its contract.
+
+Try it without a robot; the folder of both files must be on PYTHONPATH:
+
+    PYTHONPATH=$PWD/examples:$PYTHONPATH ros2 launch rog_bringup policy.launch.py \
+        policy:=my_policy:Reach robots:=robot1 mock:=true
+"""
+
+import torch
+from fleet_policy.policy import Policy
+
+
+class Network(torch.nn.Module):
+    """The computation that robot and server share."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3 * 48 * 64, 50 * 2)
+
+    def forward(self, image):
+        """Return a chunk, float32 (1, 50, 2), for an image, uint8 (1, 3, 48, 64)."""
+        return self.linear(image.flatten(1) / 255).unflatten(1, (50, 2))
+
+
+class Reach(Policy):
+    """Moves shoulder and elbow by what the camera above the table sees."""
+
+    contract = 'reach.yaml'                  # beside this file; or give the argument contract:=FILE
+
+    def model(self):
+        """Return the network; load your weights into it here."""
+        torch.manual_seed(0)                 # without weights: the same network everywhere
+        return Network().eval()
+
+    def observe(self, batch):
+        """Return the inputs of the model."""
+        return (batch['image.top'],)
+
+    def actions(self, output):
+        """Return the chunk: 50 actions of 2 numbers."""
+        return output

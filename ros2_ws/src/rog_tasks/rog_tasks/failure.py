@@ -1,0 +1,60 @@
+"""Says in one line which error a task's own code has raised, and where."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rog_tasks.errors import SourceClosed, TaskError, TaskFailed
+
+_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), '')
+                   for name in ('stdlib', 'purelib', 'platlib'))
+
+
+@contextmanager
+def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise `TaskFailed` with the text of `failure` in place of what the task's code raises.
+
+    :param besides: classes of errors that are not the task's, in addition to those of this package.
+    """
+    passed: tuple[type[Exception], ...] = (TaskError, SourceClosed, *besides)
+    try:
+        yield
+    except passed:
+        raise
+    except Exception as error:
+        raise TaskFailed(failure(task, error)) from error
+
+
+def failure(task: Any, error: BaseException) -> str:
+    """Return "the task failed: TypeError: ... (own_task.py line 31, in loss)".
+
+    The place is the innermost one in the code that the task calls, libraries excluded. If the task
+    itself is not in the traceback, it is the place where the error was raised. Of an error's text
+    only the first line is returned.
+    """
+    said = str(error).strip().partition('\n')[0]
+    text = f'the task failed: {type(error).__name__}' + (f': {said}' if said else '')
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return text
+    files = {file for cls in type(task).__mro__ if (file := _file(cls))}
+    first = next((k for k, frame in enumerate(frames) if frame.filename in files), None)
+    if first is None:
+        place = frames[-1]
+    else:
+        place = [frame for frame in frames[first:] if frame.filename in files or not
+                 frame.filename.startswith((*_LIBRARIES, '<'))][-1]
+    return f'{text} ({os.path.basename(place.filename)} line {place.lineno}, in {place.name})'
+
+
+def _file(cls: type) -> str:
+    try:
+        return inspect.getfile(cls)
+    except (TypeError, OSError):  # a class of Python itself, or one made in a terminal
+        return ''
