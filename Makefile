@@ -18,12 +18,14 @@ PACKAGES := ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
             ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/rog_view \
             ros2_ws/src/lopinfer_node ros2_ws/src/fleet_policy ros2_ws/src/rrto_bridge \
             launch studies
+# Where make ros2-tools looks for sources, and puts what it fetches.
+SOURCES ?= $(VENV)/ros2-sources
 FLEET ?= outdoor
 SCHEDULES ?= 10000
 MINUTES ?= 60
 SEED ?= 1
 
-.PHONY: help setup demo test test-all bench lint site wheels reference soak chaos clean
+.PHONY: help setup demo test test-all bench lint site wheels reference ros2-tools soak chaos clean
 
 help:
 	@echo "make setup     install everything into .venv"
@@ -36,6 +38,7 @@ help:
 	@echo "make lint      ruff and mypy, and the documentation as a site"
 	@echo "make site      the documentation as a site, in build/site"
 	@echo "make wheels    the suite and its messages as wheels, in dist"
+	@echo "make ros2-tools  add the commands of ros2, and ros2 launch, to the ROS 2 of PyPI (SOURCES=FOLDER: from there)"
 	@echo "make reference write the pages of docs/ that are made from code: settings, messages, commands"
 
 setup: $(VENV)/.ready
@@ -46,7 +49,8 @@ $(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuf
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -U pip -r requirements-build.txt
 	@$(if $(SOURCED),:,$(BIN)/python tools/ros.py install $(ROS))
-	@echo 'building the workspace, messages included, while pip installs PyTorch and the rest'
+	@echo 'Building the workspace, messages included, while pip installs PyTorch and the rest: the longest part, 3 to 8'
+	@echo 'minutes on two cores, without output. What colcon does stands in $(VENV)/build/colcon.log.'
 	@$(BIN)/python tools/ros.py build & build=$$!; \
 	$(BIN)/pip install -q -c constraints.txt torch && $(BIN)/pip install -q -c constraints.txt -r requirements.txt; \
 	code=$$?; wait $$build && exit $$code
@@ -79,6 +83,10 @@ wheels: setup
 reference: setup
 	for page in settings messages commands; do $(BIN)/python tools/$$page.py > docs/$$page.md || exit 1; done
 
+# `ros2` and launch are not on PyPI. A ROS 2 that is sourced has them.
+ros2-tools: setup
+	@$(if $(SOURCED),echo 'not needed: a ROS 2 is sourced',$(BIN)/python tools/ros2_tools.py $(ROS) $(SOURCES))
+
 $(VENV)/.site: docs/requirements.txt $(VENV)/.ready
 	$(BIN)/pip install -q -c constraints.txt -r docs/requirements.txt
 	@touch $@
@@ -86,6 +94,7 @@ $(VENV)/.site: docs/requirements.txt $(VENV)/.ready
 # Each warning is an error: a link to a page or a heading that does not exist, a page that no other names.
 site: $(VENV)/.site
 	@$(IN) $(BIN)/sphinx-build -W --keep-going -q -c docs . build/site
+	@echo 'The first page of the site: $(abspath build/site/index.html)'
 
 lint: setup site
 	$(BIN)/ruff check .

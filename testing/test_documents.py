@@ -205,7 +205,7 @@ NOT_RUN = {
     'make wheels': 'testing/test_package.py builds and installs them',
     'pip install dist/': 'testing/test_package.py builds and installs them',
     'python -': 'options of Python, not commands',
-    'pip install --no-deps': 'needs sources that PyPI does not have',
+    'make ros2-tools': 'needs sources that PyPI does not have',
     'rog trace record --iface': 'needs a radio',
     'sudo timedatectl': 'changes this machine',
     'docker ': IMAGE, 'pixi ': BUILT, 'echo "yaml': ROS, 'rosdep update': ROS, 'PIP_BREAK': ROS,

@@ -82,3 +82,23 @@ print(rclpy.__file__.startswith(sys.prefix), 'LD_LIBRARY_PATH' in os.environ,
       '_ROS_WHEELS_BOOTSTRAP_COMPLETE' in os.environ)
 '''], env=environment, text=True, capture_output=True, check=False)
     assert (done.stdout, done.stderr) == ('True False False\n', '')
+
+
+def test_ros2_tools_fetches_only_missing_sources_and_says_where_to_put_them(monkeypatch, tmp_path):
+    tools = tool('ros2_tools', monkeypatch)
+    for repository in tools.REPOSITORIES:
+        (tmp_path / repository.partition('/')[2]).mkdir()
+    calls = []
+
+    def run(command, **_):
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 128)
+
+    monkeypatch.setattr(tools.subprocess, 'run', run)
+    tools.fetch('jazzy', tmp_path)
+    assert not calls
+    (tmp_path / 'launch').rmdir()
+    with pytest.raises(SystemExit, match=r'its branch jazzy in .*launch, or name a folder'):
+        tools.fetch('jazzy', tmp_path)
+    assert calls[0][-4:] == ['--branch', 'jazzy', 'https://github.com/ros2/launch',
+                             str(tmp_path / 'launch')]

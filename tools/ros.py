@@ -72,8 +72,12 @@ def set_include_paths() -> None:
             path.write_text(new)
 
 
-def build() -> None:
-    """Build all packages into the environment; changed Python files need no new build."""
+def build(*paths: str) -> None:
+    """Build packages into the environment with colcon: those in ``paths``, or all of ours.
+
+    Changed Python files of ours need no new build.
+    """
+    places = paths or ('ros2_ws/src', 'launch', 'studies', '--symlink-install')
     environment = dict(os.environ)
     for name in ('AMENT_PREFIX_PATH', 'CMAKE_PREFIX_PATH'):
         others = [p for p in environment.get(name, '').split(os.pathsep) if p != str(PREFIX)]
@@ -83,9 +87,9 @@ def build() -> None:
     base.mkdir(exist_ok=True)
     with (base / 'colcon.log').open('w') as log:
         code = subprocess.run(
-            ['colcon', '--log-base', str(base / 'log'), 'build', '--base-paths', 'ros2_ws/src',
-             'launch', 'studies', '--merge-install', '--symlink-install', '--install-base',
-             str(PREFIX), '--build-base', str(base), '--event-handlers', 'console_cohesion+',
+            ['colcon', '--log-base', str(base / 'log'), 'build', '--base-paths', *places,
+             '--merge-install', '--install-base', str(PREFIX), '--build-base', str(base),
+             '--event-handlers', 'console_cohesion+',
              '--cmake-args', '-G', 'Ninja', '-DBUILD_TESTING=OFF', '-DCMAKE_BUILD_TYPE=Release',
              f'-DPython3_EXECUTABLE={sys.executable}',
              '-DCMAKE_INSTALL_RPATH=$ORIGIN:$ORIGIN/../../..'],

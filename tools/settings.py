@@ -28,17 +28,23 @@ describe` explains a parameter of a running node. The entry of a robot overrides
 all robots.
 '''
 
+BOTH = 'fleet file and `--set`; parameter, where it has another name'
+
+
 def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:
     """Return one section: heading, text and table.
 
-    ``names``: headings of the columns with the setting's names, separated by ``|``.
+    ``names``: heading of the column with the setting's names; of two names that differ, both stand
+    in it.
     """
     columns = [names, 'value', 'default', 'what it is']
     lines = [f'\n## {title}\n', *([f'{text}\n'] if text else []),
-             f'| {" | ".join(columns)} |', '|' + '---|' * (len(columns) + names.count('|'))]
+             f'| {" | ".join(columns)} |', '|' + '---|' * len(columns)]
     for knob in found:
-        called = [f'`{".".join(knob.path)}`'] * names.count('|') + [f'`{knob.name}`']
-        cells = [*called, knob.allowed, knob.usual, knob.description]
+        path = '.'.join(knob.path)
+        called = f'`{knob.name}`' if path == knob.name or names != BOTH else \
+            f'`{path}`, parameter `{knob.name}`'
+        cells = [called, knob.allowed, knob.usual, knob.description]
         lines.append('| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |')
     return '\n'.join(lines) + '\n'
 
@@ -54,7 +60,7 @@ def page() -> str:
     robots = beside(RobotConfig, FleetSettings)
     return HEAD + ''.join([
         table('Fleets', '', knobs(FleetSettings),
-              'fleet file, `--set` | parameter, launch argument'),
+              BOTH),
         table('Fleet files alone', 'And `robots`, a list of entries.',
               [k for k in beside(FleetConfig, FleetSettings) if k.name != 'robots'], 'key'),
         table("A robot's entry", 'And `link`, `power` and `stragglers` as above; '

@@ -34,6 +34,9 @@ CSS = '''
 body { background: #f5f6f8; color: #1c2430; }
 .nicegui-content { padding: 20px 24px; gap: 16px; max-width: 1400px; margin: 0 auto; width: 100%; }
 .row-of { display: flex; flex-wrap: wrap; align-items: center; gap: 10px 14px; width: 100%; }
+.pair { display: flex; align-items: center; gap: 14px; max-width: 100%; }
+.pair .q-btn { flex: none; }
+.method { width: 16em; min-width: 0; flex: 0 1 auto; }
 .card { background: white; border: 1px solid #dfe3e8; border-radius: 6px; padding: 12px 16px;
         width: 100%; overflow-x: auto; }
 .title { font-size: 20px; font-weight: 600; }
@@ -120,12 +123,12 @@ class Page:
 
     def _build_controls(self) -> None:
         with ui.element('div').classes('card row-of'):
-            self._buttons = [
-                self._button('Save a checkpoint', 'save', lambda: self._ask('save_checkpoint',
-                                                                            name='')),
-                self._button('Change the method', 'set_sync', self._set_sync)]
-            self._method = ui.input(placeholder='for example rsp:4').props(
-                'dense outlined maxlength=200').classes('method').style('width: 16em')
+            self._buttons = [self._button('Save a checkpoint', 'save', lambda: self._ask(
+                'save_checkpoint', name=''))]
+            with ui.element('div').classes('pair'):  # a narrow window does not part the two
+                self._buttons.append(self._button('Change the method', 'set_sync', self._set_sync))
+                self._method = ui.input(placeholder='for example rsp:4').props(
+                    'dense outlined maxlength=200').classes('method')
             with ui.dialog() as self._sure, ui.card():
                 ui.label('Stop the run? All robots get the final model, the results are written, '
                          'and the fleet ends.')
