@@ -152,7 +152,11 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def _rows(lines: list[dict[str, str]]) -> list[_Row]:
-    """Return the lines that are not excluded; their inputs are the latest versions of tensors."""
+    """Return the lines that are not excluded.
+
+    A `__setitem__` line makes a new version of the tensor to which it writes. If a line reads
+    several versions of one tensor, only the latest of these is its input.
+    """
     rows: dict[int, _Row] = {}
     written: dict[int, int] = {}      # __setitem__ line -> line of the tensor to which it writes
     for line, r in enumerate(lines):

@@ -61,7 +61,7 @@ class PeerTask(RogTask):
         return self._task.loss(model, batch)
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the share of the spoilt test images that the model recognises."""
+        """Return the share of the test images (brightened, in fog) that the model recognises."""
         return self._task.accuracy(model)
 
 

@@ -25,7 +25,10 @@ FRAMES = 8   # number of different images, which are published in turn
 
 
 class RobotSettings(Settings):
-    """Settings of the mock robot; policy and contract as for the policy's node."""
+    """Settings of the mock robot.
+
+    ``policy`` and ``contract`` mean the same as in the settings of the policy's node.
+    """
 
     policy: str = setting('', 'class of the policy, for its contract', empty=True)
     contract: str = setting('', "file with the contract; empty: the policy's", empty=True)

@@ -245,7 +245,10 @@ class PolicyNode(ManagedNode):
     # -- what it reports -------------------------------------------------------------------------
 
     def _say(self) -> None:
-        """Log each change of the state once, and stale actions now and then."""
+        """Log beginning and end of the states safe and starved; now and then log stale actions.
+
+        In these two states, also log each new reason.
+        """
         if self.machine.is_stale:
             self.get_logger().warning(
                 f'executes an action that is {self.machine.command.age:.1f} s old',

@@ -13,7 +13,8 @@ CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
 # A process may grow by FLAT_MIB, or by FLAT_SHARE of its memory if that is more.
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15
 AGE = 120.0                        # least lifetime of a process whose memory is judged, s
-BUSY = 0.95                        # a direction counts as busy from this share of the time on
+# Uplink or downlink counts as busy if it had frames to send for at least this share of the time.
+BUSY = 0.95
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from .radio import BEGIN, end_processes_in
 INTERFACE = 'radio0'  # in every namespace
 START_LIMIT = 60.0    # seconds within which the radio must start, also on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
-_LINES = 1 << 17      # bytes at the end of AIR_FILE that hold two lines of up to a hundred robots
+_LINES = 1 << 17      # bytes read at the end of AIR_FILE; enough for two lines with 100 robots
 SERVER = 'server'
 
 _NEW_NET, _NEW_MOUNTS = 0x40000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
@@ -126,7 +126,10 @@ class EmulatedNetwork:
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Move this thread and its children into the namespace of ``server`` or of a robot."""
+        """Move this thread to the namespace of ``server`` or of a robot; at the end move it back.
+
+        Threads and processes that it starts meanwhile begin in this namespace, and stay there.
+        """
         before = os.open('/proc/thread-self/ns/net', os.O_RDONLY)
         _set_namespace(self._spaces[name])
         try:

@@ -18,7 +18,10 @@ def place(text: str) -> Path:
 
 
 def seconds(text: str) -> float:
-    """Return a time to wait, in s; refuse NaN, with which the wait would never end."""
+    """Return a time to wait, in s; refuse negative numbers, infinity and NaN.
+
+    With infinity or NaN the wait would never end.
+    """
     try:
         value = float(text)
     except ValueError:

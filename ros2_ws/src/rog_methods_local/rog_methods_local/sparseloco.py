@@ -6,13 +6,15 @@ forgets 5 percent of the values that have not been sent. A chunk of the paper is
 (a row, or a part of a long row). A segment sends one element in 64, at least one. Pulls, which the
 paper does not have, forget nothing.
 
-A segment begins with two scales (bfloat16). The mean magnitude of the elements sent divides these
-elements into two classes. The first scale is the mean magnitude of the elements above this mean;
-the second scale is the mean magnitude of all others. 14 bits for each element follow, ascending by
-position, the first element in the lowest bits; the end is padded to a whole byte. Bits 0 to 11 hold
-the position, bit 12 is 1 for the first scale, bit 13 holds the sign (1: negative). Zeros are not
-sent; 0 takes their place at the end, where no position can be 0. If a segment holds only zeros,
-both scales are 0. If elements have equal magnitudes, the first of them are sent.
+A segment begins with two scales (bfloat16). The elements sent form two classes: large elements,
+whose magnitude is above the mean magnitude of all elements sent, and small elements. The first
+scale is the mean magnitude of the large elements, the second that of the small elements. A word of
+14 bits for each element follows, ascending by position, the first element in the lowest bits; the
+end is padded to a whole byte. Bits 0 to 11 hold the position, bit 12 is 1 for the first scale, bit
+13 holds the sign (1: negative). Zeros are not sent. If a segment has too few other elements, words
+of 0 follow at the end. They are no elements: positions ascend, so only the first word can have
+position 0. If a segment holds only zeros, both scales are 0. If elements have equal magnitudes, the
+first of them are sent.
 """
 
 from __future__ import annotations

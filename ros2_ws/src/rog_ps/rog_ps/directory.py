@@ -71,7 +71,8 @@ def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
         former = _served(os.read(handle, 1024))
         taken = Claim(former.run, former.start + 1) if resume and former.run else new
         text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()
-        # The new text is as long as the former text, so the file is never half written.
+        # The text of every claim has the same length, so it overwrites a former claim in place, and
+        # the file of a run is never empty or cut off. A damaged file may be longer; it is cut.
         os.pwrite(handle, text, 0)
         os.ftruncate(handle, len(text))
         os.fsync(handle)

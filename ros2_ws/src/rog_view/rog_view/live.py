@@ -112,7 +112,10 @@ class Live:
         return ''
 
     async def ask(self, service: str, **values: str) -> str:
-        """Call a control service and return its answer; raise `ControlError` if it is refused."""
+        """Call a control service and return its answer.
+
+        :raises ControlError: no call is possible now, the server refuses, or it does not answer.
+        """
         if reason := self.view.unable:
             raise ControlError(reason)
         future = self._controls.call(service, **values)

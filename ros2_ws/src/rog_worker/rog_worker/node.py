@@ -397,7 +397,10 @@ class WorkerNode(ManagedNode):
         self._act(self.machine.on_register_response(response, now))
 
     def _is_answer(self, message: Any, asked: bytes) -> bool:
-        """Return whether an answer is proved with our key; ``asked``: tag of the request."""
+        """Return whether the sender of an answer has our key and answers this request.
+
+        ``asked``: tag of the request.
+        """
         assert self._key is not None
         try:
             check(derived(self._key.secret, 'answer'), message, asked)

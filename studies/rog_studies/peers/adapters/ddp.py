@@ -94,9 +94,9 @@ def _backward_seconds(task: Task, model: nn.Module) -> float:
 
 
 def _newest_of_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest state that any robot has saved into the model of every robot.
+    """Give every robot the newest state that any of them has saved: model and momentum.
 
-    Returns the number of steps that this state has trained; 0 if no robot has saved a state.
+    Returns the number of steps that led to this state; 0 if no robot has saved a state.
     """
     step = torch.zeros(1, dtype=torch.int64)
     velocity = [torch.zeros_like(p) for p in model.parameters()]

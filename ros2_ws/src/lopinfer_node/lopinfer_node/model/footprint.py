@@ -17,12 +17,13 @@ EMPTY: Interval = (0, 0)
 
 @dataclass(frozen=True)
 class Footprint:
-    """Which interval of an input with `extent` indices each output interval needs.
+    """For each interval of an output: the interval of one input that it needs.
 
-    `starts` and `ends` are int64 of shape (output extent,) and never decrease. The output interval
-    [a, b) needs [starts[a], ends[b - 1]), or nothing if this is empty. If an output index needs
-    indices that are not contiguous, or if a later output index needs earlier indices, the tables
-    hold a hull: the smallest possible hull or the whole input (`whole`).
+    `extent`: number of indices of this input. `starts` and `ends` are int64 of shape (output
+    extent,) and never decrease. The output interval [a, b) needs [starts[a], ends[b - 1]); if this
+    interval is empty, it needs nothing. Indices may be needed that are not contiguous, or that
+    decrease from one output index to the next. Then the tables hold larger intervals, which contain
+    these indices: the smallest possible intervals, or the whole input (`whole`).
     """
 
     starts: np.ndarray

@@ -178,7 +178,10 @@ class _Reader:
         self.order = {node: i for i, node in enumerate(module.graph.nodes)}
 
     def read(self, results: Sequence[bool] | None = None) -> Tape:
-        """Read the graph; `results` says which outputs belong to the model, by default all."""
+        """Read the graph.
+
+        `results`: for each output of the graph, whether the model returns it; None: it returns all.
+        """
         for node in self.module.graph.nodes:
             if node.op == 'placeholder':
                 self._placeholder(node)

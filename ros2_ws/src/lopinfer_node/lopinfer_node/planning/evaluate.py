@@ -107,7 +107,7 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
 
 def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
            foresight: bool = False, latency: float = LATENCY) -> Outcome:
-    """Estimate the requests of one method, one after the other, over a period of a recorded link.
+    """Estimate the requests of one method, one after the other, in one period of a recorded link.
 
     :param table: one plan per bandwidth of `table.BANDWIDTHS`.
     :param trace: rates in Mbit/s; a controller measures these rates times `EFFICIENCY`.

@@ -134,7 +134,8 @@ class Plan:
     def held(self, side: int, node: int) -> Interval:
         """Return the interval of a tensor that `side` has when its transfers have arrived.
 
-        This is the hull of what the side computes and what its consumers need.
+        This is the hull of the interval that the side computes and the intervals that operators on
+        this side need.
         """
         lo, hi = self.interval(side, node)
         start, end = (int(x) for x in self.needs[side, node])

@@ -124,7 +124,7 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _element(code, k):
-    """Return the word (position and sign) of the element that a segment names as number ``k``."""
+    """Return word number ``k`` of a segment: position and sign of an element, or `NOTHING`."""
     return np.int64(code[2 + 2 * k]) | np.int64(code[3 + 2 * k]) << 8
 
 

@@ -47,7 +47,10 @@ def usable(values: Array) -> bool:
 
 
 def at_once(values: Array) -> int:
-    """Return how many bytes one call may encode; see `rog_core.transfer.sender.Rows.at_once`."""
+    """Return the maximum number of bytes that one call should encode; 0: only one window.
+
+    It is 0 without the kernels. See `rog_core.transfer.sender.Rows.at_once`.
+    """
     return AT_ONCE if usable(values) else 0
 
 

@@ -282,7 +282,11 @@ class Method:
 
     @property
     def shrinks(self) -> bool:
-        """Whether rows travel in the smaller codec over a slow link; see `Command.patience`."""
+        """Whether rows travel in a smaller codec if the link is too slow for the fleet's codec.
+
+        It is too slow if the rows that must arrive would take longer than `Command.patience`. The
+        smaller codec is `rog_core.codecs.SMALLER`.
+        """
         return 'sparse' in self.options
 
     @property

@@ -15,8 +15,8 @@ a whole update is scaled when all of it has arrived. Here rows are applied in fu
 is spent; the chunk that exceeds it is scaled down, and later chunks are scaled to 0. The most
 important rows arrive first. The usual norm is the median over the robots of the median of each
 robot's last pushes, so a robot that pushes more often counts no more than others. With fewer than
-`MAJORITY` robots there is no bound. The very first push only sets the usual norm and is scaled
-to 0.
+`MAJORITY` robots, ``clip`` scales nothing. Otherwise the very first push is scaled to 0: it only
+sets the usual norm.
 """
 
 from __future__ import annotations

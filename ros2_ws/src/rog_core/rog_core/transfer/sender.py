@@ -39,7 +39,7 @@ class _Sent:
     chunk: Chunk
     segments: np.ndarray
     nbytes: int
-    order: int = -1           # position in the order of sending, -1: not sent yet
+    order: int = -1           # number of its last transmission; -1: not sent yet
     sent_at: float = 0.0
     delivered_then: int = 0
     full: bool = False        # whether the window was full when it was sent
@@ -104,8 +104,8 @@ class Sender:
     _arrived: int = 0         # number of chunks that have arrived
     _mandatory_arrived: int = 0
     _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
-    _order: int = 0           # order of the next transmission
-    _newest: int = -1         # highest order that has arrived
+    _order: int = 0           # number of the next transmission, counted over all chunks
+    _newest: int = -1         # highest number of a transmission that has arrived
     # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
     # Heap of (time of its time-out, order, chunk) of each transmission.

@@ -25,8 +25,8 @@ class Accumulator:
     are computed; it is the same array as ``weights`` until `detach` separates them. ``pending``:
     sum of the steps (gradients times learning rate) that the server has not taken yet.
     ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the local steps of a `Phase`, in
-    the rows that the server has not taken yet; ``model`` includes these steps, ``weights`` does
-    not. It is None outside of phases. For SVRG, ``full``: this worker's full gradient, to be
+    the rows that the server has not taken yet; None outside of phases. ``model`` includes these
+    steps, ``weights`` does not. For SVRG, ``full``: this worker's full gradient, to be
     pushed; ``anchor``: an earlier model and the fleet's full gradient at this model; None if there
     is none.
     """

@@ -166,7 +166,7 @@ class OfFull(Computation[Full]):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: keeps nothing, because the gradient fits only one model."""
+        """See `Computation.after_push`: puts nothing back; later models have other gradients."""
 
 
 class OfLocal(Computation[Local]):

@@ -45,9 +45,11 @@ class ImplicitMap(nn.Module):
     def forward(self, points: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return distances (n,) and colours (n, 3) at ``points`` (n, 3).
 
-        :param gain: factor on the gradient of the grids. The gradient of a cell is about the mean
-            over the points around the cell, although the loss is the mean over all points. So the
-            map learns a distant wall as fast as a wall that fills the image.
+        The loss is the mean over all points. The backward pass does not give a cell the true
+        gradient of this mean, but about the gradient of the mean over the points around the cell.
+        So the map learns a distant wall as fast as a wall that fills the image.
+
+        :param gain: additional factor on the gradient of the grids.
         """
         found = [_Interpolate.apply(grid.view(-1, FEATURES), *self._around(level, points),
                                     gain * len(points))

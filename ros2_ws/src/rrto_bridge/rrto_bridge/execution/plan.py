@@ -206,8 +206,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # If results may have memory of their own, assume that they have, although they may share
-        # the memory of other tensors of the run.
+        # If results may have memory of their own, ignore that they may also share the memory of
+        # other tensors of the run. Only tensors from before the run still count as shared.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:

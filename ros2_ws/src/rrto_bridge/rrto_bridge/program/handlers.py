@@ -100,9 +100,9 @@ def _recurrent(function: Any) -> Any:
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
     """Return a handler for an operator that returns singular values or eigenvalues.
 
-    If gradients are possible, the handler takes them from the `decomposition`, as PyTorch does,
-    because the decomposition rounds differently. `place`: their index among the results of the
-    decomposition.
+    If gradients are possible, the handler takes these values from the results of `decomposition`,
+    as PyTorch does, because `function` rounds differently. `place`: index of the values among these
+    results.
     """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:

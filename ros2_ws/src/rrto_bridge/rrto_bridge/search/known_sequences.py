@@ -12,8 +12,8 @@ from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
-PATIENCE = 3          # number of consecutive failed runs that do not make a sequence pause
-MAX_LOOSE = 4         # maximum tensors that `add` makes `Bound`; with more, it is another model
+PATIENCE = 3          # a sequence pauses after more than this number of failed runs in a row
+MAX_LOOSE = 4         # maximum number of tensors that `add` makes `Bound`; more mean another model
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
 MAX_PAUSE = 64        # a failing sequence skips fewer than MAX_PAUSE possible starts in a row
 

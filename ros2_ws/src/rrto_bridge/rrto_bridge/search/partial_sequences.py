@@ -29,8 +29,8 @@ from .search import Search, skeleton
 LIMIT = 1 << 15
 FED = 16           # number of partial sequences after which a tree node gets a new `Search`
 
-# Tags of its calls. A tag is a number: calls with equal operators, arguments (without handles) and
-# metas have equal tags. The tag of a wanted call omits its metas.
+# A fragment: the tags of its calls. A tag is a number: calls with equal operators, arguments
+# (without handles) and metas have equal tags. The tag of a wanted call omits its metas.
 Fragment = tuple[int, ...]
 Metas = tuple[Meta | None, ...]
 

@@ -178,7 +178,8 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        # Do not compare the names of the first pass, whose first section may begin before it.
+        # Compare the names of the sections of all passes but the first. The first section of the
+        # first pass may also contain calls from before this pass, and then has another name.
         whole = (repetitions - 2) * period
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None

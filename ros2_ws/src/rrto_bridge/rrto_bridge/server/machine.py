@@ -146,7 +146,7 @@ class ServerMachine:
 
     def on_progress(self, program: str, begun: int, busy: bool, name: str, now: float
                     ) -> list[Action]:
-        """Process the progress of a program's process; kill it if an operator takes too long.
+        """Note how far a program's process is; kill the process if an operator takes too long.
 
         `begun`: number of operators that have begun. `name`: the last of these operators. `busy`:
         whether the process is executing a message.

@@ -60,7 +60,8 @@ def _first(call: Call) -> tuple[Value, int, int] | None:
 def convolution(call: Call) -> Division:
     """Divide a convolution along a spatial dimension or along the batch.
 
-    An output needs all input channels, so a convolution is not divided along the channels.
+    If its input is divided along the channels, it is not divided, because an output needs all
+    input channels (with groups: all channels of a group).
     """
     found = _first(call)
     if found is None or isinstance(call.arguments['weight'], Value):

@@ -15,7 +15,7 @@ from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
 from ..method_spec import MethodSpec
 from .schemes import Scheme
 
-# Three numbers: stragglers per group, groups (0: as many as fit), rounds between two regroupings.
+# Stragglers per group; number of groups (0: `Scheme` chooses it); rounds between two regroupings.
 DEFAULTS = (1, 0, 50)
 
 

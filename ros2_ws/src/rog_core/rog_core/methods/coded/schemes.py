@@ -36,10 +36,10 @@ REGROUPED = ('dcgc', 'dgh-gc')
 
 
 def number_of_shards(capacities: ArrayLike) -> int:
-    """Return the number of shards: the sum of all capacities divided by the lowest capacity.
+    """Return the number of shards.
 
-    Each quotient is rounded. The number is at most `MAX_SHARDS`, or the number of robots if that is
-    higher.
+    Each capacity is divided by the lowest capacity and rounded; the number is the sum of these
+    quotients. It is at most `MAX_SHARDS`, or the number of robots if that is higher.
     """
     array = checked(capacities)
     shares = np.minimum(np.rint(array / array.min()), MAX_SHARDS)
