@@ -46,7 +46,8 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
         assert task.evaluate(model) > joined
     assert not rclpy.ok()
     # On a busy machine it may have been away before it left.
-    fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'), 'the server knows that it left')
+    fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'),
+                'the server knows that it left')
     fleet.interrupt('server')
     assert fleet.ended('server') == 0
 

@@ -47,7 +47,8 @@ if sys.argv[2] == 'launch':
     assert text in known['hops'].description, 'as a launch argument'
 
 assert main(['sim', 'fleet.yaml', '--set', 'network.hops=10']) == 2, 'by --set'
-assert '| `network.hops`, parameter `hops` |' in runpy.run_path(sys.argv[1])['page'](), 'on the page'
+page = runpy.run_path(sys.argv[1])['page']()
+assert '| `network.hops`, parameter `hops` |' in page, 'on the page'
 '''
 
 
