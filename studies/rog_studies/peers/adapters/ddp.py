@@ -10,7 +10,6 @@ workers, all robots continue from the newest state that any of them has saved.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .task import Journal, Task, arguments
+from .task import Journal, Task, arguments, own_address, save
 
 PORT = 29400
 SILENCE = 120.0   # s after which an exchange fails; gloo's default of 30 min is longer than a run
@@ -47,7 +46,7 @@ def main() -> None:
             sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{options.robots}',
             '--nproc-per-node=1', '--max-restarts=1000', '--rdzv-backend=c10d',
             f'--rdzv-endpoint={options.server}:{PORT}', '--rdzv-id=study',
-            '--rdzv-conf=is_host=0', f'--local-addr={_own_address(options.server)}',
+            '--rdzv-conf=is_host=0', f'--local-addr={own_address(options.server)}',
             '-m', 'adapters.ddp', '--worker', *sys.argv[1:]])
 
 
@@ -122,17 +121,7 @@ def _keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None
     for index, parameter in enumerate(model.parameters()):
         arrays[f'value{index}'] = parameter.detach().numpy()
         arrays[f'velocity{index}'] = optimizer.state[parameter]['momentum_buffer'].numpy()
-    with open(FILE + '.part', 'wb') as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    os.replace(FILE + '.part', FILE)
-
-
-def _own_address(server: str) -> str:
-    """Return the address of this robot on the network that leads to the server."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((server, PORT))
-        address: str = probe.getsockname()[0]
-        return address
+    save(Path(FILE), arrays)
 
 
 if __name__ == '__main__':

@@ -32,7 +32,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from .task import SERVER, Journal, Task, arguments
+from .task import SERVER, Journal, Task, arguments, save
 
 PORT = 8000             # port of the SuperLink, for nodes and for `flwr run`
 ROUNDS = 1_000_000      # more than a run has: the study ends the run
@@ -119,9 +119,7 @@ def serve(grid: Grid, context: Context) -> None:
             state = arrays.to_torch_state_dict()
             journal.version(number)
             journal.snapshot(state)
-            with open(f'{kept}.part', 'wb') as file:
-                np.savez(file, **{name: t.numpy() for name, t in state.items()})
-            os.replace(f'{kept}.part', kept)
+            save(kept, {name: t.numpy() for name, t in state.items()})
         return None
 
     settings = task.settings

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -77,6 +78,22 @@ def arguments(options: tuple[tuple[str, dict], ...] = ()) -> argparse.Namespace:
     found = parser.parse_args()
     found.name = SERVER if found.role == 'server' else f'robot{found.robot + 1}'
     return found
+
+
+def own_address(server: str) -> str:
+    """Return the address of this machine on the network that leads to the server."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((server, 9))  # sends nothing, so any port will do
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to an .npz file. If the process is killed meanwhile, a former file stays."""
+    part = path.with_suffix('.part')
+    with part.open('wb') as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    part.replace(path)
 
 
 class Task:
@@ -201,12 +218,9 @@ class Journal:
             return
         self._next_snapshot = now + self._settings.snapshot_s
         tensors = dict(model.named_parameters()) if isinstance(model, nn.Module) else model
-        path = self._snapshots / f'{now:.3f}.npz'
-        with path.with_suffix('.part').open('wb') as file:
-            np.savez(file, **{name: values.detach().cpu().numpy()  # type: ignore[arg-type]
-                              if isinstance(values, Tensor) else np.asarray(values)
-                              for name, values in tensors.items()})
-        path.with_suffix('.part').rename(path)
+        save(self._snapshots / f'{now:.3f}.npz', {
+            name: values.detach().cpu().numpy() if isinstance(values, Tensor)
+            else np.asarray(values) for name, values in tensors.items()})
 
     def _write(self, kind: str, **fields: object) -> None:
         line = {'t': round(time.monotonic(), 4), 'kind': kind, 'pid': os.getpid(), **fields}

@@ -27,7 +27,7 @@ from torch import nn
 from torchft import Manager, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo, LocalSGD
 
-from .task import Journal, Task, arguments
+from .task import Journal, Task, arguments, own_address, save
 
 LIGHTHOUSE_PORT, STORE_PORT = 29510, 29511
 # Time limit of an exchange, s. An exchange of 2.5 MB among four robots takes 60 s on a link of
@@ -52,7 +52,7 @@ def main() -> None:
     if options.worker:
         train(options.folder, options.robot, options.method)
         return
-    own = _own_address(options.server)
+    own = own_address(options.server)
     _be_a_host(own)
     os.environ['TORCHFT_LIGHTHOUSE'] = f'http://{options.server}:{LIGHTHOUSE_PORT}'
     # Replace this process by torchrun.
@@ -137,9 +137,7 @@ def _keep(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], man
         arrays[f'value{index}'] = parameter.detach().numpy()
         for name, optimizer in optimizers.items():
             arrays[f'{name}{index}'] = optimizer.state[parameter]['momentum_buffer'].numpy()
-    with open(FILE + '.part', 'wb') as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    os.replace(FILE + '.part', FILE)
+    save(Path(FILE), arrays)
 
 
 def _be_a_host(name: str) -> None:
@@ -152,14 +150,6 @@ def _be_a_host(name: str) -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_UTS):
         raise OSError(ctypes.get_errno(), 'no namespace for a host name')
     socket.sethostname(name)
-
-
-def _own_address(server: str) -> str:
-    """Return the address of this robot on the network that leads to the server."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((server, LIGHTHOUSE_PORT))
-        address: str = probe.getsockname()[0]
-        return address
 
 
 if __name__ == '__main__':
