@@ -30,7 +30,7 @@ SEED ?= 1
 help:
 	@echo "make setup     install everything into .venv"
 	@echo "make demo      train a fleet of three robots on this machine, and watch (FLEET=indoor|outdoor|FILE)"
-	@echo "make test      the tests of every package that take seconds; 4 to 5 minutes on two cores"
+	@echo "make test      the tests of every package that take seconds; about 5 minutes on two cores"
 	@echo "make test-all  build every package with colcon and run all tests"
 	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N), then make chaos"
 	@echo "make chaos     $(MINUTES) minutes of a real fleet that is disturbed on purpose; as root (MINUTES=M SEED=N)"
@@ -49,8 +49,8 @@ $(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuf
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -U pip -r requirements-build.txt
 	@$(if $(SOURCED),:,$(BIN)/python tools/ros.py install $(ROS))
-	@echo 'Building the workspace, messages included, while pip installs PyTorch and the rest: the longest part, 3 to 8'
-	@echo 'minutes on two cores, without output. What colcon does stands in $(VENV)/build/colcon.log.'
+	@echo 'Building the workspace, messages included, while pip installs PyTorch and the rest: the longest part, some two'
+	@echo 'minutes on two idle cores, without output. What colcon does stands in $(VENV)/build/colcon.log.'
 	@$(BIN)/python tools/ros.py build & build=$$!; \
 	$(BIN)/pip install -q -c constraints.txt torch && $(BIN)/pip install -q -c constraints.txt -r requirements.txt; \
 	code=$$?; wait $$build && exit $$code
