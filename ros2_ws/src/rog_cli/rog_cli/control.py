@@ -19,6 +19,7 @@ from .view import Monitor
 
 SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync}
 SILENT_SERVER = 'the parameter server does not answer'
+HELP = 'rog doctor checks the network'
 UNPROVED = ('; an answer was dropped that this key does not prove: somebody else offers its '
             'services, or it has another version')
 
@@ -85,11 +86,12 @@ class Controls:
 
     def unable(self) -> str:
         """Return why no service can be called now; empty if they can be called."""
+        if self._monitor.fleet is None and self._monitor.unproved:
+            return 'the status of the parameter server is not proved by this key'
         if self._monitor.fleet is None:
-            return 'the status of the parameter server is not proved by this key' \
-                if self._monitor.unproved else 'there is no parameter server'
+            return f'there is no parameter server at {self._monitor.namespace}/{SERVER}; {HELP}'
         ready = all(client.service_is_ready() for client in self._clients.values())
-        return '' if ready else 'the services of the parameter server were not found'
+        return '' if ready else f'the services of the parameter server were not found; {HELP}'
 
     def call(self, service: str, **values: str) -> Any:
         """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
