@@ -214,7 +214,7 @@ def test_arrows_between_rooms_run_one_way(package):
     assert not wrong_arrows(files, ROOMS[package])
 
 
-@pytest.mark.parametrize('package', HOUSES)
+@pytest.mark.parametrize('package', PLACES)
 def test_a_large_class_has_a_stated_reason(package):
     listed = {name for name in LARGE if name.startswith(f'{package}.')}
     assert set(large_classes(PLACES[package])) == listed

@@ -1,17 +1,20 @@
-"""Looks for another parameter server in the same namespace, before this server is built."""
+"""Looks for another parameter server in the same namespace: before this one is built, and later."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rog_core.errors import ConfigError
+from rog_core.errors import ConfigError, shown
 from rog_msgs.msg import FleetStatus
 from rog_ros import qos
 from rog_ros.parameters import SERVER
-from rog_ros.servers import Others, refusal
+from rog_ros.servers import Others, gives_way, refusal
+
+if TYPE_CHECKING:
+    from .node import ParameterServerNode
 
 SECONDS = 2.0  # seconds that are enough to find another server, even if one announcement is lost
 _LEAST = 0.3   # least time, s, to read the messages that arrived during the imports
@@ -48,3 +51,35 @@ class DuplicateServerCheck:
         self._node.destroy_node()
         if found is not None:
             raise ConfigError(refusal(found, place))
+
+
+class DuplicateServerWatch:
+    """Listens while the server runs; of two servers the younger ends.
+
+    :param process: public number of the server's own process.
+    """
+
+    def __init__(self, node: ParameterServerNode, others: Others, process: int) -> None:
+        self._node, self._others, self._process = node, others, process
+        self._born = time.monotonic()
+        node.create_subscription(FleetStatus, 'fleet_status', self._on_status, qos.STATUS)
+
+    def _on_status(self, message: Any) -> None:
+        """Handle a status of a server in the namespace, which can be this server itself."""
+        node, others = self._node, self._others
+        if node.done:
+            return
+        others.refused = ''
+        if not others.shows(message, time.time()):
+            if others.refused:
+                node.dropped['another server'] += 1
+                node.get_logger().warning('dropped a status of another parameter server: '
+                                          f'{others.refused}', throttle_duration_sec=5.0)
+        elif gives_way((node.elapsed, node.statuses, self._process), message,
+                       time.monotonic() - self._born):
+            node.error, node.done = refusal(message, node.get_namespace()), True
+        else:
+            node.get_logger().error(
+                f'there is a second parameter server at {node.get_namespace()}: '
+                f'{shown(message.host, 80)}; robots stay with the one that has accepted them',
+                throttle_duration_sec=5.0)

@@ -1,7 +1,10 @@
-"""One robot as the server sees it: its topics, emulated link, and the check of its statuses."""
+"""The robots as the server sees them: topics, emulated links, and the check of their statuses."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,8 @@ from rog_ros.message_auth import Session
 from rog_ros.parameters import fleet_namespace
 
 if TYPE_CHECKING:
+    from fleet_env.fleet import LinkConfig
+
     from .node import ParameterServerNode
 
 
@@ -90,3 +95,49 @@ class Peer:
         # repeat its other fields, so it must also carry the secret session.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')
+
+
+class Peers(dict[str, Peer]):
+    """Robot -> peer, for each robot that is listed or has registered.
+
+    :param links: link of each robot that the fleet file lists.
+    :param epoch: when the emulated links began, on the monotonic clock; 0: they begin with
+        `begin`, and delay nothing before.
+    """
+
+    def __init__(self, node: ParameterServerNode, links: Mapping[str, LinkConfig], epoch: float
+                 ) -> None:
+        super().__init__()
+        self._node, self._links, self._epoch = node, links, epoch
+        self._emulated: list[ShapedLink] = []
+        for robot in links:
+            self.of(robot)
+
+    def of(self, robot: str) -> Peer:
+        """Return the peer of a robot; the first call makes it."""
+        if robot not in self:
+            link = self._links.get(robot)
+            shaped = ShapedLink() if link is None else ShapedLink.from_config(link, self._epoch)
+            if not self._epoch:
+                shaped.hold()
+                if self._node.elapsed:
+                    shaped.begin(time.monotonic() - self._node.elapsed)
+            self[robot] = Peer(self._node, robot, shaped)
+            if shaped.delays:
+                self._emulated.append(shaped)
+        return self[robot]
+
+    def begin(self, epoch: float) -> None:
+        """Let the emulated links begin at ``epoch``."""
+        for peer in self.values():
+            peer.link.begin(epoch)
+
+    def release(self, now: float) -> None:
+        """Send what the emulated links have delayed until ``now``."""
+        for link in self._emulated:
+            link.release(now)
+
+    @property
+    def deadline(self) -> float:
+        """Time of the next `release`; infinity: there is nothing to send."""
+        return min((link.deadline for link in self._emulated), default=math.inf)

@@ -1,0 +1,57 @@
+"""Waits at the end of a run until the robots have evaluated the final model."""
+
+from __future__ import annotations
+
+import math
+
+from rog_core.protocol.states import AWAY
+from rog_core.server.machine import ServerMachine
+
+from .presence import Presence
+from .run_files import RunFiles
+
+
+class Ending:
+    """Says when a stopped run is over: the record ends with the last statuses of the robots.
+
+    :param machine: state machine of the server, which bounds the wait (`Deadlines.stop_by`).
+    """
+
+    def __init__(self, machine: ServerMachine, presence: Presence, files: RunFiles) -> None:
+        self._machine, self._presence, self._files = machine, presence, files
+        self._by = math.inf      # when the run ends without the robots' last evaluations
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run is stopped."""
+        return not math.isinf(self._by)
+
+    def begin(self, now: float) -> None:
+        """Begin to wait for the robots, and log which ones."""
+        if not self.begun and (late := self._late()):
+            self._presence.log.info('waiting until the final model is evaluated by '
+                                    f'{", ".join(sorted(late))}')
+        self.wait(now)
+
+    def wait(self, now: float) -> None:
+        """Wait for at most two heartbeat limits from ``now``."""
+        self._by = min(now + 2 * self._presence.limit, self._machine.deadlines.stop_by)
+
+    def is_over(self, now: float, pushing: bool) -> bool:
+        """Return whether the run is over; report the robots that are too late.
+
+        :param pushing: whether this fleet still pushes to a parent fleet.
+        """
+        late = self._late() if self.begun else set()
+        if now < self._by:
+            return self.begun and not late and not pushing
+        for robot in late:
+            self._presence.log.warning(f'{robot} has not evaluated the final model in time; the '
+                                       'summary has its accuracy of before')
+            self._files.fault(robot, 'not_evaluated', 'the final model')
+        return True
+
+    def _late(self) -> set[str]:
+        """Return the present robots whose status `stopped` is not in the record yet."""
+        present = {m.robot for m in self._machine.members.values() if m.state != AWAY}
+        return self._files.lacking(present - self._presence.paused)

@@ -1,0 +1,149 @@
+"""The files of a run in the server's out directory: record, summary and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_env import records
+from fleet_env.errors import RecordError
+from fleet_env.run_recorder import Recorder
+from rog_core.errors import ConfigError, shown
+from rog_core.model.partition import RowPartition
+from rog_core.server.aggregation import ServerState
+from rog_ros.parameters import ServerSettings
+
+from . import checkpoint
+from .directory import kept
+
+
+class RunFiles:
+    """Writes the files of a run. Without an out directory it writes nothing.
+
+    A full disk does not stop the training: errors go to the log, and `close` names them.
+
+    :param settings: settings of the server.
+    :param elapsed: function that returns the seconds of training until now.
+    :param log: logger of the node.
+    :raises ConfigError: the directory already holds a run, and the settings do not resume it.
+    """
+
+    def __init__(self, settings: ServerSettings, elapsed: Callable[[], float], log: Any) -> None:
+        self.out = out = Path(settings.out) if settings.out else None
+        if out is not None and not settings.resume and (out / records.RUN_FILE).exists():
+            raise ConfigError(f'{out} already holds a run; choose another out directory, or go '
+                              'on with it by resume')
+        self.unsaved = ''          # why the last checkpoint was not written; else empty
+        self._settings, self._elapsed, self._log = settings, elapsed, log
+        self._incomplete = False   # whether a part of the records could not be written
+        self._open = True          # whether records may still be written
+        self._recorder: Recorder | None = None
+        self._writer: checkpoint.Writer | None = None
+
+    def newest_checkpoint(self, partition: RowPartition
+                          ) -> tuple[np.ndarray, ServerState, float] | None:
+        """Return what `checkpoint.read` returns for the newest one, None if there is none."""
+        # `main` has checked this directory before the slow imports.
+        if self.out is None or not self._settings.resume:
+            return None
+        store = kept(self.out)
+        found = store.newest()
+        if found is None:
+            return None
+        for skipped in store.skipped:
+            self._log.warning(f'{skipped}; an older checkpoint is used')
+        master, state, elapsed = checkpoint.read(found, partition)
+        self._log.info(f'going on from {found.path}, iteration {state.iteration}, {state.sync}')
+        return master, state, elapsed
+
+    def begin(self, partition: RowPartition, master: np.ndarray, robots: list[str],
+              baseline: tuple[float, float] | None) -> None:
+        """Begin the record, or go on with it.
+
+        :param master: the model at the start, float32 (elements,).
+        :param baseline: accuracies (before the shift, at the start); None: the run is resumed.
+        """
+        if self.out is None:
+            return
+        damaged: list[RecordError] = []
+        former = records.read_run(self.out, damaged) \
+            if (self.out / records.RUN_FILE).exists() else []
+        if damaged:
+            self._log.warning(f'{len(damaged)} lines of the record are damaged and left '
+                              f'out of the summary, the first: {shown(damaged[0])}')
+        settings = self._settings
+        training = settings.training
+        start = records.Start(self._elapsed(), '', training.task, training.sync, settings.seed,
+                              settings.fleet, robots, time.strftime('%Y-%m-%dT%H:%M:%S%z'))
+        self._recorder = Recorder(self.out, start, former)
+        if baseline is not None:
+            self._recorder.baseline(*baseline)
+        self._writer = checkpoint.Writer(partition, float(np.linalg.norm(master)))
+
+    def record(self, write: Callable[[Recorder], None]) -> None:
+        """Write to the record, if there is one."""
+        if self._recorder is None or not self._open:
+            return
+        try:
+            write(self._recorder)
+        except RecordError as error:
+            self._incomplete = True
+            self._log.error(str(error), throttle_duration_sec=5.0)
+
+    def fault(self, robot: str, what: str, detail: str) -> None:
+        """Write a fault to the record."""
+        self.record(lambda recorder: recorder.fault(self._elapsed(), robot, what, detail))
+
+    def lacking(self, present: set[str]) -> set[str]:
+        """Return the robots of ``present`` whose last status is not in the record yet."""
+        return set() if self._recorder is None else present - self._recorder.final_statuses()
+
+    def save(self, master: np.ndarray, state: ServerState, name: str = '', most: int = 0) -> Path:
+        """Write a checkpoint and return its path.
+
+        :param name: name given by a user: the checkpoint then goes to a directory of its own and is
+            not replaced by the run's checkpoints. Empty: a checkpoint of the run.
+        :param most: maximum number of checkpoints with a name.
+        :raises CheckpointError: nothing was written.
+        """
+        if self.out is None or self._writer is None:
+            raise checkpoint.CheckpointError('the server has no out directory')
+        store = kept(checkpoint.named(self.out, name, most) if name else self.out,
+                     self._settings.server.keep)
+        return self._writer.write(store, master, state, self._elapsed())
+
+    def save_or_say(self, master: np.ndarray, state: ServerState) -> None:
+        """Write a checkpoint of the run; log a failure, and the first success after a failure."""
+        try:
+            self.save(master, state)
+        except checkpoint.CheckpointError as error:
+            self._log.error(f'no checkpoint: {error}', throttle_duration_sec=5.0)
+            if not self.unsaved:
+                self.fault('', 'no_checkpoint', str(error))
+            self.unsaved = str(error)
+        else:
+            if self.unsaved:
+                self._log.info('checkpoints are written again')
+            self.unsaved = ''
+
+    def close(self, reason: str, sync: str) -> str:
+        """Write the summary; return why the files are not complete, or ''.
+
+        :param reason: why the run ends.
+        :param sync: last method of the run.
+        """
+        self._open = False
+        if self._recorder is None:
+            return ''
+        try:
+            self._recorder.stop(self._elapsed(), reason, sync)
+        except RecordError as error:
+            self._incomplete = True
+            self._log.error(str(error))
+        if self._incomplete or self.unsaved:
+            return f'{self.out} is not complete; see the errors in the log'
+        self._log.info(f'wrote {self.out}')
+        return ''

@@ -1,0 +1,41 @@
+"""The seconds of training of a run, without its pauses."""
+
+from __future__ import annotations
+
+import math
+
+
+class TrainingTime:
+    """Counts the seconds of training; it stands still until `begin`, and while paused.
+
+    All times are seconds of one monotonic clock.
+
+    :param now: present time; the run begins paused.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.before = 0.0                    # seconds before the server's last restart
+        self._began: float | None = None     # when the first robot joined
+        self._paused_at = now                # when the run was paused; infinity: not paused
+
+    def begin(self, now: float) -> bool:
+        """Count from ``now`` on; return False if this has been called before."""
+        if self._began is not None:
+            return False
+        self._began = now
+        return True
+
+    def pause(self, now: float) -> None:
+        """Stand still from ``now`` on."""
+        self._paused_at = now
+
+    def go_on(self, now: float) -> None:
+        """End a pause."""
+        if self._began is not None:
+            self._began += now - max(self._began, self._paused_at)
+        self._paused_at = math.inf
+
+    def elapsed(self, now: float) -> float:
+        """Return the seconds of training, including the training before a restart of the server."""
+        began = math.inf if self._began is None else self._began
+        return self.before + max(min(now, self._paused_at) - began, 0.0)

@@ -1,0 +1,120 @@
+"""Registers the robot with a parameter server; with a key, both prove who they are."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from fleet_ros.middleware import other_middleware
+from fleet_ros.reminder import Reminder
+from rog_core.errors import RemoteProtocolError, shown
+from rog_core.protocol.messages import RegisterRequest, RegisterResponse
+from rog_msgs.srv import Register
+from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros
+from rog_ros.message_auth import Key, SealError, Session, check, derived, only_proved, sealed
+
+if TYPE_CHECKING:
+    from .node import WorkerNode
+
+PATIENCE = 3  # heartbeat limits; a robot refused for longer gives up: another robot has its name
+
+
+class Registration:
+    """Calls `register`, and hands the answers to the node's state machine.
+
+    :param key: key of the robot; None: the fleet has no key.
+    """
+
+    def __init__(self, node: WorkerNode, key: Key | None) -> None:
+        self._node, self._key = node, key
+        # None: the fleet has no key, or the server has not accepted this robot yet.
+        self.session: Session | None = None
+        self.count = 0             # serial number of the server's last status in this session
+        self.process = 0           # public number of the server's process
+        self._client = node.create_client(Register, node.settings.server_namespace + '/register')
+        self._request: Any = None  # future of the latest call
+        self._refused_since = math.inf
+        self._reminder = Reminder()  # says when to log again that there is no server
+
+    def send(self, request: RegisterRequest, now: float) -> None:
+        """Call the service over the emulated link."""
+        self._node.link.send(payload_bytes(request), lambda: self._call(request), now, lossy=True)
+
+    def _call(self, request: RegisterRequest) -> None:
+        node = self._node
+        if not self._client.service_is_ready():
+            if strange := other_middleware(node, f'{node.settings.server_namespace}/register'):
+                node.get_logger().error(strange, throttle_duration_sec=5.0)
+            if self._reminder.due(time.monotonic()):
+                node.get_logger().info(f'{node.robot} waits for the parameter server at '
+                                       f'{node.place}; rog doctor looks for the reason')
+            return
+        self._reminder.reset()
+        if self._request is not None:
+            self._client.remove_pending_request(self._request)
+        message = request_to_ros(request)
+        message.server = self.process
+        sealed(self._key and derived(self._key.secret, 'ask'), message)
+        asked = bytes(message.tag)
+        self._request = self._client.call_async(message)
+        if self._key is not None:
+            only_proved(self._request, lambda answer: self._is_answer(answer, asked))
+        self._request.add_done_callback(self._on_done)
+
+    def _on_done(self, future: Any) -> None:
+        now, node = time.monotonic(), self._node
+        if future is not self._request or node.machine is None or node.is_cut_off(now):
+            return  # the answer is to an earlier request, or the emulated link loses it
+        if future.exception() is not None:
+            node.get_logger().warning(f'registration failed: {future.exception()}; trying again')
+            return
+        try:
+            self._on_answer(response_from_ros(future.result()), now)
+        except RemoteProtocolError as error:  # the machine will register again
+            node.dropped += 1
+            node.get_logger().warning(f'dropped an answer to the registration: {error}',
+                                      throttle_duration_sec=5.0)
+
+    def _on_answer(self, response: RegisterResponse, now: float) -> None:
+        node = self._node
+        assert node.machine is not None
+        if response.accepted and not node.is_of_ours(
+                response.incarnation == node.machine.server, now):
+            return  # another server has answered faster; the machine will register again
+        if response.accepted:
+            self._refused_since = math.inf
+        elif response.incarnation and self._key is not None:
+            self.process = response.incarnation  # the request was for a server that is gone
+        else:
+            node.get_logger().warning(f'the server refuses: {shown(response.reason)}',
+                                      throttle_duration_sec=5.0)
+            self._refused_since = min(self._refused_since, now)
+            # After the heartbeat limit the server drops a former process of this robot. If the
+            # server still refuses, another robot has the same name.
+            if now - self._refused_since > PATIENCE * node.settings.heartbeat.limit:
+                node.leave(shown(response.reason, 600))
+                return
+        if response.accepted and self._key is not None:
+            former, self.session = self.session, Session(self._key, node.incarnation,
+                                                         response.incarnation)
+            if former is None or former.session != self.session.session:
+                self.count = 0  # another server process starts its count at 0
+        node.act(node.machine.on_register_response(response, now))
+
+    def _is_answer(self, message: Any, asked: bytes) -> bool:
+        """Return whether the sender of an answer has our key and answers this request.
+
+        ``asked``: tag of the request.
+        """
+        assert self._key is not None
+        try:
+            check(derived(self._key.secret, 'answer'), message, asked)
+        except SealError as error:
+            self._node.dropped += 1
+            self._node.get_logger().warning(
+                f'dropped an answer to the registration that is not proved: {error}. Server and '
+                'robot must have keys that belong together; here it is '
+                f'{self._node.settings.security.key}', throttle_duration_sec=5.0)
+            return False
+        return True

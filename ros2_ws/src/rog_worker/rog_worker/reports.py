@@ -1,0 +1,117 @@
+"""Publishes the robot's status and diagnostics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rog_core.protocol.states import (
+    COMPUTING,
+    EVALUATING,
+    PAUSED,
+    REGISTERING,
+    STARVED,
+    STOPPED,
+)
+from rog_core.worker.machine import WorkerMachine
+from rog_msgs.msg import TrainingStatus
+from rog_ros import qos
+from rog_ros.convert import STATUS_BYTES
+from rog_ros.message_auth import process_of, sealed
+from rog_ros.servers import this_process, this_version
+
+if TYPE_CHECKING:
+    from .node import WorkerNode
+
+
+class Reports:
+    """Publishes `training_status`, which is also the heartbeat, and /diagnostics (REP-107)."""
+
+    def __init__(self, node: WorkerNode) -> None:
+        self._node = node
+        self._count = 0                # number of published statuses
+        self._waits = False            # whether a status waits for the emulated link
+        self._has_ended = False        # whether the last status was sent
+        self._status = node.create_publisher(TrainingStatus, 'training_status', qos.STATUS)
+        self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+
+    def report(self, state: str = '') -> None:
+        """Publish the status. It is also the heartbeat, so the emulated link delays it like data.
+
+        :param state: state in the last status before a pause or the end, `PAUSED` or `STOPPED`;
+            empty: the present state.
+        """
+        now, link = time.monotonic(), self._node.link
+        self._has_ended = self._has_ended or state == STOPPED
+        if state:  # send a last status without delay, because the process may end soon
+            if not link.is_dead(now):
+                self._publish(state)
+        # A status that already waits takes the present values when it is sent, so one is enough.
+        elif not self._waits:
+            self._waits = not link.is_dead(now)
+            link.send(STATUS_BYTES, self._publish, now, lossy=True)
+            self._node.set_alarm()
+
+    def _publish(self, state: str = '') -> None:
+        self._waits = False
+        now, node = time.monotonic(), self._node
+        machine, session = node.machine, node.registration.session
+        self._count += 1
+        evaluated_at, accuracy = node.evaluation
+        message = TrainingStatus(robot=node.robot, incarnation=process_of(node.incarnation),
+                                 count=self._count, host=this_process(), version=this_version(),
+                                 state=state or REGISTERING, loss=node.loss,
+                                 accuracy=accuracy, evaluated_at=evaluated_at,
+                                 link_rate=node.link.rate(now), power=node.meter.power(now),
+                                 energy=node.meter.energy(now) if node.has_begun else 0.0)
+        message.header.stamp = node.get_clock().now().to_msg()
+        message.header.frame_id = node.robot
+        if machine is not None:
+            for name, value in asdict(machine.report(now)).items():
+                setattr(message, name, value)
+            message.state = state or self._state_of(machine)
+            if message.state in (PAUSED, STOPPED) and machine.server:
+                message.session = machine.session
+        self._status.publish(sealed(session.to_server if session else None, message))
+
+    def _state_of(self, machine: WorkerMachine) -> str:
+        watch = self._node.watched
+        if machine.state == COMPUTING and watch is not None and watch.starved:
+            return STARVED
+        if machine.state == STOPPED and not self._has_ended:
+            return EVALUATING
+        return machine.state
+
+    def diagnose(self) -> None:
+        """Publish diagnostics about link, staleness, power and cameras."""
+        node = self._node
+        found = [] if node.watched is None else node.watched.look()
+        if node.machine is not None:
+            found.append(self._training_health(node.machine))
+        if not found:
+            return
+        message = DiagnosticArray(status=found)
+        message.header.stamp = node.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def _training_health(self, machine: WorkerMachine) -> Any:
+        now, node = time.monotonic(), self._node
+        silent = now - node.server_heard
+        status = DiagnosticStatus(name=f'{node.get_fully_qualified_name()}: training',
+                                  hardware_id=node.robot, level=DiagnosticStatus.OK,
+                                  message=machine.state)
+        if silent > node.settings.heartbeat.limit:
+            status.level = DiagnosticStatus.ERROR
+            status.message = f'no word from the server for {silent:.1f} s'
+        elif machine.state == REGISTERING:
+            status.level, status.message = DiagnosticStatus.WARN, 'not registered'
+        values = {'staleness (iterations)': machine.command.staleness,
+                  'bandwidth (Mbit/s)': round(machine.link.rate * 8e-6, 3),
+                  'round trip (ms)': round(machine.link.round_trip * 1e3, 1),
+                  'power (W)': round(node.meter.power(now), 2),
+                  'messages refused': node.dropped,
+                  'pushes refused': machine.statistics.refused}
+        status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
+        return status
