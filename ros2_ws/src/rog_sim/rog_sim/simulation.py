@@ -95,6 +95,31 @@ def _refuse_live(task: Task) -> None:
                               'exist in virtual time; name a recording or a folder')
 
 
+def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndarray] | None
+              ) -> tuple[torch.nn.Module, RowPartition]:
+    """Return the task's model with its initial weights, in eval mode, and its rows.
+
+    :param above: rows and initial weights of the parent fleet, which a child fleet must use.
+    :raises ConfigError: the parent fleet trains another model.
+    """
+    training = fleet.training
+    with named_failures(task):
+        model = task.model()
+    partition = rows_of(trainable(model), training.granularity, training.codec)
+    if above is None:
+        with named_failures(task):
+            prepare(task, model)
+    else:
+        rows, weights = above
+        try:
+            require_same(Listing(partition.parameters, rows.granularity), rows)
+        except PartitionMismatchError as error:
+            raise ConfigError(f'the fleet {fleet.name} trains another model than its parent '
+                              f'fleet: {error}') from error
+        unflatten(model, weights)
+    return model.eval(), partition
+
+
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
@@ -115,22 +140,8 @@ class Simulation:
         links = {config.name: link_trace(config.link) for config in fleet.robots}
         task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
         _refuse_live(task)
-        with named_failures(task):
-            model = task.model()
-        partition = rows_of(trainable(model), training.granularity, training.codec)
+        model, partition = _prepared(fleet, task, model_above)
         self._traffic = traffic_factor(training.traffic, partition)
-        if model_above is None:
-            with named_failures(task):
-                prepare(task, model)
-        else:
-            rows, weights = model_above
-            try:
-                require_same(Listing(partition.parameters, rows.granularity), rows)
-            except PartitionMismatchError as error:
-                raise ConfigError(f'the fleet {fleet.name} trains another model than its parent '
-                                  f'fleet: {error}') from error
-            unflatten(model, weights)
-        model.eval()
         with named_failures(task):
             clean, before = measure_clean(task, model), measure(task, model)
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
