@@ -399,6 +399,30 @@ def test_a_registration_is_taken_once_by_a_server_process(keyed):
     assert not answer.accepted and 'was replaced by another' in answer.reason
 
 
+def test_a_robot_that_has_not_heard_yet_that_it_was_accepted_is_not_reported(keyed, monkeypatch):
+    """Its statuses carry no tag of the new session then; later such a status is refused."""
+    keyed.diagnostics = {}
+
+    def on_diagnostics(message):
+        keyed.diagnostics.update({v.key: v.value for s in message.status for v in s.values})
+    keyed.node.create_subscription(DiagnosticArray, '/diagnostics', on_diagnostics, qos.DIAGNOSTICS)
+    keyed.start('server', **with_key(keyed, 'fleet'))
+    answers = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Puppet, '_on_answer', lambda puppet, future: answers.append(future))
+        puppet = Puppet(keyed, 'robot1', keyed.key.of('robot1'))
+        puppet.until(lambda: answers, 'it is accepted')
+        for _ in range(3):
+            puppet.beat()
+    puppet._on_answer(answers[0])
+    puppet.trained()
+    assert refused(puppet) == 0 and 'dropped a status' not in keyed.log('server')
+    session, puppet.session = puppet.session, None
+    puppet.beat()
+    puppet.session = session
+    puppet.until(lambda: refused(puppet) == 1, 'the twin: it has heard')
+
+
 def test_a_fleet_with_a_key_offers_no_parameter_services(keyed):
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.start('robot1', **with_key(keyed, 'robot1'))

@@ -144,7 +144,8 @@ class ServerConfig(Settings):
     stop_limit: float = _(60.0, 'longest duration of the end of a run; the server then gives up '
                                 'robots that have not finished', 's', gt=0.0)
     implausible: float = _(100.0, 'the server refuses a push whose norm exceeds this factor times '
-                                  "the median norm of the fleet's last 64 pushes; 0: never", ge=0.0)
+                                  "the usual norm, the median over the robots of the median of "
+                                  "each one's last 64 pushes; 0: never", ge=0.0)
     clip: float = _(0.0, 'largest norm of a push, as a factor of the median norm of the robots\' '
                          'pushes; the server drops the rest of the push. 0: no limit', ge=0.0)
 

@@ -22,10 +22,10 @@ def push(energy, kind=Kind.PUSH):
     return receiver, Rows(transfer, np.arange(1), receiver.codec, np.empty(0, np.uint8), energy)
 
 
-def admitted(guard, norm):
+def admitted(guard, norm, robot='robot'):
     receiver, rows = push(norm ** 2)
     passed = guard.passed(receiver, rows, 1)
-    guard.learn('robot', receiver, ['robot'])
+    guard.learn(robot, receiver, [robot])
     return passed is not None
 
 
@@ -42,9 +42,29 @@ def test_the_usual_norm_is_the_median_of_the_last_pushes_of_the_fleet():
 def test_one_robot_of_three_cannot_move_the_usual_norm():
     guard = PushFilter(100.0, 0.0, np.zeros(PARTITION.elements, np.float32))
     for _ in range(200):
-        assert admitted(guard, 1.0) and admitted(guard, 1.1)
-        admitted(guard, 90 * guard.usual(Kind.PUSH))
+        assert admitted(guard, 1.0) and admitted(guard, 1.1, 'another')
+        admitted(guard, 90 * guard.usual(Kind.PUSH), 'liar')
     assert guard.usual(Kind.PUSH) == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize('norm', [1e-38, 1e-3, 90.0])
+def test_nor_can_one_that_pushes_far_more_often(norm):
+    guard = PushFilter(100.0, 0.0, np.zeros(PARTITION.elements, np.float32))
+    for _ in range(100):
+        assert admitted(guard, 1.0) and admitted(guard, 1.1, 'another')
+        for _ in range(10):
+            admitted(guard, norm * guard.usual(Kind.PUSH), 'liar')
+    assert 1.0 <= guard.usual(Kind.PUSH) <= 1.1
+
+
+@pytest.mark.parametrize('first', [0, 100])
+def test_tiny_pushes_of_one_robot_have_none_of_another_refused(first):
+    """Of two robots neither has a majority, and the first pushes may be those of the liar alone."""
+    guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 0.1, np.float32))
+    for _ in range(first):
+        assert admitted(guard, 1e-38, 'liar')
+    for _ in range(100):
+        assert admitted(guard, 0.1) and admitted(guard, 1e-38, 'liar')
 
 
 def test_before_there_are_pushes_the_model_itself_is_the_measure():

@@ -191,10 +191,15 @@ def test_flown_uses_its_whole_range():
 # -- rsp:auto
 
 
-def decide(method, stall, loss, robots=2):
-    """Let everybody push for a round of decisions in which so much of the time was waited."""
+def decide(method, stall, loss, robots=2, lie=None):
+    """Let everybody push for a round of decisions in which so much of the time was waited.
+
+    ``lie``: the loss that one of the robots claims instead.
+    """
     names = [f'robot{k}' for k in range(robots)]
     fleet = {name: Standing(1, 1, loss=loss) for name in names}
+    if lie is not None:
+        fleet[names[0]] = Standing(1, 1, loss=lie)
     start = getattr(method, 'test_time', 0.0)
     if not start:  # the first push starts the clock
         method.on_push(names[0], fleet, 0.0)
@@ -229,6 +234,14 @@ def test_auto_falls_when_the_loss_rises_whatever_the_stall():
     assert up == sorted(up)
     down = [decide(method, 0.3, 3.0 * 1.3 ** k) for k in range(20)]
     assert down[0] < up[-1] and down == sorted(down, reverse=True) and down[-1] == 4
+
+
+@pytest.mark.parametrize('robots', [2, 3, 5])
+@pytest.mark.parametrize('lie', [lambda k: 3.0 * 1.3 ** k, lambda k: 1e308, lambda k: math.inf])
+def test_auto_rises_although_one_robot_claims_a_loss_that_rises_or_is_huge(robots, lie):
+    method = create('rsp:auto:4:40')
+    rising = [decide(method, 0.3, 2.0 - 0.1 * k, robots, lie(k)) for k in range(12)]
+    assert rising == sorted(rising) and rising[-1] == 40
 
 
 @UNHURRIED

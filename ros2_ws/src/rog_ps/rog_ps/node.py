@@ -24,7 +24,7 @@ from rog_core.method_check import check_method, check_named
 from rog_core.model.flat import flatten, rows_of, trainable
 from rog_core.protocol.config import ServerConfig
 from rog_core.protocol.messages import Action, Notice, Send, Stop
-from rog_core.protocol.states import AWAY, EVALUATING, PAUSED, STOPPED
+from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
 from rog_core.server.machine import ServerMachine
 from rog_msgs.msg import TransferReceipt
 from rog_ros.message_auth import (
@@ -265,6 +265,8 @@ class ParameterServerNode(ManagedNode):
             self.peers[robot].check_status(message, member, self.machine.incarnation,
                                             self._key is not None)
         except RemoteProtocolError as error:
+            if member.state == JOINING:
+                return  # the robot has not heard yet that it was accepted
             self.dropped[robot] += 1
             self.get_logger().warning(f'dropped a status of {robot}: {error}',
                                       throttle_duration_sec=5.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from statistics import median, median_low
 
 from ..errors import ConfigError
 from ..protocol.steps import Phase, Step
@@ -28,9 +29,10 @@ class Rsp(Outer):
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
     `ROUNDS` pushes per robot, `rsp:auto` looks at the share of time that the fleet has waited. If
     it is above `STALL_HIGH`, the threshold rises by a quarter. If it is below `STALL_LOW`, the
-    present staleness has no advantage, and the threshold falls by one. If the mean loss exceeds
-    its recent mean by more than `HARM`, staleness does harm (ROG, Figure 10), and the threshold
-    falls by a quarter in any case.
+    present staleness has no advantage, and the threshold falls by one. If the loss exceeds its
+    recent mean by more than `HARM`, staleness does harm (ROG, Figure 10), and the threshold falls
+    by a quarter in any case. The loss is the median over the robots, so that none of them decides
+    by what it claims.
     """
 
     name = 'rsp'
@@ -49,8 +51,8 @@ class Rsp(Outer):
         self._waited = 0.0
         self._pushes = 0
         self._since: float | None = None
-        self._losses: list[float] = []
-        self._former = float('nan')  # mean loss of recent rounds
+        self._losses: dict[str, list[float]] = {}  # robot -> losses of this round
+        self._former = math.nan  # mean of the fleet's losses in recent rounds
 
     @classmethod
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:
@@ -92,8 +94,8 @@ class Rsp(Outer):
             self._since = now
         self._pushes += 1
         loss = fleet[robot].loss
-        if loss == loss:
-            self._losses.append(loss)
+        if math.isfinite(loss):
+            self._losses.setdefault(robot, []).append(loss)
         if self._pushes >= ROUNDS * len(fleet) and now > self._since:
             self._decide(self._waited / (len(fleet) * (now - self._since)))
             self._waited, self._pushes, self._since = 0.0, 0, now
@@ -101,7 +103,7 @@ class Rsp(Outer):
     def _decide(self, stall: float) -> None:
         bound = int(self.bound)
         step = max(bound // 4, 1)
-        loss = float(np.mean(self._losses)) if self._losses else float('nan')
+        loss = median_low(map(median, self._losses.values())) if self._losses else math.nan
         if loss > (1 + HARM) * self._former:
             bound -= step
         elif stall > STALL_HIGH:
@@ -109,5 +111,5 @@ class Rsp(Outer):
         elif stall < STALL_LOW:
             bound -= 1
         former = loss if self._former != self._former else self._former
-        self._former, self._losses = former + (loss - former) / 4, []
+        self._former, self._losses = former + (loss - former) / 4, {}
         self.bound = min(max(bound, self.least), self.most)

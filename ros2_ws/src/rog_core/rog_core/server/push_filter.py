@@ -7,16 +7,17 @@ are two limits, each a multiple of a norm that is usual in the fleet.
 ``implausible`` refuses what no healthy robot sends: a gradient that explodes, or the rows of a
 stranger. The chunk that exceeds the budget, and all later chunks of the push, are not applied. The
 receipt says that they were taken; otherwise the sender would send them forever. The usual norm is
-the median of the norms of the fleet's last pushes, which one robot among several cannot move.
+the median over the robots of the median of each robot's last pushes, so a robot that pushes more
+often counts no more than others. It is at least the share `SMALL` of the norm of the model: a
+smaller push does little, and a robot whose pushes are tiny must not have those of others refused.
 
 ``clip`` scales down a push that is too large; it is off by default. Norm bounding is a common
 defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019), where
 a whole update is scaled when all of it has arrived. Here rows are applied in full until the budget
 is spent; the chunk that exceeds it is scaled down, and later chunks are scaled to 0. The most
-important rows arrive first. The usual norm is the median over the robots of the median of each
-robot's last pushes, so a robot that pushes more often counts no more than others. With fewer than
-`MAJORITY` robots, ``clip`` scales nothing. Otherwise the very first push is scaled to 0: it only
-sets the usual norm.
+important rows arrive first. The usual norm is the same median, over the robots that take part now
+and the last pushes of each. With fewer than `MAJORITY` robots, ``clip`` scales nothing. Otherwise
+the very first push is scaled to 0: it only sets the usual norm.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
+from itertools import chain
 from statistics import median, median_low
 
 import numpy as np
@@ -32,11 +34,12 @@ from ..arrays import Array, to_host
 from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
-WINDOW = 64     # number of the fleet's last pushes whose norms are remembered
+WINDOW = 64     # number of the last pushes of a robot whose norms are remembered
 ENOUGH = 8      # smallest number of norms whose median is used
+SMALL = 1e-3    # least usual norm, as a share of the norm of the model
 UNKNOWN = 1e6   # usual norm as long as there are no pushes and the model is zero
 LARGEST = 1e18  # largest norm allowed, whatever the limits; keeps sums in float32 finite
-LAST = 8        # number of the last pushes of a robot whose norms are remembered
+LAST = 8        # number of the last pushes of a robot that count for ``clip``
 MAJORITY = 3    # smallest number of robots whose pushes are scaled down
 _KINDS = Kind.PUSH, Kind.ANCHOR
 
@@ -56,8 +59,9 @@ class PushFilter:
     def begin(self) -> None:
         """Forget the norms, because another method may have other norms."""
         self._start = float(np.linalg.norm(to_host(self._master))) if self.implausible else 0.0
-        self._norms: dict[Kind, deque[float]] = {kind: deque(maxlen=WINDOW) for kind in _KINDS}
-        self._of_robots: dict[Kind, dict[str, deque[float]]] = {kind: {} for kind in _KINDS}
+        # Robot -> norms of its last pushes, and their median.
+        self._norms: dict[Kind, dict[str, deque[float]]] = {kind: {} for kind in _KINDS}
+        self._medians: dict[Kind, dict[str, float]] = {kind: {} for kind in _KINDS}
         # Kind of transfer -> sum of squares above which a push is refused, or is scaled down.
         self._refused_above = {kind: self._plausible(kind) for kind in _KINDS}
         self._scaled_above = dict.fromkeys(_KINDS, 0.0 if self.clip else math.inf)
@@ -71,10 +75,10 @@ class PushFilter:
 
     def usual(self, kind: Kind) -> float:
         """Return the norm that is usual for a push of this kind."""
-        norms = self._norms[kind]
-        if len(norms) >= ENOUGH:
-            return median(norms)
-        return max([self._start if kind == Kind.PUSH else 0.0, *norms]) or UNKNOWN
+        norms, start = self._norms[kind].values(), self._start if kind == Kind.PUSH else 0.0
+        if sum(map(len, norms)) >= ENOUGH:
+            return max(median(self._medians[kind].values()), SMALL * start)
+        return max([start, *chain(*norms)]) or UNKNOWN
 
     def _plausible(self, kind: Kind) -> float:
         """Return the largest sum of squares of a push that is not refused."""
@@ -105,18 +109,16 @@ class PushFilter:
 
         ``robots``: the robots that take part now.
         """
-        if push.transfer is None or push.energy <= 0:
+        if push.transfer is None or push.refused or push.energy <= 0:
             return False
-        kind, norm = push.transfer.kind, math.sqrt(push.energy)
-        if not push.refused:
-            self._norms[kind].append(norm)
-            self._refused_above[kind] = self._plausible(kind)
+        kind = push.transfer.kind
+        norms = self._norms[kind]
+        norms.setdefault(robot, deque(maxlen=WINDOW)).append(math.sqrt(push.energy))
+        self._medians[kind][robot] = median(norms[robot])
+        self._refused_above[kind] = self._plausible(kind)
         if not self.clip:
             return False
-        of_robots = self._of_robots[kind]
-        of_robots.setdefault(robot, deque(maxlen=LAST)).append(norm)
-        for gone in of_robots.keys() - {robot, *robots}:
-            del of_robots[gone]
-        usual = median_low([median(last) for last in of_robots.values()])
+        usual = median_low([median(list(norms[name])[-LAST:])
+                            for name in norms.keys() & {robot, *robots}])
         former, self._scaled_above[kind] = self._scaled_above[kind], (self.clip * usual) ** 2
         return len(robots) >= MAJORITY and 0 < former < push.energy
