@@ -181,6 +181,7 @@ EXAMPLE = 'testing/test_examples.py runs it, in short'
 NOT_RUN = {
     'rog sim examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
     'rog fleet up examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
+    'rog sim examples/my_fleet.yaml --set training.codec=own_codec': EXAMPLE,
     'rog compare examples/my_fleet.yaml': EXAMPLE,
     'PYTHONPATH=$PWD/examples:$PYTHONPATH ros2': ROS, 'python -m fleet_policy.main': EXAMPLE,
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
@@ -251,6 +252,13 @@ CODE = {
         task = load_task(training.task, training.task_options, 1, training.batch_size)
         model, loss, data = task.model(), task.loss, itertools.islice(task.batches(0, 3), 3)
         ''', 'assert optimizer.iteration > 3 or optimizer.stopped'),
+    'from rog_core.methods.ssp import Ssp': ('', '''
+        from rog_core.method_check import check_named
+        from rog_core.methods import Team, create
+        check_named('__main__:Tight:8:robot2', Team())
+        method = create('__main__:Tight:8:robot2')
+        assert [method.bound_of(name) for name in ('robot1', 'robot2')] == [9, 4.5]
+        '''),
     'from lopinfer_node import offload': ('''
         import torch
         model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\

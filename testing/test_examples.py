@@ -14,11 +14,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
+import torch
 from fleet_env.fleet import ReachConfig
 from fleet_env.summary import read_summary
 from fleet_ros.environment import dds_environment
 from fleet_testing import Lines, environment, free_domain
+from rog_core.codecs import get_codec
+from rog_core.errors import RemoteProtocolError
+from rog_core.model.partition import partition_of
 
 ROOT = Path(__file__).parent.parent
 SHOWN = ROOT / 'docs/outputs'  # what the documents say one sees; WRITE_OUTPUTS=1 writes it
@@ -102,6 +107,39 @@ def test_own_method_trains_beside_another_one(run):
                   for method in ('bsp', 'own_method:Lag:20'))
     assert lag > bsp, text  # as the page says
     check_shown('own_method.txt', text)
+
+
+def test_own_codec_keeps_what_it_loses_and_refuses_what_is_not_finite(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'examples')
+    codec = get_codec('own_codec:Half')
+    partition = partition_of([('w', (3, 700)), ('b', (5,))], codec=codec.name)
+    values = np.random.default_rng(0).standard_normal(partition.elements).astype(np.float32)
+    ids = np.arange(1, partition.segments)
+    first = partition.offsets[1]
+    values[first] = 1e6  # beyond float16
+    for place in (np.array, torch.tensor):
+        pending, sums = place(values), np.zeros_like(values)
+        data = codec.take(partition, pending, ids, sums)
+        codec.check(partition, ids, data)
+        codec.add(partition, sums, ids, data)
+        assert np.allclose(np.asarray(pending) + sums, values, rtol=1e-6)
+        assert not sums[:first].any() and sums[first] == 65504
+        assert np.allclose(sums[first + 1:], values[first + 1:], rtol=0.001)
+        assert data.size == 2 * partition.lengths[ids].sum()
+        half = codec.scaled(partition, ids, data, 0.5)
+        assert codec.check(partition, ids, half) == pytest.approx(
+            codec.check(partition, ids, data) / 4, rel=0.01)
+        mirror = place(np.zeros_like(values))
+        assert (codec.difference(partition, place(values), mirror, ids, sums) == data).all()
+    for wrong in (data[1:], np.full_like(data, 255)):
+        with pytest.raises(RemoteProtocolError):
+            codec.check(partition, ids, wrong)
+
+
+@pytest.mark.long
+def test_own_codec_trains_in_virtual_time(run):
+    said, = re.findall(r'^rog (sim.*own_codec.*)$', (ROOT / 'docs/own_codec.md').read_text(), re.M)
+    assert 'summary.json' in done(run(f'-m rog_cli.main {said} --minutes 0.5'))
 
 
 @pytest.mark.long

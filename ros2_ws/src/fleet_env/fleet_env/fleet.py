@@ -26,7 +26,8 @@ class TrainingConfig(Settings):
     sync: str = _('rsp:4', 'synchronisation method and its threshold; docs/methods.md describes '
                            'them all', live=True)
     codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, ternary:P with the '
-                             'share P of the elements that is sent, e3m0 or sparseloco')
+                             'share P of the elements that is sent, e3m0, sparseloco, or a '
+                             'class, package.module:Class')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
         'row', 'unit of transmission and staleness')
     device: str = _('cpu', "device that computes the gradients and holds the robot's rows",

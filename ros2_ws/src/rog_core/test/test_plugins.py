@@ -58,7 +58,15 @@ def test_a_registered_codec_is_used_by_a_fleet_that_has_it_alone():
         codec_on_wire(77, RAW)
 
 
-@pytest.mark.parametrize('name', ['twin', 'other'])
-def test_a_codec_needs_the_name_that_it_is_registered_by_and_a_number_of_its_own(name):
-    with pytest.raises(ConfigError, match='must have this name and a number of its own'):
+def test_a_codec_is_named_as_it_is_asked_for():
+    assert get_codec('other').name == 'other'
+    assert get_codec('test_plugins:Plain').name == 'test_plugins:Plain'
+
+
+@pytest.mark.parametrize(('name', 'why'), [
+    ('twin', 'number that is free, got .* with 0'), ('test_plugins:Lag', 'cannot be loaded'),
+    ('a_package_that_nobody_has:Codec', 'No module'), ('test_plugins:Gone', 'Gone'),
+    ('test_plugins:ConfigError', 'must be a subclass'), ('zip', 'is unknown')])
+def test_a_codec_that_cannot_be_used_is_refused(name, why):
+    with pytest.raises(ConfigError, match=why):
         get_codec(name)

@@ -6,25 +6,31 @@ This is the only place that lists the codecs of this package. Other packages reg
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from importlib.metadata import EntryPoint
 
 from .. import plugins
+from ..arrays import from_host
 from ..cuda import at_once
 from ..errors import ConfigError, RemoteProtocolError
-from .base import Codec, Part, in_model_order
+from .base import Codec, Part, elements, in_model_order
 from .ids import decode_ids, encode_ids, split_into_chunks
+from .kernels import LENGTH, OWN, SCALE
 from .onebit import OneBit
 from .raw import Raw
 from .sparse import SparseTernary
 from .ternary import Ternary
 
-__all__ = ['CODECS', 'RAW', 'SMALLER', 'Codec', 'Part', 'at_once', 'codec_names', 'codec_on_wire',
-           'decode_ids', 'encode_ids', 'get_codec', 'in_model_order', 'split_into_chunks']
+__all__ = ['CODECS', 'LENGTH', 'OWN', 'RAW', 'SCALE', 'SMALLER', 'Codec', 'Part', 'at_once',
+           'codec_names', 'codec_on_wire', 'decode_ids', 'elements', 'encode_ids', 'from_host',
+           'get_codec', 'in_model_order', 'split_into_chunks']
 
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
 SMALLER = CODECS['ternary']  # replaces the fleet's codec on a link that is too slow for it
 _WITH_ARGUMENT = {'ternary': SparseTernary.of}  # the function takes the text after the colon
+_CLASS = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')  # a class, by its module and its name
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
@@ -41,20 +47,28 @@ def get_codec(name: str) -> Codec:
     if colon and family in _WITH_ARGUMENT:
         return _WITH_ARGUMENT[family](argument)
     others = plugins.codecs()
-    if name in others:
+    if name in others or _CLASS.fullmatch(name):
         return _plugged(name)
     raise ConfigError(f"codec '{name}' is unknown; choose one of "
-                      f"{', '.join(sorted({*CODECS, *others}))} "
-                      'or ternary:P with a sparsity P, as in ternary:0.05')
+                      f"{', '.join(sorted({*CODECS, *others}))}, ternary:P with a sparsity P, as "
+                      'in ternary:0.05, or a class, package.module:Class')
 
 
 @cache
 def _plugged(name: str) -> Codec:
     """Import and build a codec of another package."""
-    codec: Codec = plugins.codecs()[name].load()()
-    if codec.name != name or codec.number in (*_BY_NUMBER, SparseTernary.number):
-        raise ConfigError(f"codec '{name}' of {type(codec).__module__} must have this name and a "
-                          f"number of its own, got '{codec.name}' and {codec.number}")
+    found = plugins.codecs().get(name, EntryPoint(name, name, 'rog.codecs'))
+    try:
+        codec: Codec = found.load()()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"codec '{name}' cannot be loaded: {type(error).__name__}: {error}; is "
+                          'its module beside the fleet file or installed, on the server and on '
+                          'every robot?') from error
+    if not isinstance(codec, Codec) or codec.number in (*_BY_NUMBER, SparseTernary.number):
+        raise ConfigError(f"codec '{name}' must be a subclass of rog_core.codecs.Codec with a "
+                          f"number that is free, got {codec!r} with "
+                          f"{getattr(codec, 'number', None)}")
+    codec.name = name
     return codec
 
 

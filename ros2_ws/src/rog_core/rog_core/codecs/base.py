@@ -7,8 +7,8 @@ encode and decode tensors. All of them give the same bytes. Encoded segments fol
 each can be decoded without the others. All formats are little endian. In every format except raw, a
 segment begins with one or more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
 
-A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`, or registered by
-another package (`rog_core.plugins`).
+A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`, or a class of
+another package; docs/own_codec.md has an example.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Codec(ABC):
     (elements,).
     """
 
-    name: str
-    number: int                    # names the codec on the wire
+    name: str                      # what users write; `get_codec` sets that of other packages
+    number: int                    # names the codec on the wire; 64 to 255: of other packages
     # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
     segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
@@ -59,6 +59,7 @@ class Codec(ABC):
     faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from rule `OWN` on
     # (source file in `rog_core.cuda`, prefix of the kernels' names); None: no CUDA kernels.
     kernels: tuple[str, str] | None = None
+    compiled: bool = True          # False: tensor operations process numpy arrays, too
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -80,7 +81,7 @@ class Codec(ABC):
     def _encode(self, partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray,
                 magnitude: np.ndarray) -> np.ndarray:
         lengths = partition.lengths[ids]
-        if isinstance(values, np.ndarray):
+        if isinstance(values, np.ndarray) and self.compiled:
             sizes = self.sizes(lengths)
             out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() for few sizes
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
@@ -88,6 +89,7 @@ class Codec(ABC):
         if self.uses_kernels(values):
             return self._encode_by_kernel(partition, values, mirror, ids, magnitude,
                                           TAKE if mirror is None else DIFFERENCE)
+        values, mirror = as_tensor(values), None if mirror is None else as_tensor(mirror)
         out = self._encode_dense(gather(partition, values, mirror, ids), lengths, magnitude)
         if mirror is None:
             self.add(partition, values, ids, out, -1.0)
@@ -97,14 +99,14 @@ class Codec(ABC):
         """Whether CUDA kernels encode and decode ``values``, not compiled loops or torch."""
         return self.kernels is not None and cuda.usable(values)
 
-    @abstractmethod
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
                          ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
                          out: np.ndarray) -> None:
-        """Encode values - mirror into ``out``.
+        """Encode values - mirror into ``out``, if the codec is `compiled`.
 
         If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
@@ -168,18 +170,18 @@ class Codec(ABC):
 
         The caller must `check` the data before.
         """
-        if isinstance(values, np.ndarray):
+        if isinstance(values, np.ndarray) and self.compiled:
             self._add_compiled(values, partition, ids, data, np.float32(factor))
         elif self.uses_kernels(values):
             self._launch('add', partition, values, ids, None, (), cuda.upload(data, values),
                          np.float32(factor))
         else:
-            self._add_dense(values, partition, ids, data, factor)
+            self._add_dense(as_tensor(values), partition, ids, data, factor)
 
-    @abstractmethod
     def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
                       data: np.ndarray, factor: np.float32) -> None:
-        """See `add`."""
+        """See `add`, if the codec is `compiled`."""
+        raise NotImplementedError
 
     @abstractmethod
     def _add_dense(self, values: Array, partition: Segments, ids: np.ndarray, data: np.ndarray,
@@ -190,7 +192,7 @@ class Codec(ABC):
                ) -> np.ndarray:
         """Return an encoding of ``factor`` (0 to 1) times the decoded values of the checked data.
 
-        The scales are rounded down.
+        The scales are rounded down. A codec without scales must override this.
         """
         out, starts = data.copy(), starts_of(self.sizes(partition.lengths[ids]))
         starts = (starts[:, None] + 2 * np.arange(self.scales)).reshape(-1)
@@ -317,6 +319,12 @@ def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarra
 
 
 # -- whole arrays, on the device of a tensor -------------------------------------------------------
+
+def as_tensor(values: Array) -> Array:
+    """Return a tensor that shares the memory of ``values``."""
+    import torch
+    return torch.as_tensor(values)
+
 
 def repeat(values: np.ndarray, counts: np.ndarray, like: Array) -> Array:
     """Return a tensor that repeats each of ``values`` as often as ``counts`` says."""
