@@ -11,12 +11,12 @@ Rivals are unmodified and need environments of their own, whose Pythons two vari
 What is not named is left out; with none nothing is measured. A run begins with the first action
 over a link without limit. Then the link follows its trace for `SECONDS`, with the outages of
 `OUTAGES`. The link of rivals is a forwarder of TCP; ours is emulated in LOPInfer's senders, with
-the same trace. Servers compute on this machine with `SERVER_THREADS` threads; openpi-client has no
-server, ours for it waits for as long as that takes. The robot computes on one thread, so slowed
-that an inference takes `ROBOT` seconds. A tick is lost if the node counts it as starved or missed;
-with rivals, for each 1/30 s that an action comes later than a tick after the one before it. One
-JSON line for each link and contestant; `--out` also gets the ages over time, which draw_rivals.py
-draws.
+the same trace. Servers compute on this machine with `SERVER_THREADS` threads, but only on what the
+robot's processes leave free (`after_the_robot`); openpi-client has no server, ours for it waits for
+as long as that takes. The robot computes on one thread, so slowed that an inference takes `ROBOT`
+seconds. A tick is lost if the node counts it as starved or missed; with rivals, for each 1/30 s
+that an action comes later than a tick after the one before it. One JSON line for each link and
+contestant; `--out` also gets the ages over time, which draw_rivals.py draws.
 """
 
 from __future__ import annotations
@@ -167,6 +167,14 @@ class Output:
                                            f'says nothing for {READY:g} s'))
 
 
+def after_the_robot() -> None:
+    """Let this process, a server, compute only on what the robot's processes leave free."""
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:
+        os.sched_setparam(0, os.sched_param(os.sched_getparam(0).sched_priority - 1))
+    else:
+        os.nice(5)
+
+
 @contextmanager
 def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A process that is ended at the end, with SIGTERM, then with SIGKILL."""
@@ -191,7 +199,7 @@ def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: l
         folder = held.enter_context(tempfile.TemporaryDirectory())   # LeRobot logs into it
         serving = held.enter_context(process(*program, 'server', port, *server,
                                              env=its_own(SERVER_THREADS), cwd=folder,
-                                             stdout=subprocess.PIPE))
+                                             stdout=subprocess.PIPE, preexec_fn=after_the_robot))
         Output(serving).first(f'the server of {side}')
         forwarder = Forwarder(int(port))
         acting = held.enter_context(process(*program, 'client', str(forwarder.port), *client,
@@ -289,12 +297,13 @@ def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
         held.enter_context(private_domain())
         path = os.pathsep.join([str(HERE), os.environ.get('PYTHONPATH', '')])
 
-        def start(main: str, namespace: str, **parameters: Any) -> None:
+        def start(main: str, namespace: str, before: Any = None, **parameters: Any) -> None:
             arguments = [part for name, value in parameters.items()
                          for part in ('-p', f'{name.replace("__", ".")}:={value}')]
             held.enter_context(process(
                 sys.executable, '-c', NODE.format(main), '--ros-args', '--log-level', 'warn',
-                '-r', f'__ns:={namespace}', *arguments, env={**os.environ, 'PYTHONPATH': path}))
+                '-r', f'__ns:={namespace}', *arguments, env={**os.environ, 'PYTHONPATH': path},
+                preexec_fn=before))
 
         robot = Robot(held)
         if trace is None:
@@ -306,7 +315,7 @@ def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
             link = {'link__trace': folder / 'link.txt', 'link__latency': DELAY,
                     'link_epoch': time.time()}
             begin = time.monotonic() + lead
-            start('lopinfer_node.nodes import server_main as main', '/lopinfer',
+            start('lopinfer_node.nodes import server_main as main', '/lopinfer', after_the_robot,
                   threads=SERVER_THREADS, directory=folder, **link)
             start('fleet_policy.main import main', '/robot1', method='server-only', **given,
                   **link)

@@ -20,7 +20,7 @@ from .errors import DataFault
 from .observer import batch_of
 from .policy import Policy, chunk_of, inputs_of
 
-CLOSING = 5.0   # s that a thread may take to finish its inference when the place is closed
+CLOSING = 0.5   # s that a thread may take to finish its inference when the place is closed
 
 Network = Callable[..., Any]
 
@@ -71,15 +71,14 @@ class Computing:
             return False
         return True
 
-    def close(self) -> bool:
-        """Stop computing; return whether the thread has ended in time."""
+    def close(self) -> None:
+        """Stop computing; a thread that does not end within `CLOSING` goes on without effect."""
         self._closing.set()
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
             pass   # the thread looks at `_closing` after its inference
         self._thread.join(CLOSING)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -18,6 +18,7 @@ from fleet_ros.parameters import declare
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.runtime.planner import TablePlanner
+from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
 
 from . import qos
@@ -33,8 +34,8 @@ from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # s between two statuses
-STALE_PERIOD = 10.0    # s between two lines of the log about stale actions
-LAST_WORDS = 1.0       # maximum seconds to wait until the command for the safe state has arrived
+LOG_PERIOD = 10.0      # s between two lines of the log about stale actions, or other publishers
+LAST_WORDS = 1.0       # maximum seconds to wait until the commands for the safe state have arrived
 WARM = 2               # number of inferences before the inference that is measured
 
 
@@ -71,17 +72,21 @@ class PolicyNode(ManagedNode):
         self._bad: dict[str, str] = {}           # entry -> what is wrong with its last message
         self._undecodable: set[str] = set()      # entries whose image could not be decoded
         self._shared: Any = None
+        self._is_safe = False                    # whether the robot has its last command
         self._arrived = self.create_guard_condition(self._on_answers)
         self._open_places()
         self._open_topics()
         self._alarm = Alarm(self._on_tick, self)
         self.held.callback(self._alarm.close)
         self.held.callback(self._make_safe)
-        self.create_timer(STATUS_PERIOD, self._report)
+        # A simulated clock may stop or jump back; the robot then still acts and reports.
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(STATUS_PERIOD, self._report, clock=self._steady)
 
     def activate(self) -> None:
         """Begin to act on the observations that come from now on."""
         now = time.monotonic()
+        self._is_safe = False
         self.machine.reset()
         self._bad.clear()
         self._undecodable.clear()
@@ -237,10 +242,14 @@ class PolicyNode(ManagedNode):
             self._publishers_of[name].publish(message)
 
     def _make_safe(self) -> None:
-        """Send the robot the command that `safety` says; wait a moment until it has arrived."""
+        """Send the robot, once, the command that `safety` says; wait until it has arrived."""
+        if self._is_safe:
+            return
+        self._is_safe = True
         self._publish(Command(self.settings.safety))
+        end = time.monotonic() + LAST_WORDS
         for publisher in self._publishers_of.values():
-            publisher.wait_for_all_acked(Duration(seconds=LAST_WORDS))
+            publisher.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
 
     # -- what it reports -------------------------------------------------------------------------
 
@@ -252,7 +261,7 @@ class PolicyNode(ManagedNode):
         if self.machine.is_stale:
             self.get_logger().warning(
                 f'executes an action that is {self.machine.command.age:.1f} s old',
-                throttle_duration_sec=STALE_PERIOD)
+                throttle_duration_sec=LOG_PERIOD, throttle_time_source_type=self._steady)
         state, reason = now = self.machine.state, self.machine.reason
         if now == self._said:
             return
@@ -265,10 +274,21 @@ class PolicyNode(ManagedNode):
         elif before in (SAFE, STARVED):
             self.get_logger().info(f'{state} again')
 
+    def _other_commands(self) -> str:
+        """Return a warning if others publish on a topic of the actions, too; else ''."""
+        for topic in (publisher.topic_name for publisher in self._publishers_of.values()):
+            if self.count_publishers(topic) > 1:
+                return f'{topic} has other publishers: does another policy command this robot, too?'
+        return ''
+
     def _report(self) -> None:
         name = self.get_fully_qualified_name()
+        others = self._other_commands() if self.active else ''
+        if others:
+            self.get_logger().warning(others, throttle_duration_sec=LOG_PERIOD,
+                                      throttle_time_source_type=self._steady)
         status = diagnosis(self.machine, self.active, f'{name}: policy',
-                           self.get_namespace().strip('/'))
+                           self.get_namespace().strip('/'), others)
         self.machine.begin_report()
         self._status.publish(status)
         message = DiagnosticArray(status=[status])

@@ -28,14 +28,15 @@ def values_of(machine: PolicyMachine) -> dict[str, float | str]:
     return found
 
 
-def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str) -> DiagnosticStatus:
+def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, others: str = ''
+              ) -> DiagnosticStatus:
     """Return the health of the node.
 
     OK if the node is not ``active``. Otherwise ERROR in the states safe and starved, WARN in
-    another state with warnings, else OK.
+    another state with warnings, else OK. ``others``: a warning of the node itself; '' if none.
     """
     status = DiagnosticStatus(name=name, hardware_id=robot, level=OK, message='acts')
-    warnings = machine.warnings
+    warnings = [*filter(None, [others]), *machine.warnings]
     if not active:
         status.message = 'inactive'
     elif machine.state == SAFE:

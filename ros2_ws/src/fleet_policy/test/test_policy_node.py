@@ -1,6 +1,7 @@
 """The node beside a robot, real nodes in one process: it acts, and ends safely with a reason."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import rclpy
 import torch
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from fleet_env.settings import changed
 from fleet_policy import qos
 from fleet_policy.contract import make_contract
 from fleet_policy.errors import PolicyError
-from fleet_policy.mock_robot import MockRobot
-from fleet_policy.node import PolicyNode
+from fleet_policy.mock_robot import FRAMES, MockRobot
+from fleet_policy.node import LAST_WORDS, PolicyNode
+from fleet_policy.sources import made_up
 from fleet_testing import eventually, free_domain
 from lopinfer_node.ros.server_shell import Server, ServerOptions
 from policies import CONTRACT, Small
@@ -20,6 +23,7 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rosgraph_msgs.msg import Clock
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 
@@ -107,6 +111,66 @@ def test_a_policy_acts_and_a_stop_leaves_the_robot_safe(bench):
     assert made.node.machine.counts['ticks'] == count
     made.node.trigger_activate()
     made.until_acts()
+
+
+def test_a_robot_that_no_longer_listens_delays_the_end_once_and_not_for_each_topic(bench):
+    made, waits = bench(), []
+
+    class Deaf:
+        """A publisher whose messages nobody acknowledges."""
+
+        def publish(self, message):
+            """Send nothing."""
+
+        def wait_for_all_acked(self, limit):
+            waits.append(limit.nanoseconds / 1e9)
+            time.sleep(waits[-1])
+
+    made.until_acts()
+    made.node._publishers_of = dict.fromkeys(made.node._publishers_of, Deaf())
+    made.node.interrupt()
+    made.executor.remove_node(made.node)
+    made.node.destroy_node()
+    assert len(waits) == 2 and sum(waits) <= LAST_WORDS
+
+
+def test_a_simulated_clock_that_stands_still_or_jumps_back_stops_neither_actions_nor_reports(bench):
+    made = bench(use_sim_time=True)
+    made.until_acts()
+    made.until(lambda: made.health.message == 'acts')
+    clock = made.add(Node('simulator', context=made.context)).create_publisher(Clock, '/clock', 10)
+    for seconds in (1000, 500):
+        message = Clock()
+        message.clock.sec = seconds
+        clock.publish(message)
+        made.until(lambda at=seconds: made.node.get_clock().now().nanoseconds == at * 10 ** 9)
+        made.health = DiagnosticStatus()
+        made.until_acts()
+        made.until(lambda: made.health.message == 'acts')
+
+
+def test_a_second_node_that_commands_the_robot_is_said(bench):
+    made = bench()
+    made.until_acts()
+    second = made.add(PolicyNode(namespace='/robot1', context=made.context, parameter_overrides=[
+        Parameter(name, value=value) for name, value in
+        {'policy': 'policies:Small', 'inference': 'alone', 'threads': 1}.items()]))
+    made.until(lambda: made.health.level == WARN and
+               '/robot1/arm has other publishers' in made.health.message)
+    made.executor.remove_node(second)
+    second.destroy_node()
+    made.until(lambda: made.health.level == OK, lambda: made.health.message)
+
+
+def test_images_of_another_size_in_the_midst_are_scaled(bench):
+    made = bench()
+    made.until_acts()
+    entry = made.contract.observations['top']
+    made.robot._frames['top'] = [made_up(changed(entry, height=48, width=20),
+                                         np.random.default_rng(0))] * FRAMES
+    chunks = made.node.machine.counts['chunks']
+    made.until(lambda: made.node.machine.counts['chunks'] > chunks + 3)
+    assert made.node.machine.state == 'running'
 
 
 def test_a_camera_that_stops_ends_in_the_safe_state_until_it_is_back(bench):

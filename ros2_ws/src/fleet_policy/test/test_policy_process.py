@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import rclpy
+from diagnostic_msgs.msg import DiagnosticStatus
+from fleet_policy import qos
 from fleet_policy.contract import make_contract
 from fleet_policy.mock_robot import MockRobot
 from fleet_testing import Lines, environment, eventually, free_domain
@@ -27,6 +29,9 @@ def robot(monkeypatch):
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(made)
     made.step = lambda: executor.spin_once(timeout_sec=0.02)
+    made.said = {}   # values of the last `policy_status`
+    made.create_subscription(DiagnosticStatus, 'policy_status', lambda status: made.said.update(
+        {pair.key: pair.value for pair in status.values}), qos.STATUS)
     yield made
     executor.shutdown()
     made.destroy_node()
@@ -37,14 +42,18 @@ def robot(monkeypatch):
 def process():
     started = []
 
-    def start(*parameters):
+    def start_any(*arguments):
         started.append(subprocess.Popen(
-            [sys.executable, '-m', 'fleet_policy.main', '--ros-args', '-r', '__ns:=/robot1',
-             *(part for p in ('inference:=alone', 'threads:=1', *parameters)
-               for part in ('-p', p))],
+            [sys.executable, '-m', *arguments],
             env=environment(int(os.environ['ROS_DOMAIN_ID']), HERE), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-        return Lines(started[0])
+        return Lines(started[-1])
+
+    def start(*parameters, inside=()):
+        return start_any(*inside, 'fleet_policy.main', '--ros-args', '-r', '__ns:=/robot1',
+                         *(part for p in ('inference:=alone', 'threads:=1', *parameters)
+                           for part in ('-p', p)))
+    start.any = start_any
     yield start
     for one in started:
         one.kill()
@@ -75,3 +84,33 @@ def test_a_wrong_contract_is_one_line_with_its_place(tmp_path, robot, process):
     code, said = process('policy:=policies:Small', f'contract:={path}').ended()
     assert code == 1 and 'Traceback' not in said
     assert f'{path}, line 3: observations.a.type' in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('on_loss', ['local', 'error'])
+def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, process, on_loss):
+    server = process.any('rrto_bridge.server.main', '--ros-args', '-p', 'name:=s')
+    server.wait('serving as s')
+    lines = process('policy:=policies:Small', 'inference:=rrto', inside=(
+        'rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
+        on_loss, '--', sys.executable, '-m'))
+
+    def acts(place, more=40):
+        goal = len(robot.received) + more
+        eventually(lambda: len(robot.received) > goal and robot.said['state'] == 'running'
+                   and robot.said['computed by'] in place,
+                   lambda: f'{robot.said}, {lines.lines()}', step=robot.step)
+    acts({'server'})
+    group = [server.process.pid]
+    for one in group:   # the process of the server, and that of the program
+        os.kill(one, signal.SIGSTOP)
+        group += map(int, Path(f'/proc/{one}/task/{one}/children').read_text().split())
+    for one in group:
+        os.kill(one, signal.SIGKILL)
+    acts({'robot', 'server'}, more=200)   # with `local`, RRTO is the server that it has lost
+    lines.process.send_signal(signal.SIGTERM)
+    eventually(lambda: lines.process.poll() is not None, step=robot.step)
+    code, said = lines.ended()
+    assert code == 0 and 'Traceback' not in said, said
+    eventually(lambda: [values.tolist() for name, _, values in robot.received
+                        if name == 'wheels'][-1] == [0.0, 0.0], step=robot.step)

@@ -185,10 +185,11 @@ def leave_at_exit(code: int) -> None:
     thread that still computes. This aborts the process if the thread's stack has C++ frames:
     "terminate called without an active exception".
     """
-    atexit.register(_leave, code)  # runs before all functions that were registered earlier
+    atexit.register(leave, code)  # runs before all functions that were registered earlier
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> None:
+    """End this process at once; wait for no thread, such as that of a `ThreadPoolExecutor`."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -14,7 +14,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from .ending import Interruption, end_with_launcher, ignore_signals, leave_at_exit
+from .ending import Interruption, end_with_launcher, ignore_signals, leave
 from .environment import domain_of
 from .spinning import until_shut_down
 
@@ -30,13 +30,13 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     :param build: makes the node. Slow packages (PyTorch) should be imported in this function, so
         that Ctrl+C works during the imports.
     :param serve: serves the node until its end; returns the exit code.
-    :param arguments: arguments of the process. None: sys.argv; the process then ends soon after
-        this function returns, without tearing down libraries (`leave_at_exit`).
+    :param arguments: arguments of the process. None: sys.argv; this function then ends the process
+        without tearing down libraries or waiting for threads that still compute (`leave`).
     :param before: called with ``arguments`` before the process joins DDS; may raise an error.
     """
     code = _run(build, serve, arguments, packages, before)
     if arguments is None:
-        leave_at_exit(code)
+        leave(code)
     return code
 
 

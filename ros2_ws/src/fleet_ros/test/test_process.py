@@ -1,9 +1,10 @@
 """A node as a process: what ends it has words and an exit code."""
 
+import signal
 import subprocess
 import sys
 
-from fleet_testing import LIMIT, environment, free_domain
+from fleet_testing import LIMIT, Lines, environment, free_domain
 
 PROGRAM = '''
 import sys
@@ -20,3 +21,30 @@ def test_sys_exit_in_loaded_code_is_an_error():
     done = subprocess.run([sys.executable, '-c', PROGRAM], env=environment(free_domain()),
                           capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1 and 'error: the task or model called sys.exit(0)' in done.stderr
+
+
+BUSY = '''
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from fleet_ros.process import run, spin_until
+from rclpy.node import Node
+
+def serve(node, interruption):
+    ThreadPoolExecutor(1).submit(threading.Event().wait)
+    print('serves', flush=True)
+    spin_until(node, lambda: bool(interruption), interruption)
+    return 7
+
+run(lambda: Node('thing'), serve, None, ())
+'''
+
+
+def test_a_process_that_gets_a_signal_waits_for_no_thread_that_still_computes():
+    process = Lines(subprocess.Popen([sys.executable, '-c', BUSY], env=environment(free_domain()),
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    try:
+        process.wait('serves')
+        process.process.send_signal(signal.SIGTERM)
+        assert process.ended() == (7, 'serves\n')
+    finally:
+        process.process.kill()

@@ -254,6 +254,27 @@ def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(stor
         same(shared(x), model(x))
 
 
+def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(store):
+    planning, go, closed = (threading.Event() for _ in range(3))
+
+    def plans(*arguments):
+        planning.set()
+        assert go.wait(LIMIT)
+        yield from halves(*arguments)
+    with server_here(store):
+        context = offload(Small().eval(), example=torch.rand(SHAPE), options=ClientOptions(plans))
+        shared = context.__enter__()
+        machine, jobs = shared._client.machine, shared._client._jobs
+        assert planning.wait(LIMIT)
+        threading.Thread(target=lambda: (context.__exit__(None, None, None), closed.set())).start()
+        try:
+            assert closed.wait(LIMIT / 10), 'close waits for the planner'
+        finally:
+            go.set()
+        jobs.shutdown()
+        assert not machine.table.plans
+
+
 class Pair(torch.nn.Module):
     def forward(self, pair, scale=None):
         return pair['left'] - pair['right'] * (1 if scale is None else scale)

@@ -127,10 +127,14 @@ class Client:
         node.create_timer(1.0, self.report)
 
     def close(self) -> None:
-        """Stop the threads; call it before the node is destroyed."""
-        self._closing = True
+        """Stop the threads; call it before the node is destroyed.
+
+        A running job goes on, without effect: to plan or to send a model can take minutes.
+        """
+        with self._changed:
+            self._closing = True
         self._alarm.close()
-        self._jobs.shutdown(cancel_futures=True)
+        self._jobs.shutdown(wait=False, cancel_futures=True)
 
     def _program(self, plan: Plan) -> Any:
         program = recorded(Program(self.traced, plan, DEVICE), DEVICE, self.options.recording)
@@ -227,6 +231,8 @@ class Client:
         Messages are published outside the lock, because publishing may block.
         """
         with self._changed:
+            if self._closing:
+                return
             now = time.monotonic()
             self._act(event(now), now)
             if self.machine.changed:

@@ -129,8 +129,8 @@ class Server:
         self._computing.join()
         self._alarm.close()
         self._trier.close()
-        self._models_jobs.shutdown(cancel_futures=True)
-        self._plans_jobs.shutdown(cancel_futures=True)
+        for jobs in (self._models_jobs, self._plans_jobs):   # to load a model can take minutes
+            jobs.shutdown(wait=False, cancel_futures=True)
 
     def pause(self, paused: bool) -> None:
         """Stop accepting requests, or accept them again."""
