@@ -121,6 +121,9 @@ class OffloadedModel:
         if not self._repeats and len(set(map(id, leaves))) < len(leaves):
             return ('two inputs are the same tensor, which a model can detect: trace it with such '
                     'an example')
+        if client.traced.writes and _overlap(leaves):
+            return (f'{type(self.model).__name__} writes to its inputs, and two of them share '
+                    'memory: give it copies')
         if torch.get_default_dtype() is not self._default:
             return "PyTorch's default dtype has changed since the model was traced"
         return _modes()
@@ -271,6 +274,13 @@ def _no_plain_tensor(leaves: list[Any]) -> str:
         if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
             return 'of a transform of torch.func'
     return ''
+
+
+def _overlap(leaves: list[torch.Tensor]) -> bool:
+    """Return whether the stretches of memory in which two inputs lie overlap."""
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.element_size() * (1 + sum(
+        (n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)))) for t in leaves)
+    return any(start < end for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def _modes() -> str:

@@ -1,9 +1,14 @@
 """A model that is another than it was traced as is seen, however it was changed."""
 
+import argparse
+import array
+import collections
 import ctypes
 import dataclasses
 import functools
+import multiprocessing
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -168,6 +173,67 @@ def test_an_equal_replacement_is_watched(model):
     assert not snapshot.change()
     model.options['add'] = 2.0
     assert snapshot.change() == "options['add']"
+
+
+class Box(nn.Module):
+    """Multiplies its input by a number that ``read`` takes from ``box``."""
+
+    def __init__(self, box, read):
+        super().__init__()
+        self.box, self.read = box, read
+
+    def forward(self, x):
+        return x * float(self.read(self.box))
+
+
+def gain(box):
+    return box.gain
+
+
+def first(box):
+    return box[0]
+
+
+def attribute(box):
+    return attribute.gain
+
+
+attribute.gain = 2.0
+DICTIONARY, VIEWED, REFERENT = {'gain': 2.0}, bytearray(2), Config()
+BOXES = {   # box, what the code reads of it, and a change
+    'argparse.Namespace': (argparse.Namespace(gain=2.0), gain, lambda b: setattr(b, 'gain', 3.0)),
+    'Counter': (collections.Counter([0]), first, lambda b: b.update([0])),
+    'ChainMap': (collections.ChainMap({}, {0: 2.0}), first, lambda b: b.maps[1].update({0: 3.0})),
+    'UserDict': (collections.UserDict({0: 2.0}), first, lambda b: b.update({0: 3.0})),
+    'UserList': (collections.UserList([2.0]), first, lambda b: b.append(b.__setitem__(0, 3.0))),
+    'a read-only view': (types.MappingProxyType(DICTIONARY), lambda b: b['gain'],
+                         lambda b: DICTIONARY.update(gain=3.0)),
+    'array': (array.array('d', [2.0]), first, lambda b: b.append(b.__setitem__(0, 3.0) or 1.0)),
+    'bytearray': (bytearray(2), first, lambda b: b.__setitem__(0, 3)),
+    'memoryview': (memoryview(VIEWED), first, lambda b: VIEWED.__setitem__(0, 3)),
+    'ctypes': (ctypes.c_double(2.0), lambda b: b.value, lambda b: setattr(b, 'value', 3.0)),
+    'a number that processes share': (multiprocessing.Value('d', 2.0), lambda b: b.value,
+                                      lambda b: setattr(b, 'value', 3.0)),
+    'a bound method': (DICTIONARY.get, lambda b: b('gain'), lambda b: DICTIONARY.clear()),
+    'a weak reference': (weakref.ref(REFERENT), lambda b: b().scale,
+                         lambda b: setattr(REFERENT, 'scale', 3.0)),
+    'an attribute of a function': (None, attribute, lambda b: setattr(attribute, 'gain', 3.0)),
+    'a module': (types.ModuleType('settings'), gain, lambda b: setattr(b, 'gain', 3.0)),
+    'every second number': (np.zeros(9)[::2], first, lambda b: b.fill(3.0)),
+    'every second element': (torch.zeros(9)[::2], first, lambda b: b.numpy().fill(3.0))}
+
+
+BOXES['a module'][0].gain = 2.0
+
+
+@pytest.mark.parametrize('kind', BOXES)
+def test_a_change_in_an_object_of_a_library_is_detected(kind):
+    DICTIONARY['gain'] = 2.0
+    box, read, change = BOXES[kind]
+    snapshot = Snapshot(Box(box, read).eval())
+    assert not seen(snapshot)
+    change(box)
+    assert seen(snapshot)
 
 
 def raw(tensor, at):

@@ -1,5 +1,7 @@
 """What one call gives depends on that call's inputs alone, each of them by itself."""
 
+import dataclasses
+
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
@@ -192,3 +194,54 @@ def test_a_model_that_accepts_only_inputs_like_its_example_is_traced():
     with pytest.raises(IndexError):
         model(torch.tensor([1, 1, 0, -1]))
     assert len(trace(model, torch.tensor([0, 1, -1, 1])).inputs) == 1
+
+
+class Thirds(nn.Module):
+    """Divides integers, which gives PyTorch's default dtype; ``dtype`` names the type instead."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        whole = x.long() if self.dtype is None else x.long().to(self.dtype)
+        return x * (whole / 3).sum()
+
+
+def test_a_model_whose_results_depend_on_the_default_dtype_is_not_that_of_a_server():
+    x = 9 * torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ModelError, match='torch.float64 here and torch.float32 on a server'):
+            trace(Thirds().eval(), x)
+        assert torch.get_default_dtype() is torch.float64
+        traced = trace(Thirds(torch.float64).eval(), x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    want = Thirds(torch.float64)(x)
+    torch.testing.assert_close(run_both(traced, Plan.server_only(traced.graph), [x])[0], want,
+                               rtol=1e-14, atol=0)
+    trace(Thirds().eval(), x)
+
+
+@dataclasses.dataclass
+class Results:
+    """What PyTorch cannot take apart."""
+
+    mean: torch.Tensor
+
+
+def returns(result):
+    class Returns(nn.Module):
+        def forward(self, x):
+            return result(x)
+    return Returns().eval()
+
+
+@pytest.mark.parametrize(('result', 'why'), [
+    (lambda x: Results(x.mean()), 'the model returns a Results; it must return tensors, or tuples'),
+    (lambda x: torch.func.vmap(torch.sin)(x), 'is not an operator on tensors, so a server cannot'),
+    (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), 'depends on data cannot be')])
+def test_what_is_no_operator_is_refused_with_what_it_is(result, why):
+    with pytest.raises(ModelError, match=why):
+        trace(returns(result), X)

@@ -309,6 +309,27 @@ def test_other_inputs_than_the_first_run_whole_with_a_reason_and_a_warning(kind)
         assert why not in shared.reason and shared.report.requests == 3
 
 
+class Doubles(torch.nn.Module):
+    """Writes to its first input."""
+
+    def forward(self, left, right):
+        return left.mul_(2) + right
+
+
+def test_views_that_overlap_are_not_shared_by_a_model_that_writes_to_its_inputs():
+    model = Doubles().eval()
+    rows = torch.arange(12.0).view(3, 4)
+    with offload(model, example=(rows[:2], rows[:2] + 1)) as shared:
+        one, other, apart = rows.clone(), rows.clone(), torch.ones(4, 4)
+        assert shared(apart[:2], apart[2:]).sum() == 24 and 'share memory' not in shared.reason
+        with pytest.warns(match='share memory'):
+            assert torch.equal(shared(one[:2], one[1:]), model(other[:2], other[1:]))
+    reads = Pair().eval()
+    with offload(reads, example={'left': rows[:2], 'right': rows[1:]}) as shared:
+        shared({'left': rows[:2], 'right': rows[1:]})
+        assert 'share memory' not in shared.reason
+
+
 def test_threads_with_inputs_that_fit_and_others_get_the_models_results():
     model, failed = Pair().eval(), []
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fleet_testing import fewer
 from lopinfer_node.errors import PlanError
+from lopinfer_node.model.snapshot import Snapshot
 from lopinfer_node.model.traced import Traced, trace
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan, check
 from models import SIDES, RandomNet, named
@@ -53,6 +54,27 @@ def test_random_plans_of_random_graphs_give_their_output():
             plan = random_plan(traced.graph, rng)
             for got, w in zip(run_both(traced, plan, [x]), want, strict=True):
                 assert relative_error(got, w) < 1e-4, seed
+
+
+class Column(torch.nn.Module):
+    """Takes one element of each row; its weight has one element, too, with a stride of 6."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('gain', torch.ones(9)[::6][:1])
+
+    def forward(self, x):
+        return (x * self.gain)[:, 0].relu()
+
+
+def test_one_element_is_sent_and_watched_whatever_its_stride():
+    model, x = Column().eval(), torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
+    traced = trace(model, x)
+    assert traced.digest and not Snapshot(model).change()
+    for end in range(1, 4):
+        ends = np.where([n.op == 'select' for n in traced.graph.nodes], end, traced.graph.extents)
+        plan = Plan.of_cuts(traced.graph, ends, ends)
+        assert torch.equal(run_both(traced, plan, [x])[0], model(x))
 
 
 def mutations(plan: Plan, rng: np.random.Generator):

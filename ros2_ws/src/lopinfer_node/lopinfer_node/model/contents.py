@@ -57,8 +57,14 @@ def _middle(memory: memoryview) -> memoryview:
 
 
 def _memory(value: torch.Tensor | np.ndarray) -> memoryview | None:
-    """Return the bytes of a tensor or an array; None if they are not contiguous host memory."""
+    """Return the bytes of a tensor or an array; None if they are not in contiguous host memory.
+
+    If the elements have gaps between them, return all the memory of which they are a part.
+    """
     array = value if isinstance(value, np.ndarray) else _array(value)
+    while array is not None and not array.flags.c_contiguous \
+            and isinstance(array.base, np.ndarray):
+        array = array.base
     if array is None or not array.flags.c_contiguous or array.dtype.hasobject:
         return None
     return array.reshape(-1).view(np.uint8).data
@@ -71,4 +77,14 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
     order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
     # In this order a channels-last or transposed tensor is contiguous, too.
     tensor = tensor.detach().permute(order)
-    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.is_contiguous() else None
+    if not tensor.is_contiguous():
+        tensor = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return flat(tensor).view(torch.uint8).numpy()
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
+
+    A contiguous tensor of one element may have any stride, with which it has no view as bytes.
+    """
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,))

@@ -7,10 +7,22 @@ globals, closures and classes, with their items, if the code names them.
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from multiprocessing.sharedctypes import SynchronizedBase
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -18,7 +30,8 @@ import torch
 from .state import CONTAINERS, NO_STATE
 
 MISSING = object()
-MODULE, NAMED, ITEMS = 'attributes of a module', 'things by name', 'items'
+MODULE, NAMED, ITEMS, MEMORY = 'attributes of a module', 'things by name', 'items', 'memory'
+_MEMORY = (bytearray, memoryview, array, ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _DYNAMIC = {'getattr', 'vars', '__dict__', '__getattribute__', 'attrgetter'}
 _NOT_READ = {'__init__', '__new__', '__del__', '__repr__', '__reduce__', '__getstate__',
@@ -65,7 +78,7 @@ class _Owner:
 class Followed:
     """Finds the items that the code of a model reads.
 
-    ``held``: path, container, and its kind (`MODULE`, `NAMED` or `ITEMS`). ``tensors`` and
+    ``held``: path, container, and its kind (`MODULE`, `NAMED`, `ITEMS` or `MEMORY`). ``tensors``,
     ``arrays``: tensors and arrays by path.
     """
 
@@ -104,10 +117,10 @@ class Followed:
             for name, module in value.named_modules():
                 self._seen[id(module)] = module
                 self._module(join(path, name), module)
-        elif type(value) in CONTAINERS:
-            self.held.append((path, value, ITEMS))
-            self._todo += [(f'{path}[{key!r}]', v) for key, v in (
-                value.items() if isinstance(value, dict) else enumerate(value))]
+        elif type(value) in CONTAINERS or isinstance(value, MappingProxyType):
+            self._items(path, value)
+        elif isinstance(value, _MEMORY):
+            self.held.append((path, Picked(lambda *_: bytes(value), ['']), MEMORY))
         elif isinstance(value, (tuple, frozenset)):
             self._todo += [(f'{path}[{at}]', v) for at, v in enumerate(value)]
         elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property,
@@ -115,8 +128,27 @@ class Followed:
             self._function(path, value)
         elif isinstance(value, type):
             self._class(value)
-        elif not isinstance(value, ModuleType):
+        elif isinstance(value, ModuleType):
+            self._attributes(value.__name__, value)
+        elif isinstance(value, BuiltinFunctionType):   # such as a method of a dictionary
+            self._todo.append((path, value.__self__))
+        elif isinstance(value, ReferenceType):
+            self._todo.append((path, value()))
+        elif isinstance(value, SynchronizedBase):
+            self._todo.append((path, value.get_obj()))
+        else:
             self._object(path, value)
+
+    def _items(self, path: str, value: Any) -> None:
+        self.held.append((path, value, ITEMS))
+        self._todo += [(f'{path}[{key!r}]', v) for key, v in (
+            value.items() if hasattr(value, 'items') else enumerate(value))]
+
+    def _attributes(self, path: str, value: ModuleType | FunctionType) -> None:
+        """Follow the attributes of a module or a function that the code names."""
+        own = vars(value)
+        if own and follows(value):
+            self._owners.append(_Owner(path, own.get, lambda: self._names & own.keys()))
 
     def _module(self, path: str, module: torch.nn.Module) -> None:
         own = vars(module)
@@ -137,9 +169,7 @@ class Followed:
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
             if isinstance(value, (dict, list, set)):   # a subclass: `_visit` handles these types
-                self.held.append((path, value, ITEMS))
-                self._todo += [(f'{path}[{key!r}]', v) for key, v in (
-                    value.items() if isinstance(value, dict) else enumerate(value))]
+                self._items(path, value)
             self._class(type(value))
 
     def _class(self, kind: type) -> None:
@@ -184,6 +214,7 @@ class Followed:
         self._read(function.__module__, function.__globals__, names, set())
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
         self._owners.append(_Owner(path, partial(_cell, cells), lambda: cells))
+        self._attributes(path, function)
         self._todo += [(path, function.__defaults__), (path, function.__kwdefaults__)]
 
     def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
@@ -197,8 +228,7 @@ class Followed:
             value = items[name]
             if not isinstance(value, ModuleType):
                 known.add(name)
-            elif value.__name__.partition('.')[0] not in NO_STATE \
-                    and id(vars(value)) not in passed:
+            elif follows(value) and id(vars(value)) not in passed:
                 self._read(value.__name__, vars(value), names, passed)
 
 
@@ -228,8 +258,9 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Return whether to follow a class or function: not if its package is in `NO_STATE`."""
-    return str(getattr(value, '__module__', '')).partition('.')[0] not in NO_STATE
+    """Return whether to follow a class, function or module: not if `NO_STATE` has its package."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', '')
+    return str(name).partition('.')[0] not in NO_STATE
 
 
 def join(path: str, name: Any) -> str:

@@ -238,9 +238,7 @@ class _Reader:
             self.env[node] = self._item(node)
             return
         if not isinstance(target, torch._ops.OpOverload):
-            raise _Aliased if 'wrap_with' in str(target) else ModelError(
-                f'{place}: {target} is not an operator on tensors; control flow that depends on '
-                'data cannot be divided')
+            raise _Aliased if 'wrap_with' in str(target) else ModelError(f'{place}: {_why(target)}')
         if not target._schema.returns or '_assert' in target.overloadpacket.__name__:
             return
         bound = self._bound(node, target)
@@ -372,6 +370,18 @@ class _Reader:
             if value == written:
                 self.env[other] = made
         self.env[node] = made
+
+
+def _why(target: Any) -> str:
+    """Return why a call in the graph that is no operator on tensors cannot be recorded."""
+    if isinstance(target, type):
+        return (f'the model returns a {target.__name__}; it must return tensors, or tuples, lists '
+                'or dictionaries of tensors')
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return (f'{target} is not an operator on tensors; control flow that depends on data cannot '
+                'be divided')
+    return (f'{getattr(target, "__module__", "")}.{getattr(target, "__name__", target)} is not an '
+            'operator on tensors, so a server cannot run it')
 
 
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
 from .calls import Call, Division, Value, Weight, divide
+from .contents import flat
 from .footprint import whole
 from .graph import Graph, Kind, Node
 from .state import untouched
@@ -33,7 +34,8 @@ class Traced:
     """A model as calls of pure operators, and its graph when its inputs are divided along `axes`.
 
     `axes`: the axis along which each input is divided, None for an input that stays whole.
-    `structure`: how the model nests its results; None if it was not run.
+    `structure`: how the model nests its results; None if it was not run. `writes`: whether the
+    model writes to its inputs.
     """
 
     def __init__(self, name: str, tape: Tape, axes: Sequence[int | None]) -> None:
@@ -41,6 +43,7 @@ class Traced:
         self.tape = tape
         self.axes = tuple(axes)
         self.structure: pytree.TreeSpec | None = None
+        self.writes = False
         self.divisions: dict[int, Division] = {}
         self.calls: dict[int, Call] = {}
         self.graph = self._build()
@@ -143,7 +146,7 @@ def fingerprint(name: str, tensor: torch.Tensor) -> bytes:
     """Return eight bytes by which both sides compare one weight."""
     state = hashlib.blake2b(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode(),
                             digest_size=8)
-    state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    state.update(flat(tensor.detach().cpu()).view(torch.uint8).numpy().data)
     return state.digest()
 
 
@@ -195,21 +198,40 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     known = dict(zip(traced.graph.inputs, leaves, strict=True))
     mine = traced.run(known)
     _verify_parts(traced, known)
-    wanted, traced.structure = _run(model, leaves, structure)
+    _verify_default(traced, leaves, mine)
+    copies = [leaf.clone() for leaf in leaves]
+    wanted, traced.structure = _run(model, copies, structure)
+    traced.writes = any(copy._version for copy in copies)
     _verify_results(traced, mine, wanted)
     others = _others(leaves)
     try:
-        differing, _ = _run(model, others, structure)
+        differing, _ = _run(model, [leaf.clone() for leaf in others], structure)
     except Exception:   # the model cannot take these inputs, or cannot run a second time
         pass
     else:
         _verify_results(traced, _calls(traced, others), differing)
-    again = _run(model, leaves, structure)[0]
+    again = _run(model, [leaf.clone() for leaf in leaves], structure)[0]
     # If a second run of the traced calls does not give exactly the same, allow for rounding.
     rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5
     if not _equal(again, wanted, rounding):
         raise ModelError(f'{traced.name}: the results differ for the same inputs; does the model '
                          'depend on something besides its inputs, such as an earlier call?')
+
+
+def _verify_default(traced: Traced, leaves: list[torch.Tensor], mine: Sequence[torch.Tensor]
+                    ) -> None:
+    """Raise ModelError if PyTorch's default dtype affects the results and is not the server's."""
+    own = torch.get_default_dtype()
+    if own is torch.float32:
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        there = _calls(traced, leaves)
+    finally:
+        torch.set_default_dtype(own)
+    if not _equal(there, mine):
+        raise ModelError(f"{traced.name}: its results depend on PyTorch's default dtype, which is "
+                         f'{own} here and torch.float32 on a server: name the dtypes in the model')
 
 
 def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Tensor],
@@ -227,8 +249,8 @@ def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Te
 
 def _run(model: torch.nn.Module, leaves: list[torch.Tensor], structure: pytree.TreeSpec
          ) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
-    """Run the model on copies of the inputs; return its results and how it nests them."""
-    args, kwargs = pytree.tree_unflatten([leaf.clone() for leaf in leaves], structure)
+    """Run the model, which may write to `leaves`; return its results and how it nests them."""
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
     results, nested = pytree.tree_flatten(model(*args, **kwargs))
     return [result.detach().clone() for result in results], nested
 

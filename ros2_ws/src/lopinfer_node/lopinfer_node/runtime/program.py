@@ -12,6 +12,7 @@ from fleet_ros.pinned_copies import to_device, to_host
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
+from ..model.contents import flat
 from ..model.footprint import Interval
 from ..model.graph import Kind
 from ..model.traced import Traced
@@ -152,8 +153,8 @@ class Run:
         """Copy the delivered tensors to the device."""
         while self._arrived:
             node, (lo, hi, tensor) = self._arrived.popleft()
-            flat = to_device(tensor.reshape(-1), self._device)
-            self._stretches.setdefault(node, []).append((lo, hi, flat.view(tensor.shape)))
+            elements = to_device(flat(tensor), self._device)
+            self._stretches.setdefault(node, []).append((lo, hi, elements.view(tensor.shape)))
 
     def _gather(self, node: int, need: Interval, axis: int | None) -> torch.Tensor:
         lo, hi = need
@@ -181,8 +182,8 @@ class Run:
         t = self.program.plan.transfers[transfer]
         with torch.inference_mode():
             tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
-            flat = to_host(tensor.contiguous().reshape(-1))
-        return flat.view(torch.uint8).numpy().data
+            elements = to_host(flat(tensor))
+        return elements.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:
         """Store the bytes of a transfer from the other side.
