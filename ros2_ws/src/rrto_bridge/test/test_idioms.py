@@ -304,6 +304,16 @@ def test_integers_are_counted_where_a_program_sees_cuda():
     assert counts.dtype == torch.int32 and counts.tolist() == [1, 0, 2, 1]
 
 
+@pytest.mark.parametrize('function', [torch.softmax, torch.log_softmax])
+def test_half_precision_is_normalised_in_single_precision(function):
+    """As transformers do in their attention; on CUDA, one operator does both."""
+    remote.start('replay')
+    scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).half()
+    expected = function(scores, -1, dtype=torch.float32)
+    for _ in range(5):
+        assert torch.equal(function(scores.cuda(), -1, dtype=torch.float32).cpu(), expected)
+
+
 @pytest.mark.skipif(importlib.util.find_spec('safetensors') is None, reason='no safetensors')
 def test_files_of_safetensors(tmp_path):
     from safetensors import torch as files

@@ -320,8 +320,17 @@ def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **na
     return torch.histc(self.double(), bins, min, max).to(self.dtype)
 
 
+def _softmax(function: Call) -> Call:
+    """Convert half precision to float separately; CUDA's operator does it by `half_to_float`."""
+    def call(self: torch.Tensor, dim: int, half_to_float: bool, **named: Any) -> torch.Tensor:
+        made: torch.Tensor = function(self.float() if half_to_float else self, dim, False, **named)
+        return made
+    return call
+
+
 _ELSEWHERE: dict[str, Call] = {
-    'histc': _histc,
+    'histc': _histc, '_softmax': _softmax(torch._softmax),
+    '_log_softmax': _softmax(torch._log_softmax),
     'cudnn_batch_norm': _cudnn_batch_norm, 'miopen_batch_norm': _miopen_batch_norm,
     'cudnn_grid_sampler': _grid_sampler, 'cudnn_affine_grid_generator': _affine_grid,
 }
