@@ -14,14 +14,16 @@ import pytest
 import torch
 from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig
 from fleet_env.power import PowerModel
+from fleet_env.settings import changed
 from fleet_testing import eventually
 from rog_cli.main import main
 from rog_core.errors import ConfigError
+from rog_core.method_check import check_method
 from rog_studies.peers import adapters, environments, results, study
 from rog_studies.peers.adapters.task import Journal, Task
-from rog_studies.peers.environments import OURS, PEERS, EnvironmentFault
+from rog_studies.peers.environments import METHODS, OURS, PEERS, EnvironmentFault
 from rog_studies.peers.export import DIGITS, export
-from rog_studies.peers.figures import draw_peers
+from rog_studies.peers.figures import draw_peers, looks
 from rog_studies.peers.results import curve_of, outcome_of, robot_measures, time_to
 from rog_studies.peers.scenarios import SCENARIOS, Event, Scenario
 from rog_studies.peers.study import Plan, fleet_of, plan_of, run_study
@@ -55,7 +57,7 @@ def test_a_run_that_ends_before_what_should_happen_is_refused():
 
 
 @pytest.mark.parametrize('choice, message', [
-    ({'only': ['flwr']}, '--only must name some of rog, ddp, flower.*got .flwr'),
+    ({'only': ['flwr']}, '--only must name some of rog, .*ddp, flower.*got .flwr'),
     ({'scenarios': ['fog']}, '--scenarios must name some of outdoor.*got .fog'),
     ({'minutes': math.nan}, '--minutes must be'), ({'minutes': 0.0}, '--minutes must be'),
     ({'scale': 0.0}, '--scale must be'), ({'robots': 1}, '--robots must be 2 to 8'),
@@ -98,6 +100,20 @@ def test_every_peer_has_an_adapter_and_exact_versions():
     for name, peer in PEERS.items():
         assert peer.name == name and peer.adapter in there
         assert all(re.fullmatch(r'[\w.\[\]-]+==[\w.]+', one) for one in peer.requirements)
+
+
+def test_our_methods_are_ones_that_a_fleet_file_takes():
+    for name, method in METHODS.items():
+        fleet = fleet_of(plan_of(quick=True, only=[name]), SCENARIOS['slow'], 1, Path())
+        check_method(changed(fleet, training=changed(fleet.training, **vars(method))),
+                     fleet.capacities)
+    assert OURS in METHODS and not set(METHODS) & set(PEERS)
+
+
+def test_every_program_has_a_line_of_its_own():
+    found = looks()
+    assert set(found) == {*METHODS, *PEERS}
+    assert len({(look['color'], look['ls']) for look in found.values()}) == len(found)
 
 
 @pytest.fixture
@@ -297,6 +313,13 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path, made_up):
         assert title == 'Not run' or (title, rows) in study.tables(again)
     with pytest.raises(ConfigError, match='holds a run with other settings'):
         run_study(_plan(minutes=3.0), tmp_path, resume=True)
+
+
+def test_a_run_of_ours_with_another_method_is_not_kept(tmp_path, made_up, monkeypatch):
+    run_study(_plan(programs=[OURS], seeds=1), tmp_path)
+    monkeypatch.setitem(METHODS, OURS, environments.Method('bsp'))
+    with pytest.raises(ConfigError, match='holds a run with other settings'):
+        run_study(_plan(programs=[OURS], seeds=1), tmp_path, resume=True)
 
 
 def test_the_table_holds_what_did_not_start_and_what_could_not_be_installed(tmp_path, made_up):

@@ -1,4 +1,6 @@
-"""The peers, and a Python environment for each, because the requirements of peers conflict.
+"""The programs that are compared: our suite with several methods, and the peers.
+
+Each peer has a Python environment of its own, because the requirements of peers conflict.
 
 pip makes an environment once. It stays in the user's cache directory, in a folder whose name has a
 digest of the requirements. Nothing of this suite is installed in it.
@@ -21,7 +23,7 @@ from rog_core.errors import ConfigError, RogError
 TORCH = 'torch==2.13.0'   # as constraints.txt of this suite has it; a CPU build where pip finds one
 LIMIT = 1200.0            # s that pip may take
 READY = 'ready.json'      # file in a finished environment: name of a package -> its version
-OURS = 'rog'
+OURS = 'rog'              # our suite with the method of the fleet file ``outdoor``
 _LINES = 12               # number of last lines of pip's output that an error shows
 # What pip says when it reaches no registry that has the package.
 _UNREACHABLE = ('No matching distribution', 'Could not find a version', 'ConnectionError',
@@ -58,17 +60,32 @@ class Peer:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+@dataclass(frozen=True)
+class Method:
+    """Settings with which our suite is run: ``training.sync`` and ``training.codec``."""
+
+    sync: str
+    codec: str = 'onebit'
+
+
+METHODS = {OURS: Method('rsp:20+pipeline+sparse'),
+           'rog-local': Method('rsp:4+pipeline+sparse+local=8'),
+           'rog-diloco': Method('diloco:8:2+rate=0.7+momentum=0.5+quorum=2+grace=1', 'e3m0')}
 _FLOWER = (TORCH, 'numpy==2.4.6', 'flwr==1.42.0')
+_NVFLARE = (TORCH, 'numpy==2.4.6', 'nvflare==2.9.0')
+_TORCHFT = (TORCH, 'numpy==2.4.6', 'torchft==0.2.0')
 PEERS = {peer.name: peer for peer in (
     Peer('ddp', 'ddp', (TORCH, 'numpy==2.4.6'), 'PyTorch DDP over gloo, elastic (torchrun)'),
     Peer('flower', 'flower', _FLOWER, 'Flower, FedAvg'),
     Peer('flower-fedadam', 'flower', _FLOWER, 'Flower, FedAdam', ('--strategy', 'fedadam')),
-    Peer('nvflare', 'nvflare', (TORCH, 'numpy==2.4.6', 'nvflare==2.9.0'),
-         'NVIDIA FLARE, FedAvg'),
+    Peer('nvflare', 'nvflare', _NVFLARE, 'NVIDIA FLARE, FedAvg'),
+    Peer('nvflare-fedbuff', 'nvflare', _NVFLARE, 'NVIDIA FLARE, FedBuff',
+         ('--workflow', 'fedbuff')),
     Peer('hivemind', 'hivemind', (TORCH, 'numpy==2.4.6', 'hivemind==1.1.12'),
          'hivemind, averaging among the robots'),
-    Peer('torchft', 'torchft', (TORCH, 'numpy==2.4.6', 'torchft==0.2.0'),
-         'torchft, LocalSGD over gloo'))}
+    Peer('torchft', 'torchft', _TORCHFT, 'torchft, LocalSGD over gloo'),
+    Peer('torchft-diloco', 'torchft', _TORCHFT, 'torchft, DiLoCo over gloo',
+         ('--method', 'diloco')))}
 
 
 def chosen(names: list[str]) -> list[str]:
@@ -76,7 +93,7 @@ def chosen(names: list[str]) -> list[str]:
 
     :raises ConfigError: there is no program with one of the names.
     """
-    known = [OURS, *PEERS]
+    known = [*METHODS, *PEERS]
     for name in names:
         if name not in known:
             raise ConfigError(f'--only must name some of {", ".join(known)}, got {name!r}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from fleet_env import plot_style
 from matplotlib.axes import Axes
 from rog_sim.figures import style
 
-from .environments import OURS
+from .environments import METHODS, PEERS
 from .results import RESULT_FILE
 from .study import PEERS_FILE
 
 POINTS = 200  # number of points of a curve
-# The colours of Okabe and Ito, which colour-blind people can distinguish. Our suite is black.
-_COLORS = ('#d55e00', '#0072b2', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#9a9a9a')
+# The colours of Okabe and Ito, which colour-blind people can distinguish. Programs with the same
+# adapter share a colour; our suite is black.
+_COLORS = ('#d55e00', '#0072b2', '#009e73', '#cc79a7', '#e69f00')
+_LINES = ('-', '--', ':')
 
 
 def draw_peers(out: Path) -> list[Path]:
@@ -27,7 +30,7 @@ def draw_peers(out: Path) -> list[Path]:
     """
     data = json.loads((out / PEERS_FILE).read_text())
     names = [name for name, one in data['programs'].items() if not one['missing']]
-    colors = dict(zip((name for name in names if name != OURS), _COLORS, strict=False))
+    styles = looks()
     cases = list(data['cases'])
     if not cases:
         return []
@@ -41,7 +44,7 @@ def draw_peers(out: Path) -> list[Path]:
             axes.set_visible(False)
         for axes, scenario in zip(panels.flat, cases, strict=False):
             for name in names:
-                _draw(axes, name, _results(out / scenario / name), colors.get(name, 'black'))
+                _draw(axes, name, _results(out / scenario / name), styles[name])
             _mark(axes, out / scenario)
             axes.set(title=scenario, xlabel='time, min')
         for row in panels:
@@ -56,15 +59,25 @@ def _results(place: Path) -> list[dict[str, Any]]:
     return [one for one in found if one['started']]
 
 
-def _draw(axes: Axes, name: str, results: list[dict[str, Any]], color: str) -> None:
+def looks() -> dict[str, dict[str, Any]]:
+    """Return name of a program -> colour, style and width of its line."""
+    families = [list(METHODS)] + [[name for name, peer in PEERS.items() if peer.adapter == adapter]
+                                  for adapter in dict.fromkeys(p.adapter for p in PEERS.values())]
+    return {name: {'color': color, 'ls': line, 'lw': 1.5 if name in METHODS else 1.0}
+            for family, color in zip(families, ('black', *_COLORS), strict=True)
+            for name, line in zip(family, _LINES, strict=False)}
+
+
+def _draw(axes: Axes, name: str, results: list[dict[str, Any]], look: Mapping[str, Any]) -> None:
     if not results:
-        axes.plot([], [], color=color, label=name)
+        axes.plot([], [], label=name, **look)
         return
     at = np.linspace(0, results[0]['duration_s'], POINTS)
     curves = 100 * np.array([_held(one['curve'], at) for one in results])
-    axes.plot(at / 60, curves.mean(0), color=color, label=name, lw=1.5 if name == OURS else 1.0)
+    axes.plot(at / 60, curves.mean(0), label=name, **look)
     if len(curves) > 1:
-        axes.fill_between(at / 60, curves.min(0), curves.max(0), color=color, alpha=.15, lw=0)
+        axes.fill_between(at / 60, curves.min(0), curves.max(0), color=look['color'], alpha=.15,
+                          lw=0)
 
 
 def _held(curve: list[list[float]], at: np.ndarray) -> np.ndarray:

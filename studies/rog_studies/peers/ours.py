@@ -23,9 +23,9 @@ from safetensors.numpy import load
 from torch import Tensor, nn
 
 from .adapters.task import SERVER, Journal, Settings, Task
+from .environments import Method
 from .world import World
 
-SYNC, CODEC = 'rsp:20+pipeline+sparse', 'onebit'   # as in the fleet files of rog_bringup
 KEEP = 100_000   # checkpoints that the server keeps: all, because each becomes a snapshot
 FOLDER = 'fleet'  # name of the folder, in the folder of the run, with the files of the fleet
 
@@ -65,8 +65,8 @@ class PeerTask(RogTask):
         return self._task.accuracy(model)
 
 
-def with_training(fleet: FleetConfig, settings: Settings, folder: Path, start_s: float
-                  ) -> FleetConfig:
+def with_training(fleet: FleetConfig, method: Method, settings: Settings, folder: Path,
+                  start_s: float) -> FleetConfig:
     """Return the fleet with the settings of a run.
 
     :param fleet: robots, links and minutes of the run.
@@ -74,8 +74,8 @@ def with_training(fleet: FleetConfig, settings: Settings, folder: Path, start_s:
         take together, so that it never ends before the study ends the run.
     """
     training = TrainingConfig(
-        task='rog_studies.peers.ours:PeerTask', task_options={'folder': str(folder)}, sync=SYNC,
-        codec=CODEC, learning_rate=settings.learning_rate, momentum=settings.momentum,
+        task='rog_studies.peers.ours:PeerTask', task_options={'folder': str(folder)},
+        **vars(method), learning_rate=settings.learning_rate, momentum=settings.momentum,
         batch_size=settings.batch_size, pace=settings.pace, evaluate_every=0)
     return changed(fleet, minutes=2 * fleet.minutes + start_s / 60, training=training, server={
         'checkpoint_every': settings.snapshot_s, 'keep': KEEP},

@@ -18,7 +18,7 @@ from rog_cli.emulated_network import SUMMARY
 
 from . import adapters, results
 from .adapters.task import SERVER, Settings
-from .environments import Peer
+from .environments import METHODS, Peer
 from .ours import Ours, with_training
 from .scenarios import Event, Scenario
 from .world import World
@@ -101,8 +101,10 @@ class Run:
         """Return the settings on which the result of the run depends, as JSON values."""
         links = [robot.link.model_dump(mode='json', exclude={'trace'})
                  for robot in self.fleet.robots]
+        method = METHODS.get(self.program)
         return {'minutes': self.fleet.minutes, 'robots': len(links), 'scale': self.scale,
-                'links': links, 'task': dict(vars(self.settings))}
+                'links': links, 'task': dict(vars(self.settings)),
+                'method': vars(method) if method else {}}
 
 
 def run(one: Run, peer: Peer | None, python: Path | None, versions: Mapping[str, str],
@@ -115,7 +117,8 @@ def run(one: Run, peer: Peer | None, python: Path | None, versions: Mapping[str,
     shutil.rmtree(one.folder, ignore_errors=True)
     one.folder.mkdir(parents=True)
     (one.folder / 'data').symlink_to(one.data.absolute(), target_is_directory=True)
-    fleet = one.fleet if peer else with_training(one.fleet, one.settings, one.folder, START_LIMIT)
+    fleet = one.fleet if peer else with_training(
+        one.fleet, METHODS[one.program], one.settings, one.folder, START_LIMIT)
     with World(fleet, one.folder) as world:
         program: Program = Ours(world) if peer is None or python is None else \
             Adapter(peer, python, world, one.fleet.minutes, one.fleet.seed)

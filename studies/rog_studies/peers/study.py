@@ -35,7 +35,7 @@ from rog_sim.table import Row, aligned, markdown
 
 from ..rivals import LONGEST, interval, keep_records, linked, records_of, text_of
 from .adapters.task import Settings
-from .environments import OURS, PEERS, EnvironmentFault, chosen, environment, versions
+from .environments import METHODS, PEERS, EnvironmentFault, chosen, environment, versions
 from .export import DIGITS, Trained, cifar10, export
 from .results import MEASURES, RESULT_FILE, measures
 from .run import Run, run
@@ -138,7 +138,7 @@ def run_study(plan: Plan, out: Path, resume: bool = False,
     pythons: dict[str, Path] = {}
     missing: dict[str, str] = {}
     for name in plan.programs:
-        if name != OURS:
+        if name in PEERS:
             try:
                 pythons[name] = environment(PEERS[name], out / 'pip' / f'{name}.log', tell)
             except EnvironmentFault as error:
@@ -164,7 +164,7 @@ def finished(plan: Plan, out: Path) -> list[dict[str, Any]]:
     """
     found = []
     for scenario in SCENARIOS:
-        for name in (OURS, *PEERS):
+        for name in (*METHODS, *PEERS):
             for path in sorted((out / scenario / name).glob(f'seed*/{RESULT_FILE}'), key=_seed):
                 result = json.loads(path.read_text())
                 kept = result['settings']
@@ -232,9 +232,10 @@ def gathered(plan: Plan, results: list[dict[str, Any]], missing: Mapping[str, st
         'data': plan.task.name, 'model': plan.task.model, 'batch_size': plan.task.batch_size,
         'pace_s': plan.task.pace, 'local_steps': plan.task.local_steps,
         'targets': list(plan.task.targets)},
-        'programs': {name: {'what': PEERS[name].what if name in PEERS else 'this suite',
+        'programs': {name: {'what': PEERS[name].what if name in PEERS else
+                            f'this suite, {METHODS[name].sync}',
                             'versions': known.get(name, {}), 'missing': missing.get(name, '')}
-                     for name in (OURS, *PEERS) if name in plan.programs or name in known},
+                     for name in (*METHODS, *PEERS) if name in plan.programs or name in known},
         'cases': cases}
 
 

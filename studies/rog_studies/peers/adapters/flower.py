@@ -37,7 +37,7 @@ from .task import SERVER, Journal, Task, arguments, save
 PORT = 8000             # port of the SuperLink, for nodes and for `flwr run`
 ROUNDS = 1_000_000      # more than a run has: the study ends the run
 ETA = 0.003             # FedAdam's server learning rate
-SUBMIT_LIMIT = 60.0     # s within which the SuperLink must accept the run
+SUBMIT_LIMIT = 180.0    # s within which the SuperLink must accept the run
 KEPT = 'model.npz'      # file with the saved model, in the folder of the server's process
 APP = '''[build-system]
 requires = ["hatchling"]
