@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -38,6 +39,21 @@ def test_no_tick_starves_if_the_robot_alone_can_keep_up(script, crashes, setting
     assert made.starved == 0 and made.machine.counts['missed'] == 0
     begun = [command.kind == ACT for _, _, command, _ in made.executed]
     assert all(begun[begun.index(True):])
+
+
+@examples(100)
+@given(answers, dead, st.lists(st.integers(20, 120), min_size=1, max_size=6), st.floats(0.02, 0.2))
+def test_chunks_of_changing_lengths_starve_no_tick_if_the_robot_keeps_up_with_the_shortest(
+        script, crashes, lengths, robot_takes):
+    made, length = world(unreliable(script, crashes), robot_takes=robot_takes), cycle(lengths)
+    made.spoil = lambda infer, actions: actions[:next(length)]
+    assert made.run(25).starved == 0
+
+
+@pytest.mark.parametrize('takes', [0.05, 0.5, 1.0])
+def test_observations_that_come_once_a_second_starve_no_tick(takes):
+    for replies in (None, lambda now: [0.1]):
+        assert world(replies, robot_takes=takes, period=1.0).run(60).starved == 0
 
 
 @examples(200)

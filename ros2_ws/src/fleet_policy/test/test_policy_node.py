@@ -173,6 +173,22 @@ def test_images_of_another_size_in_the_midst_are_scaled(bench):
     assert made.node.machine.state == 'running'
 
 
+def test_a_robot_is_commanded_by_control_msgs(bench, tmp_path):
+    pytest.importorskip('control_msgs', reason='control_msgs is not installed')
+    content = {**CONTRACT, 'actions': {
+        'arm': {'topic': 'arm', 'type': 'control_msgs/msg/MultiDOFCommand', 'names': ['a', 'b']},
+        'wheels': {'topic': 'wheels', 'type': 'control_msgs/msg/JointJog', 'kind': 'velocity',
+                   'names': ['left', 'right']}}}
+    path = tmp_path / 'contract.yaml'
+    path.write_text(yaml.safe_dump(content))
+    made = bench(content=content, contract=str(path))
+    made.until_acts()
+    made.until(lambda: {name for name, *_ in made.robot.received} == {'arm', 'wheels'})
+    assert np.any(made.last('arm')) and np.any(made.last('wheels'))
+    made.node.trigger_deactivate()
+    made.until(lambda: made.last('wheels') == [0.0, 0.0])
+
+
 def test_a_camera_that_stops_ends_in_the_safe_state_until_it_is_back(bench):
     made = bench()
     made.until_acts()
