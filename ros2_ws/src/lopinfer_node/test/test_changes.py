@@ -186,6 +186,12 @@ class Box(nn.Module):
         return x * float(self.read(self.box))
 
 
+class Defaults:
+    """A value of the class, which an object may replace by its own."""
+
+    gain = 2.0
+
+
 def gain(box):
     return box.gain
 
@@ -202,6 +208,9 @@ attribute.gain = 2.0
 DICTIONARY, VIEWED, REFERENT = {'gain': 2.0}, bytearray(2), Config()
 BOXES = {   # box, what the code reads of it, and a change
     'argparse.Namespace': (argparse.Namespace(gain=2.0), gain, lambda b: setattr(b, 'gain', 3.0)),
+    "an object's own value of its class": (Defaults(), gain, lambda b: setattr(b, 'gain', 3.0)),
+    'an attribute that was not there': (Config(), lambda b: getattr(b, 'gain', 2.0),
+                                        lambda b: setattr(b, 'gain', 3.0)),
     'Counter': (collections.Counter([0]), first, lambda b: b.update([0])),
     'ChainMap': (collections.ChainMap({}, {0: 2.0}), first, lambda b: b.maps[1].update({0: 3.0})),
     'UserDict': (collections.UserDict({0: 2.0}), first, lambda b: b.update({0: 3.0})),

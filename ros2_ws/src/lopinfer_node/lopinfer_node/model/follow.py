@@ -30,7 +30,7 @@ import torch
 from .state import CONTAINERS, NO_STATE
 
 MISSING = object()
-MODULE, NAMED, ITEMS, MEMORY = 'attributes of a module', 'things by name', 'items', 'memory'
+MODULE, NAMED, ITEMS, COMPUTED = 'attributes of a module', 'things by name', 'items', 'value'
 _MEMORY = (bytearray, memoryview, array, ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _DYNAMIC = {'getattr', 'vars', '__dict__', '__getattribute__', 'attrgetter'}
@@ -78,7 +78,7 @@ class _Owner:
 class Followed:
     """Finds the items that the code of a model reads.
 
-    ``held``: path, container, and its kind (`MODULE`, `NAMED`, `ITEMS` or `MEMORY`). ``tensors``,
+    ``held``: path, container, and its kind (`MODULE`, `NAMED`, `ITEMS` or `COMPUTED`). ``tensors``,
     ``arrays``: tensors and arrays by path.
     """
 
@@ -120,7 +120,7 @@ class Followed:
         elif type(value) in CONTAINERS or isinstance(value, MappingProxyType):
             self._items(path, value)
         elif isinstance(value, _MEMORY):
-            self.held.append((path, Picked(lambda *_: bytes(value), ['']), MEMORY))
+            self._computed(path, lambda: bytes(value))
         elif isinstance(value, (tuple, frozenset)):
             self._todo += [(f'{path}[{at}]', v) for at, v in enumerate(value)]
         elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property,
@@ -138,6 +138,9 @@ class Followed:
             self._todo.append((path, value.get_obj()))
         else:
             self._object(path, value)
+
+    def _computed(self, path: str, value: Callable[[], Any]) -> None:
+        self.held.append((path, Picked(lambda *_: value(), ['']), COMPUTED))
 
     def _items(self, path: str, value: Any) -> None:
         self.held.append((path, value, ITEMS))
@@ -168,6 +171,8 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
+            # The object may get an attribute in place of its class's attribute or of a default.
+            self._computed(path, lambda: tuple(sorted(own.keys() & self._names)))
             if isinstance(value, (dict, list, set)):   # a subclass: `_visit` handles these types
                 self._items(path, value)
             self._class(type(value))

@@ -21,7 +21,7 @@ import torch
 
 from ..errors import ModelError
 from .contents import Contents
-from .follow import ITEMS, MEMORY, MISSING, MODULE, Followed, Picked, join
+from .follow import COMPUTED, ITEMS, MISSING, MODULE, Followed, Picked, join
 from .state import CONTAINERS, hooks_of, untouched
 
 LOOK = 8 << 20     # bytes of weights that one background check reads
@@ -156,11 +156,11 @@ class _Taken:
         hooks = [of for m in model.modules() for of in (m._forward_hooks, m._forward_pre_hooks)]
         self._empty = [of for of in (*hooks, *(h.live for h in self.held)) if not len(of)]
         self._large = [(h.live, len(h.live)) for h in self.held if len(h.live) > LARGE]
-        # Modules have many attributes, mostly numbers, which are compared by equality, like memory.
-        # All other items are compared by identity.
+        # Modules have many attributes, mostly numbers, which are compared by equality. So are
+        # values that are computed for each check. All other items are compared by identity.
         small = [h for h in self.held if 0 < len(h.live) <= LARGE]
         self._equal, self._same = ([_views(h.live) for h in small if of(h)] for of in (
-            lambda h: h.kind in (MODULE, MEMORY), lambda h: h.kind not in (MODULE, MEMORY)))
+            lambda h: h.kind in (MODULE, COMPUTED), lambda h: h.kind not in (MODULE, COMPUTED)))
         self._same += [Picked(h.live.get, names) for h in small if h.kind == MODULE and (names := [
             name for name, value in h.before.items() if name not in _NOT_ATTRIBUTES
             and not _plain(value) and (not _keeps(value) or self.followed.reads(name))])]
