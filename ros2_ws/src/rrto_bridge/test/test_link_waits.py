@@ -1,12 +1,15 @@
 """How the program's end of the link waits, without a server."""
 
 import signal
+import threading
 from collections import deque
+from queue import SimpleQueue
 
 import pytest
 from rrto_bridge.client.shell import Link
 from rrto_bridge.protocol.errors import LinkError
-from rrto_bridge.protocol.messages import ENDED
+from rrto_bridge.protocol.messages import ENDED, SILENT
+from rrto_msgs import msg
 
 
 class Stop(Exception):
@@ -16,7 +19,7 @@ class Stop(Exception):
 @pytest.fixture
 def link():
     made = Link.__new__(Link)
-    made.server, made._inbox, made._waited = 's', deque(), False
+    made.server, made.lease, made._inbox, made._waited = 's', 3.0, deque(), False
     return made
 
 
@@ -38,4 +41,15 @@ def test_a_program_that_is_interrupted_with_its_server_is_not_told_that_that_has
         signal.signal(signal.SIGALRM, before)
     assert not link.idle
     with pytest.raises(LinkError, match='the server has ended'):
+        link.receive()
+
+
+@pytest.mark.parametrize(('reason', 'said'), [
+    (SILENT, 'this program was suspended for 9.0 s'),
+    ('its process on the server was ended by SIGKILL in a message', 'was ended by SIGKILL')])
+def test_a_suspended_program_is_told_another_reason_that_the_server_gives(link, reason, said):
+    link._incarnation, link._changed, link._arrived = 1, threading.RLock(), SimpleQueue()
+    link._stood, link.lost = 9.0, ''
+    link._on_ack(msg.Ack(incarnation=1, error=reason))
+    with pytest.raises(LinkError, match=said):
         link.receive()

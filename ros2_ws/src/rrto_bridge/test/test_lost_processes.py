@@ -1,17 +1,20 @@
 """What happens when a process is killed, there is no server, or a program is run in another way."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 from fleet_env.fleet import ReachConfig
 from fleet_ros.dds_profiles import cyclone_profile
-from fleet_testing import Lines
+from fleet_testing import LIMIT, Lines
 from lifecycle_driver import driving
 from processes import Domain, children, kill_all
+from rrto_bridge.server.parameters import ServerSettings
 
 LOOP = '''
 import sys, torch
@@ -188,6 +191,22 @@ def test_a_server_that_loses_the_process_that_starts_the_others_starts_another_o
     os.kill(*children(hurt.process.pid), signal.SIGKILL)
     assert domain.run('--server', 'z', '--', sys.executable, '-c',
                       'import torch; print(torch.ones(2).cuda().sum().item())') == (0, '2.0\n', '')
+
+
+@pytest.mark.long
+def test_a_server_that_is_killed_at_its_start_leaves_no_folder(tmp_path):
+    """`rrto run` kills the one that it has started if it finds another one."""
+    folder = tmp_path / 'folder'
+    folder.mkdir()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, subprocess.Popen(
+            [sys.executable, '-m', 'rrto_bridge.server.fork_server', str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True) as process, ours:
+        ours.send(json.dumps({'server': 's', 'folder': str(folder),
+                              'settings': ServerSettings().model_dump_json()}).encode())
+        ours.close()
+        theirs.close()
+        assert process.communicate(timeout=LIMIT)[1] == '' and not folder.exists()
 
 
 @pytest.mark.long

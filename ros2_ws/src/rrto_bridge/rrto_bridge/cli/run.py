@@ -43,7 +43,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def call(options: Any) -> int:
-    """Run the verb; if no server must be started, the program replaces this process."""
+    """Run the verb; if another server is found at once, the program replaces this process."""
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
@@ -60,10 +60,14 @@ def call(options: Any) -> int:
     except FleetEnvError as error:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
-    if settings.server or find(AT_ONCE):
+    if settings.server:
         return become(command, settings)
-    # The server starts while `look` searches for another one and the program imports its modules.
+    # A server starts while this command searches for another one and the program imports modules.
     with server_process() as (name, process):
+        if find(AT_ONCE, without=name):
+            process.kill()
+            process.wait()
+            return become(command, settings)
         command, environment = for_program(command, changed(settings, server=name))
 
         def look() -> None:

@@ -43,7 +43,7 @@ from ..protocol.allow import operators_digest
 from ..protocol.convert import frame_of, to_ros
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError, RrtoError
-from ..protocol.messages import ENDED, PROTOCOL, SendAck, SendFrame
+from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, SendFrame
 from ..protocol.names import MAX_NAME, graph_name
 from ..protocol.stream import Frame, Receiver, Sender
 from .machine import ClientMachine
@@ -83,6 +83,7 @@ class Link(Port):
 
     _stood = 0.0           # longest time for which this process was suspended, s
     _looked = math.inf     # time of the last timer call
+    _told = ''             # reason other than silence that the server has given
 
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
@@ -324,6 +325,7 @@ class Link(Port):
         with self._changed:
             self._heard = time.monotonic()
             if message.error:
+                self._told = message.error if message.error != SILENT else ''
                 self._fail(message.error)
                 return
             self.sender.on_ack(message.number)
@@ -353,7 +355,7 @@ class Link(Port):
     def _why(self) -> str:
         """Return the error text for a link that has ended."""
         stood = max(self._stood, time.monotonic() - self._looked)
-        if self.lost not in (ENDS, ENDED) and stood > self.lease:
+        if self.lost not in (ENDS, self._told) and stood > self.lease:
             return (f'this program was suspended for {stood:.1f} s (SIGSTOP, debugger, sleep?), '
                     f'longer than the lease of server {self.server!r}, {self.lease:g} s: raise its '
                     'parameter lease')

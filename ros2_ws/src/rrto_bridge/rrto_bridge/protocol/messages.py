@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from .stream import Frame
 
 PROTOCOL = 1
-ENDED = 'the server has ended'    # reason that a program receives when the server ends
+# Reasons that a program receives when the server ends, and when the program was silent.
+ENDED, SILENT = 'the server has ended', 'it was silent for too long'
 
 
 @dataclass(frozen=True, slots=True)

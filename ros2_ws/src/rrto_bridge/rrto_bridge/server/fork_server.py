@@ -40,7 +40,7 @@ class ForkServer:
         hello = json.loads(link.recv(MESSAGE))
         self.server, self.folder = hello['server'], Path(hello['folder'])
         self.settings = ServerSettings.model_validate_json(hello['settings'])
-        self.device = self._child(lambda: str(torch_device(self.settings.device)))
+        self.device = ''
         self.processes: dict[str, int] = {}      # program -> pidfd
         self.ids: dict[str, int] = {}
         self.selector = selectors.DefaultSelector()
@@ -75,6 +75,7 @@ class ForkServer:
 
     def run(self) -> None:
         """Fork processes and reap ended processes until the supervisor has ended."""
+        self.device = self._child(lambda: str(torch_device(self.settings.device)))
         while True:
             for key, _ in self.selector.select():
                 if key.data:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ..protocol.errors import RrtoError
-from ..protocol.messages import SendAck, SendFrame
+from ..protocol.messages import SILENT, SendAck, SendFrame
 from ..protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
 from .machine import Limits
 
@@ -95,7 +95,7 @@ class SessionMachine:
 
     def on_time(self, now: float) -> list[Action]:
         """End the session if the program has been silent for the lease."""
-        return self.fail('it was silent for too long', False) if now >= self.deadline else []
+        return self.fail(SILENT, False) if now >= self.deadline else []
 
     @property
     def deadline(self) -> float:
