@@ -18,7 +18,7 @@ from rclpy.node import Node
 
 from .parameters import declare_early, declared
 from .process import is_users
-from .services import bound_parameters
+from .services import bound_parameters, is_name
 
 # Seconds for which a node still exists after its shutdown, so that a lifecycle manager can ask for
 # its state. The manager of Nav2 waits at most this long for the answer.
@@ -101,9 +101,9 @@ class ManagedNode(LifecycleNodeMixin, Node):
         self._begins = False
 
     def _refuse_wrong_transitions(self) -> None:
-        """Make the node refuse a transition that its state does not allow.
+        """Make the node refuse a transition that its state does not allow, or that has no name.
 
-        Without this, rclpy raises an error that ends the node.
+        Without this, rclpy raises an error that ends the node, or logs the name as it is.
         """
         for service in self.services:
             if service.srv_name.endswith('/change_state'):
@@ -112,6 +112,8 @@ class ManagedNode(LifecycleNodeMixin, Node):
     def _guarded(self, change: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def guarded(request: Any, response: Any) -> Any:
             try:
+                if not is_name(request.transition.label):
+                    raise RuntimeError('its label is no name')
                 return change(request, response)
             except RuntimeError as error:  # rclpy's RCLError, which has no public name
                 self.get_logger().warning(f'refused a transition: {error}')

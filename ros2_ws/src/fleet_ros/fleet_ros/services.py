@@ -1,4 +1,4 @@
-"""Limits the parameter services, which rclpy gives every node, and the cost of their calls.
+"""Limits the services that rclpy gives every node, mostly for parameters, and their calls' cost.
 
 rclpy answers calls on the thread that also handles heartbeats and rows. So a call that takes
 seconds delays the fleet for as long. Also, an exception in a callback ends the node, and rclpy's
@@ -24,6 +24,8 @@ SHARE = 10     # after `AT_ONCE`, such calls may use 1/SHARE of the time
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)
+TYPES = 'get_type_description'  # the other service that rclpy gives every node
+NAME = 256     # maximum characters of a type's, a hash's or a transition's name
 
 
 class Allowance:
@@ -50,8 +52,13 @@ def close_parameters(node: Node) -> None:
     _destroy(node, PARAMETER_SERVICES)
 
 
+def is_name(text: str) -> bool:
+    """Return whether rcl, the C library of ROS 2, may see this text: it logs texts as they are."""
+    return text.isprintable() and len(text) <= NAME
+
+
 def bound_parameters(node: Node, writable: bool, allowance: Allowance | None = None) -> None:
-    """Limit the cost of calls to a node's parameter services, and let no call end the node.
+    """Limit the cost of calls to the services that rclpy gives a node; let no call end the node.
 
     :param writable: whether any parameter can be changed while the node runs. If not, remove the
         services that change parameters.
@@ -61,7 +68,7 @@ def bound_parameters(node: Node, writable: bool, allowance: Allowance | None = N
         _destroy(node, SETTERS)
     allowance = allowance or Allowance()
     for service in node.services:
-        if _is_one_of(service, PARAMETER_SERVICES):
+        if _is_one_of(service, (*PARAMETER_SERVICES, TYPES)):
             service.callback = _bounded(node, service.callback, allowance)
     node.add_on_set_parameters_callback(_refuse_clock)
 
@@ -84,15 +91,17 @@ def _bounded(node: Node, answer: Callable[[Any, Any], Any], allowance: Allowance
     response to a refused call is empty.
     """
     def refused(response: Any, reason: str) -> Any:
-        node.get_logger().warning(f'refused a call of a parameter service: {reason}',
+        node.get_logger().warning(f'refused a call of a service of rclpy: {reason}',
                                   throttle_duration_sec=5.0)
         return response
 
     def bounded(request: Any, response: Any) -> Any:
-        wanted = sum(len(value) for name in request.get_fields_and_field_types()
-                     if not isinstance(value := getattr(request, name), int))
+        values = [getattr(request, name) for name in request.get_fields_and_field_types()]
+        wanted = sum(len(value) for value in values if not isinstance(value, int | str))
         if wanted > MOST:
             return refused(response, f'it must name at most {MOST} things, got {wanted}')
+        if not all(is_name(value) for value in values if isinstance(value, str)):
+            return refused(response, f'a name must be printable, of at most {NAME} characters')
         if allowance.left(time.monotonic()) <= 0:
             return refused(response, 'such calls must leave the node time for its work')
         began = time.thread_time()

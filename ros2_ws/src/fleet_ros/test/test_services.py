@@ -14,6 +14,8 @@ from fleet_ros.services import (
     bound_parameters,
     close_parameters,
 )
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from one_process import OneProcess
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterValue
@@ -26,6 +28,7 @@ from rcl_interfaces.srv import (
 )
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from type_description_interfaces.srv import GetTypeDescription
 
 
 class Fixed(ManagedSettings):
@@ -146,3 +149,23 @@ def test_what_calls_cost_is_counted(bench):
     many, = spent
     bench.call(GetParameters, 'get_parameters', names=['mode'])
     assert 0 <= spent[1] < many
+
+
+RAW = ['\x1b[2J', 'a\nb', '\x9b2J', '\u202ex', 'x' * 10_000]
+
+
+@pytest.mark.parametrize('text', RAW)
+def test_what_a_stranger_calls_a_type_or_a_transition_is_not_logged_raw(bench, text, capfd):
+    """The C library of ROS 2 logs a name that it does not know as it is."""
+    bench.managed(Fixed)
+    assert not bench.call(GetTypeDescription, 'get_type_description', type_name=text,
+                          type_hash=text).successful
+    assert not bench.call(ChangeState, 'change_state',
+                          transition=Transition(label=text)).success
+    logged = capfd.readouterr().err
+    assert text not in logged and 'refused' in logged
+    assert bench.call(ChangeState, 'change_state',
+                      transition=Transition(label='deactivate')).success, 'the twin'
+    assert not bench.call(GetTypeDescription, 'get_type_description', type_name='a/msg/B',
+                          type_hash='x').successful
+    assert "parse type hash 'x'" in capfd.readouterr().err, 'the twin'
