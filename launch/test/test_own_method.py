@@ -79,7 +79,8 @@ def test_it_trains_over_dds_while_only_the_server_knows_it(tmp_path, folder):
 @pytest.mark.long
 @pytest.mark.parametrize(('sync', 'reason'), [
     ('lag_of_mine:Broken', 'grant answers None'),
-    ('lag_of_mine:Missing', "has no 'Missing'"), ('not_there:Lag:2', 'is it installed where the server runs')])
+    ('lag_of_mine:Missing', "has no 'Missing'"),
+    ('not_there:Lag:2', 'is it installed where the server runs')])
 def test_one_that_cannot_be_is_refused_before_training(tmp_path, folder, sync, reason):
     with Fleet(tmp_path, robots=1, sync=sync) as fleet:
         fleet.start('server', folders=[folder])
