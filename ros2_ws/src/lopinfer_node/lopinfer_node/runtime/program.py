@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fleet_ros.pinned_copies import to_device, to_host
+from fleet_ros.device import uploaded
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
@@ -152,7 +152,7 @@ class Run:
         """Copy the delivered tensors to the device."""
         while self._arrived:
             node, (lo, hi, tensor) = self._arrived.popleft()
-            flat = to_device(tensor.reshape(-1), self._device)
+            flat = uploaded(tensor.reshape(-1), self._device)
             self._stretches.setdefault(node, []).append((lo, hi, flat.view(tensor.shape)))
 
     def _gather(self, node: int, need: Interval, axis: int | None) -> torch.Tensor:
@@ -181,7 +181,7 @@ class Run:
         t = self.program.plan.transfers[transfer]
         with torch.inference_mode():
             tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
-            flat = to_host(tensor.contiguous().reshape(-1))
+            flat = tensor.contiguous().reshape(-1).cpu()
         return flat.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:
