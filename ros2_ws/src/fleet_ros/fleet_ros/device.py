@@ -25,6 +25,16 @@ def torch_device(name: str) -> Any:
                            f'{str(error).splitlines()[0]}') from None
 
 
+def uploaded(tensor: Any, device: Any) -> Any:
+    """Return a copy of a CPU tensor on ``device``; for the device CPU, the tensor itself.
+
+    A GPU takes it from pinned memory while this thread goes on; then PyTorch reuses that memory.
+    """
+    if device.type != 'cuda':
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def warm_up(device: Any) -> None:
     """Make PyTorch start its threads and load its libraries, before `limit_memory` is called."""
     import torch

@@ -18,7 +18,7 @@ def traced():
 def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
     """On a GPU that waits; what arrives is taken under the lock that guards the machine."""
     brought = []
-    monkeypatch.setattr(program, 'to_device', lambda flat, device: brought.append(flat) or flat)
+    monkeypatch.setattr(program, 'uploaded', lambda flat, device: brought.append(flat) or flat)
     plan = Plan.server_only(traced.graph)
     x = torch.rand(1, 3, 16, 16)
     robot, server = Program(traced, plan, DEVICE).start([x]), Program(traced, plan, SERVER).start()

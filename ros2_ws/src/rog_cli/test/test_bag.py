@@ -8,6 +8,7 @@ import pytest
 from fleet_env.records import Evaluation, Fault, Iteration, Start, read_run
 from fleet_env.run_recorder import Recorder
 from fleet_env.summary import read_summary
+from fleet_testing import mostly_long
 from rog_cli.bag import state_of_bag, write_run
 from rog_cli.main import main
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
@@ -101,7 +102,7 @@ def test_the_records_of_a_recording_are_those_of_the_run(tmp_path, storage):
             robot.iterations, robot.energy_j, robot.compute_s, robot.accuracy.after)
 
 
-@pytest.mark.parametrize('storage', ['mcap', 'sqlite3'])
+@pytest.mark.parametrize('storage', mostly_long(['mcap', 'sqlite3'], 'mcap'))
 def test_plot_draws_a_recording_beside_it(tmp_path, capsys, storage):
     bag = write(tmp_path / 'bag', run(), storage)
     assert main(['plot', str(bag)]) == 0

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from fleet_testing import environment, eventually
+from fleet_testing import environment, eventually, mostly_long
 from rog_cli.fork_server import LIMIT, ForkServer
 
 MODULE = '''
@@ -95,7 +95,7 @@ def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, ligh
     assert process.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize('answered', [False, True])
+@pytest.mark.parametrize('answered', mostly_long([False, True], True))
 def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, answered):
     """Between the question and the answer, or before the answer is read."""
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)

@@ -144,6 +144,7 @@ def test_a_task_beside_the_fleet_file_is_found_from_anywhere(capsys, mine, tmp_p
     assert str(folder) in os.environ['PYTHONPATH'].split(os.pathsep)  # for processes of robots
 
 
+@pytest.mark.long
 def test_results_have_a_directory_of_their_own_by_default(capsys, mine, tmp_path):
     code, text, _ = sim(capsys, mine, '--minutes', '0.1', '--sync', 'rsp:4+pipeline')
     (out,) = (tmp_path / 'runs').iterdir()

@@ -1,6 +1,7 @@
 """Coded gradients in a fleet: a round counts once, exactly, whoever straggles, dies, returns."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -123,8 +124,9 @@ def test_what_was_not_sent_of_a_round_that_is_over_is_no_part_of_the_next():
     assert not any(cut)
 
 
-@pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])
-@pytest.mark.parametrize('loses', ['the robot', 'the server'])
+@pytest.mark.parametrize(('state', 'loses'), mostly_long(
+    product(['computing', 'pushing', 'waiting', 'pulling'], ['the robot', 'the server']),
+    ('computing', 'the server'), ('pushing', 'the robot'), ('pulling', 'the server')))
 def test_a_robot_that_comes_back_brings_nothing_of_a_former_round(state, loses):
     fleet = coded('gc:0', rate=2e5)  # nobody may straggle, so each is part of each round
     fleet.run(3)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_checks import ARCHITECTURES, FAMILIES, OnGpu, StandIn, Stream, build, compile_by, usage
-from fleet_testing import examples
+from fleet_testing import examples, mostly_long
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import PLACES
@@ -41,7 +41,7 @@ def nvrtc():
     return ctypes.CDLL(str(path))
 
 
-@pytest.mark.parametrize('architecture', ARCHITECTURES)
+@pytest.mark.parametrize('architecture', mostly_long(ARCHITECTURES, 87))  # Jetson Orin
 @pytest.mark.parametrize('family', FAMILIES)
 def test_nvrtc_compiles_every_kernel_without_spills(nvrtc, family, architecture):
     binary, log = compile_by(nvrtc, cuda.source(family), f'sm_{architecture}', cuda.OPTIONS)

@@ -6,6 +6,7 @@ to the same idea of what is under way again, by themselves.
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -92,8 +93,10 @@ def trains_again(fleet):
 
 @pytest.mark.parametrize('sync', mostly_long(
     ['rsp:4', 'rsp:6+pipeline+sparse', 'asp', 'gsgm', 'bsp'], 'rsp:4'))
-@pytest.mark.parametrize('what', FORGED)
-@pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])
+@pytest.mark.parametrize(('what', 'state'), mostly_long(
+    product(FORGED, ['computing', 'pushing', 'waiting', 'pulling']),
+    ('push_receipt', 'pushing'), ('push_end', 'computing'), ('pull_end', 'waiting'),
+    ('pull_end', 'pulling'), ('pull_receipt', 'pulling')))
 def test_one_forged_message(sync, what, state):
     fleet = Deceived(3, 3, sync)
     worker = fleet.robots['robot0'].machine

@@ -222,9 +222,9 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
 
 def test_a_robot_whose_gradients_take_far_too_long_costs_a_bounded_share_of_the_time():
     fleet = Dawdler()
-    fleet.robots['robot0'].compute_time = 20.0
+    fleet.robots['robot0'].compute_time = 10.0
     fleet.run(1.0)
-    assert share_of_speed(fleet, 150, lambda: fleet.run(1.0)) > 0.6
+    assert share_of_speed(fleet, 75, lambda: fleet.run(1.0)) > 0.6
 
 
 def test_who_registers_again_and_again_costs_a_bounded_share_of_the_time():

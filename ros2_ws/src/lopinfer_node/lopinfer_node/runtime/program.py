@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fleet_ros.pinned_copies import to_device, to_host
+from fleet_ros.device import uploaded
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
@@ -153,7 +153,7 @@ class Run:
         """Copy the delivered tensors to the device."""
         while self._arrived:
             node, (lo, hi, tensor) = self._arrived.popleft()
-            elements = to_device(flat(tensor), self._device)
+            elements = uploaded(flat(tensor), self._device)
             self._stretches.setdefault(node, []).append((lo, hi, elements.view(tensor.shape)))
 
     def _gather(self, node: int, need: Interval, axis: int | None) -> torch.Tensor:
@@ -182,7 +182,7 @@ class Run:
         t = self.program.plan.transfers[transfer]
         with torch.inference_mode():
             tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
-            elements = to_host(flat(tensor))
+            elements = flat(tensor).cpu()
         return elements.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any, NoReturn
 
 import torch
-from fleet_ros import pinned_copies
+from fleet_ros.device import uploaded
 
 from .errors import RemoteError, Unsendable
 from .record import Meta, Special
@@ -144,7 +144,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a copy of a dense CPU tensor on the device; for the device CPU, the tensor itself."""
     if device.type == 'cpu':
         return tensor
-    return pinned_copies.to_device(_flat(tensor), device).as_strided(tensor.shape, tensor.stride())
+    return uploaded(_flat(tensor), device).as_strided(tensor.shape, tensor.stride())
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.resolve_conj().resolve_neg()
     if not dense(tensor.shape, tensor.stride()):
         tensor = tensor.clone()
-    return pinned_copies.to_host(_flat(tensor)).as_strided(tensor.shape, tensor.stride())
+    return _flat(tensor).cpu().as_strided(tensor.shape, tensor.stride())
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
