@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -140,7 +141,8 @@ class WorkerNode(ManagedNode):
         self._watch: Watch | None = None      # watches the robot's cameras and recordings
         self._is_over = False
         self._has_ended = False               # whether the last status was sent
-        self._request: Any = None             # future of the latest registration
+        self._asked: RegisterRequest | None = None  # latest registration of the machine
+        self._request: Any = None             # future of the latest registration that was sent
         self._refused_since = math.inf
         self._reminder = Reminder()           # says when to log again that there is no server
         self._turn = threading.Event()        # is set when the training thread may continue
@@ -356,8 +358,8 @@ class WorkerNode(ManagedNode):
             return True
         return self._loyalty.listens(ours, now)
 
-    def _on_registered(self, future: Any) -> None:
-        if future is not self._request or self.machine is None or self._silent \
+    def _on_registered(self, request: RegisterRequest, future: Any) -> None:
+        if request is not self._asked or self.machine is None or self._silent \
                 or self._link.is_dead(time.monotonic()):
             return  # the answer is to an earlier request, or the emulated link loses it
         if future.exception() is not None:
@@ -446,6 +448,7 @@ class WorkerNode(ManagedNode):
         self._link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def _send_registration(self, request: RegisterRequest, now: float) -> None:
+        self._asked = request  # it may wait in the link until an earlier one is answered
         if not self._silent:
             self._link.send(payload_bytes(request), lambda: self._call(request), now, lossy=True)
 
@@ -468,7 +471,7 @@ class WorkerNode(ManagedNode):
         self._request = self._register.call_async(message)
         if self._key is not None:
             only_proved(self._request, lambda answer: self._is_answer(answer, asked))
-        self._request.add_done_callback(self._on_registered)
+        self._request.add_done_callback(partial(self._on_registered, request))
 
     # -- status ---
 
