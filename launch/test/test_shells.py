@@ -2,13 +2,22 @@
 trains on real DDS.
 """
 
+import threading
+
 import numpy as np
 import pytest
 import rog_core.transfer.link
 from fleet_env.fleet import FleetConfig, HeartbeatConfig, LinkConfig, RobotConfig, TrainingConfig
 from fleet_env.settings import changed
+from fleet_testing import LIMIT
 from fleet_under_test import Fleet
-from rog_msgs.srv import SetSync
+from rclpy.parameter import Parameter
+from rog_core.protocol.states import REGISTERING
+from rog_core.worker.registration import REGISTER_INTERVAL
+from rog_msgs.srv import Register, SetSync
+from rog_worker.node import WorkerNode
+from rog_worker.training import Training
+from spun_nodes import SpunNodes
 from two_shells import in_virtual_time, over_dds
 
 PUSHES = 26  # closed before the run is ended
@@ -69,6 +78,34 @@ def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
     final = virtual.weights()
     for name, weights in real.weights().items():
         assert np.array_equal(weights, final[name]) and np.array_equal(weights, final['server'])
+
+
+def test_a_node_that_asks_again_before_the_answer_goes_on_by_the_last_answer():
+    asked = []
+
+    def accept(request, response):
+        asked.append(request.number)
+        response.accepted, response.incarnation, response.attempt = True, 7, 1
+        response.sync = 'rsp:4'
+        return response
+
+    with SpunNodes() as nodes:
+        nodes.node('server').create_service(Register, '/rog/register', accept)
+        # A request leaves the link after the machine has made the next one.
+        values = {'task': 'exact_task:Exact', 'link.latency': 1.1 * REGISTER_INTERVAL}
+        worker = nodes.add(WorkerNode(
+            context=nodes.context, namespace='robot1',
+            parameter_overrides=[Parameter(name, value=value) for name, value in values.items()]))
+        stop = threading.Event()
+        thread = threading.Thread(target=Training(worker).run, args=[stop], daemon=True)
+        thread.start()
+        try:
+            nodes.until(lambda: worker.machine is not None and worker.machine.state != REGISTERING)
+            assert len(asked) > 1
+        finally:
+            worker.leave()
+            stop.set()
+            thread.join(LIMIT)
 
 
 METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',

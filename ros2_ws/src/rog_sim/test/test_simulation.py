@@ -250,6 +250,14 @@ def test_the_return_of_a_robot_after_a_minute_slows_the_others_by_less_than_a_te
     assert pace(120, 130) > 0.9 * usual and pace(130, 175) > 0.9 * usual
 
 
+def test_a_robot_that_asks_again_before_the_answer_goes_on_by_the_last_answer(tmp_path):
+    links = (GOOD_LINK, '0 30\n10 0\n30 30\n600 30\n')
+    fleet = fleet_of(tmp_path, 'rsp:4', 1.0, links, (1.0, 1.0), traffic='')
+    late = changed(fleet.robots[1], link=changed(fleet.robots[1].link, latency=0.7))
+    simulate(changed(fleet, robots=(fleet.robots[0], late)), tmp_path / 'out')
+    assert any(35 < e.t < 45 for e in iterations(tmp_path / 'out')['robot2'])
+
+
 MINUTES, ALIVE_FROM = 6.0, 300.0
 
 

@@ -264,7 +264,7 @@ class WorkerNode(ManagedNode):
             self.set_alarm()
 
     def _on_message(self, message: Any) -> None:
-        if self.machine is None or self._silent:
+        if self.machine is None or self.is_silent:
             return
         keys, session = None, self.registration.session
         if self._key is not None:
@@ -339,8 +339,7 @@ class WorkerNode(ManagedNode):
         now = time.monotonic()
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
-                if not self._silent:
-                    self.registration.send(action.message, now)
+                self.registration.send(action.message, now)
             elif isinstance(action, Send):
                 self._send(action.message, now)
                 if self.settings.training.checksums and isinstance(action.message, Receipt):
@@ -359,7 +358,7 @@ class WorkerNode(ManagedNode):
         self.set_alarm()
 
     def _send(self, value: Any, now: float) -> None:
-        if self._silent:
+        if self.is_silent:
             return
         publisher, session = self._out.get(type(value), self._receipts), self.registration.session
         message = to_ros(value, session.to_server if session else None)
@@ -368,7 +367,7 @@ class WorkerNode(ManagedNode):
     # -- status ---
 
     def _heartbeat(self) -> None:
-        if not self._silent:
+        if not self.is_silent:
             self.report()
 
     def pause(self, pause: Pause) -> None:
@@ -377,12 +376,13 @@ class WorkerNode(ManagedNode):
             self._silent_until = time.monotonic() + pause.seconds
 
     @property
-    def _silent(self) -> bool:
+    def is_silent(self) -> bool:
+        """Whether an emulated drop-out keeps the robot from sending and receiving."""
         return time.monotonic() < self._silent_until
 
     def is_cut_off(self, now: float) -> bool:
         """Return whether an emulated drop-out or dead link keeps all messages away."""
-        return self._silent or self.link.is_dead(now)
+        return self.is_silent or self.link.is_dead(now)
 
     def report(self, state: str = '') -> None:
         """Publish the status; see `Reports.report`."""

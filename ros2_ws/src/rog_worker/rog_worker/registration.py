@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fleet_ros.middleware import other_middleware
@@ -33,12 +34,16 @@ class Registration:
         self.count = 0             # serial number of the server's last status in this session
         self.process = 0           # public number of the server's process
         self._client = node.create_client(Register, node.settings.server_namespace + '/register')
+        self._asked: RegisterRequest | None = None  # latest request of the machine
         self._request: Any = None  # future of the latest call
         self._refused_since = math.inf
         self._reminder = Reminder()  # says when to log again that there is no server
 
     def send(self, request: RegisterRequest, now: float) -> None:
-        """Call the service over the emulated link."""
+        """Call the service over the emulated link, unless the robot has dropped out."""
+        self._asked = request  # it may wait in the link until an earlier one is answered
+        if self._node.is_silent:
+            return
         self._node.link.send(payload_bytes(request), lambda: self._call(request), now, lossy=True)
 
     def _call(self, request: RegisterRequest) -> None:
@@ -60,11 +65,11 @@ class Registration:
         self._request = self._client.call_async(message)
         if self._key is not None:
             only_proved(self._request, lambda answer: self._is_answer(answer, asked))
-        self._request.add_done_callback(self._on_done)
+        self._request.add_done_callback(partial(self._on_done, request))
 
-    def _on_done(self, future: Any) -> None:
+    def _on_done(self, request: RegisterRequest, future: Any) -> None:
         now, node = time.monotonic(), self._node
-        if future is not self._request or node.machine is None or node.is_cut_off(now):
+        if request is not self._asked or node.machine is None or node.is_cut_off(now):
             return  # the answer is to an earlier request, or the emulated link loses it
         if future.exception() is not None:
             node.get_logger().warning(f'registration failed: {future.exception()}; trying again')
