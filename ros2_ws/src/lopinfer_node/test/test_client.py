@@ -267,13 +267,30 @@ def test_where_every_shared_plan_takes_longer_the_robot_is_alone_and_says_why():
     machine = with_others(0.14, 0.12)
     plans = [ask(machine, now, {2: 0.2, 1: 0.3, None: 0.14}) for now in range(1, 20)]
     assert plans[-1] is None and plans.count(2) == plans.count(1) == 4
-    assert 'have taken longer recently' in machine.alone
+    assert 'by what recent requests have taken' in machine.alone
 
 
 def test_client_measures_requests_on_the_robot_alone():
     machine = with_others(0.09, 0.12)
     plans = [ask(machine, now, {2: 0.1, 1: 0.12, None: 0.3}) for now in range(1, 20)]
     assert plans[:4] == [None] * 4 and set(plans[4:]) == {2}
+
+
+def test_a_plan_whose_estimate_is_a_little_higher_is_measured_and_taken_if_it_is_faster():
+    machine = with_others(0.14, 0.108)
+    plans = [ask(machine, now, {2: 0.1, 1: 0.09, None: 0.14}) for now in range(1, 20)]
+    assert plans == [2] * 4 + [1] * 15
+    machine = with_others(0.108, 0.14)
+    plans = [ask(machine, now, {2: 0.1, 1: 0.14, None: 0.09}) for now in range(1, 20)]
+    assert plans == [2] * 4 + [None] * 15
+
+
+def test_measuring_other_plans_costs_a_few_requests_a_minute():
+    machine = with_others(0.108, 0.108)
+    plans = [ask(machine, now, {2: 0.1, 1: 0.11, None: 0.11}) for now in range(1, 55)]
+    assert plans[:12] == [2] * 4 + [None] * 4 + [1] * 4 and plans[12:] == [2] * 42
+    machine = with_others(0.12, 0.12)
+    assert {ask(machine, now, {2: 0.1}) for now in range(1, 55)} == {2}
 
 
 def test_a_plan_that_was_left_is_tried_again_later():

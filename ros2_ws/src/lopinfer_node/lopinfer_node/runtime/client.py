@@ -51,6 +51,7 @@ CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
 BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
 HYSTERESIS = 0.02      # share by which another plan must be faster than the table's chosen plan
+TRY = 0.1              # share by which the estimate of a plan without measurements may be too high
 # An answer is late after LATER times the longest latency of recent requests, but not earlier than
 # LEAST_WAIT seconds after the expected time.
 LATER = 1.25
@@ -311,11 +312,15 @@ class ClientMachine:
         The expected latency is the estimate, corrected by measurements.
 
         The plan that the table has chosen stays, unless another plan is faster by `HYSTERESIS`.
+        Once the chosen plan is measured, requests measure each other plan that may be faster.
         """
         ways = self.table.ways(*self._bins())
         expected = [way[1] * self._feedback.factor(way[0], now) for way in ways]
-        best = min(range(len(ways)), key=lambda k: expected[k])
-        if not expected[best] < expected[0] * (1 - HYSTERESIS):
+        tries = self._feedback.known(ways[0][0], now)
+        least = [seconds if not tries or self._feedback.known(way[0], now) else
+                 seconds * (1 - TRY) for way, seconds in zip(ways, expected, strict=True)]
+        best = min(range(len(ways)), key=lambda k: least[k])
+        if not least[best] < expected[0] * (1 - HYSTERESIS):
             best = 0
         return ways[best], expected[best]
 
@@ -341,7 +346,7 @@ class ClientMachine:
         up, down = self.rates
         chosen = self.table.ways(*self._bins())[0][0]
         why = 'this is the fastest by the measured profiles' if chosen == self._way[0] else \
-            'plans that share the inference have taken longer recently'
+            'by what recent requests have taken, this may be the fastest'
         return (f'at {up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down the plan computes '
                 f'everything on the robot: {why}')
 

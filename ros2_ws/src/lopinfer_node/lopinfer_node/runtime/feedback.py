@@ -27,10 +27,13 @@ class Feedback:
         if 0 < estimate < math.inf:
             self._ratios[plan].append((now, seconds / estimate))
 
+    def known(self, plan: int, now: float) -> bool:
+        """Return whether there are enough measurements to correct the estimate of a plan."""
+        return len(self._recent(plan, now)) >= ENOUGH
+
     def factor(self, plan: int, now: float) -> float:
         """Return the factor that corrects an estimate; 1 until there are enough measurements."""
-        ratios = self._recent(plan, now)
-        return median_low(ratios[-MEDIAN:]) if len(ratios) >= ENOUGH else 1.0
+        return median_low(self._recent(plan, now)[-MEDIAN:]) if self.known(plan, now) else 1.0
 
     def longest(self, plan: int, now: float) -> float:
         """Return the largest ratio; infinite until there are enough measurements."""
