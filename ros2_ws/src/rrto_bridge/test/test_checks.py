@@ -58,6 +58,8 @@ def call(op, *args, **kwargs):
     ('linalg_lu_solve.default', (torch.eye(2), PIVOTS * 9, torch.eye(2)), {}),
     ('linalg_ldl_solve.default', (torch.eye(2), PIVOTS * -9, torch.eye(2)), {}),
     ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(2, 1), 0), {}),
+    ('unfold_backward.default', (torch.ones(9, 4), [600], 0, 4, 2), {}),
+    ('unfold_backward.default', (torch.ones(3, 4), [6], 0, 4, 2), {}),
     ('as_strided.default', (SIX, [2**62], [1]), {}),
     ('as_strided_.default', (torch.ones(6), [-2**31, 3, 0], [1, 0, 0]), {}),
     ('as_strided_copy.default', (SIX, [2, 2], [2**62, 2**62], 0), {}),
@@ -87,6 +89,7 @@ def test_what_pytorch_does_not_check_is_checked(op, args, kwargs):
     ('segment_reduce.default', (SIX, 'max'), {'lengths': torch.tensor([2, 4])}),
     ('_grouped_mm.default', (ROWS, MATRICES, ENDS), {}),
     ('_grouped_mm.default', (MATRICES, MATRICES), {}),
+    ('unfold_backward.default', (torch.rand(3, 4), [8], 0, 4, 2), {}),
     ('linalg_lu_solve.default', (torch.eye(2), PIVOTS, torch.eye(2)), {}),
     ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(6, 1), 0), {}),
 ])

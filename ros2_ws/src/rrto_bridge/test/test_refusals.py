@@ -1,13 +1,17 @@
 """What is not possible on the device is said in one line; what is possible is what a CPU gives."""
 
+import errno
 import importlib
 import resource
 import signal
+import tempfile
 
 import pytest
 import remote
 import torch
 import torch.nn.functional as F
+from rrto_bridge.protocol.errors import ConfigError
+from rrto_bridge.server import shell
 from rrto_bridge.server.shared_status import SharedStatus
 from torch import nn
 
@@ -146,6 +150,22 @@ def test_there_is_one_device():
     for place in (0, 'cuda', 'cuda:0', torch.device('cuda'), None, -1):
         torch.cuda.set_device(place)
     assert torch.cuda.memory_allocated(torch.device('cuda')) == torch.cuda.memory_allocated()
+
+
+def test_a_server_without_space_in_memory_uses_the_temporary_folder(monkeypatch, tmp_path):
+    made = tempfile.mkdtemp
+
+    def full(prefix, dir):
+        if dir not in places:
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        return made(prefix=prefix, dir=tmp_path)
+
+    monkeypatch.setattr(tempfile, 'mkdtemp', full)
+    places = [None]
+    assert shell._folder().parent == tmp_path
+    places.clear()
+    with pytest.raises(ConfigError, match='neither /dev/shm nor a temporary folder'):
+        shell._folder()
 
 
 def test_a_file_that_can_not_be_written_is_named(tmp_path):

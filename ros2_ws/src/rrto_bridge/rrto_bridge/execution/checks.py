@@ -234,6 +234,14 @@ def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *r
               f'ends of groups must ascend within {rows}, got {ends[1:-1]}')
 
 
+def _frames(grad_in: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int,
+            **named: Any) -> None:
+    """Check the frames that are added up, as by `istft`, against those of such a tensor."""
+    frames = torch.empty(input_sizes, device='meta').unfold(dim, size, step)
+    _need(grad_in.shape == frames.shape, f'frames must have the shape {tuple(frames.shape)}, got '
+          f'{tuple(grad_in.shape)}')
+
+
 def _pivots(LU: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) -> None:
     n = LU.shape[-1] if LU.dim() else 0
     _need(LU.dim() >= 2 and pivots.dim() >= 1 and pivots.shape == LU.shape[:-1]
@@ -282,6 +290,7 @@ _CHECKS: dict[str, Call] = {
     'empty_strided': _made, 'new_empty_strided': _made_like,
     'rrelu_with_noise': _noise, 'segment_reduce': _segments, 'linalg_lu_solve': _pivots,
     'linalg_ldl_solve': _pairs, '_weight_norm_interface': _norms, '_grouped_mm': _groups_of_rows,
+    'unfold_backward': _frames,
 }
 
 

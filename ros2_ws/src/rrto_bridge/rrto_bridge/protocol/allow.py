@@ -64,10 +64,10 @@ repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d r
 rrelu_with_noise rsqrt rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted
 segment_reduce sgn sigmoid sign signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softmax
 softplus softshrink sort sqrt stack std std_mean sub sum take tan tanh threshold topk trace
-triangular_solve tril tril_indices triu triu_indices trunc uniform unique_consecutive unique_dim
-unique_dim_consecutive upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot where xlogy zero
-zeros zeros_like
+triangular_solve tril tril_indices triu triu_indices trunc unfold_backward uniform
+unique_consecutive unique_dim unique_dim_consecutive upsample_bicubic2d upsample_bilinear2d
+upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var
+var_mean vdot where xlogy zero zeros zeros_like
 '''
 _SPECIAL = '''
 airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t chebyshev_polynomial_u

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -41,6 +40,7 @@ from .shared_status import SharedStatus
 # maximum seconds to wait for the end of the fork server.
 FAREWELL = 1.0
 START = 300.0     # maximum seconds to load PyTorch, on a busy machine
+MEMORY = '/dev/shm'
 MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, bytes
 LOOK = 1.0        # seconds between checks of the processes
 
@@ -297,7 +297,9 @@ class Server:
 
 
 def _folder() -> Path:
-    """Create a folder that only this user can read, in memory (/dev/shm) if possible."""
-    memory = Path('/dev/shm')
-    place = memory if os.access(memory, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix='rrto_', dir=place))
+    """Create a folder that only this user can read, in memory if possible; raises ConfigError."""
+    for place in (MEMORY, None):
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix='rrto_', dir=place))
+    raise ConfigError(f'the server needs a folder, but neither {MEMORY} nor a temporary folder '
+                      '(TMPDIR, /tmp) has space for one and can be written')
