@@ -117,3 +117,26 @@ def test_a_robot_that_does_not_start_ends_it_with_the_robots_own_words(tmp_path)
     assert re.search("rog: robot. ended with exit code 1: .*'cuda:7' cannot be used", text)
 
 
+
+
+IMPORTING = """
+import os, runpy, signal, sys
+
+class AtImport:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, AtImport())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module(sys.argv[1], run_name='__main__')
+"""
+
+
+@pytest.mark.parametrize('slow', mostly_long(['pydantic', 'rclpy', 'torch'], 'rclpy'))
+@pytest.mark.parametrize('program', ['rog_ps.main', 'rog_worker.main'])
+def test_ctrl_c_while_a_process_imports_prints_no_traceback(program, slow):
+    done = subprocess.run([sys.executable, '-c', IMPORTING, program, slow], text=True,
+                          capture_output=True, env=environment(free_domain(), HERE))
+    assert done.returncode in (0, -signal.SIGINT), done
+    assert 'Traceback' not in done.stderr and 'KeyboardInterrupt' not in done.stderr

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from fleet import Fleet
+from fleet_testing import mostly_long
 from rog_core.codecs import encode_ids
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
@@ -238,3 +239,22 @@ def test_who_registers_again_and_again_costs_a_bounded_share_of_the_time():
             fleet.act('robot0', robot.machine.registration.register(fleet.now), robot)
     robot.compute_time = 2.0
     assert share_of_speed(fleet, 30, behave) > 0.6
+
+
+@pytest.mark.parametrize('away', mostly_long([1.3, 2.5], 1.3))
+def test_who_is_silent_again_and_again_costs_a_bounded_share_of_the_time(away):
+    """It is away, registers again, is granted an iteration, and is silent once more."""
+    fleet = Dawdler(heartbeat_limit=PATIENCE)
+
+    def behave():
+        fleet.dead_links.add('robot0')
+        fleet.run(away * PATIENCE)
+        fleet.dead_links.clear()
+        run_until(fleet, lambda: fleet.member.state == TRAINING or fleet.member.place == RETIRED)
+        fleet.run(0.3 * PATIENCE)
+    assert share_of_speed(fleet, 40, behave) > 0.82
+    assert any(notice.what == 'retired' for notice in fleet.told), 'it is named'
+    run_until(fleet, lambda: fleet.member.place == COUNTED)
+    iteration = fleet.member.iteration
+    fleet.run(3.0)
+    assert fleet.member.place == COUNTED and fleet.member.iteration > iteration

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet_ros.ending import Interruption
-from fleet_ros.exposure import look_before
-from fleet_ros.process import fail, run, spin_until
-from rclpy.node import Node
-from rog_ros.message_auth import Signature, read_key
-from rog_ros.parameters import SERVER
-from rog_ros.servers import Others
+from fleet_ros.ending import Interruption, ended_by_signals
 
-from .directory import check_directory, run_in
-from .duplicate_server_check import DuplicateServerCheck
+with ended_by_signals():  # Ctrl+C during these slow imports prints no traceback
+    from fleet_ros.exposure import look_before
+    from fleet_ros.process import fail, run, spin_until
+    from rclpy.node import Node
+    from rog_ros.message_auth import Signature, read_key
+    from rog_ros.parameters import SERVER
+    from rog_ros.servers import Others
+
+    from .directory import check_directory, run_in
+    from .duplicate_server_check import DuplicateServerCheck
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -8,9 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_ros.ending import Interruption
-from fleet_ros.exposure import look_before
-from fleet_ros.process import fail, run, spin_until
+from fleet_ros.ending import Interruption, ended_by_signals
+
+with ended_by_signals():  # Ctrl+C during these slow imports prints no traceback
+    from fleet_ros.exposure import look_before
+    from fleet_ros.process import fail, run, spin_until
 
 LINGER = 1.0  # seconds in which an ending process repeats its last receipt or ends a gradient
 

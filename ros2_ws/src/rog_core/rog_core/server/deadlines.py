@@ -12,7 +12,7 @@ import numpy as np
 
 from ..methods import Method
 from ..protocol.states import COUNTED, RETIRED, WAITING
-from .member import SHARE, Member
+from .member import OWED, SHARE, Member
 
 ITERATIONS = 4  # iterations for which the fleet waits for a member that makes no progress
 
@@ -73,12 +73,12 @@ class Deadlines:
         """Return the time at which a retired member that waits becomes active again.
 
         Returns infinity if the member is not retired or does not wait. At the returned time
-        `Member.owed` has fallen to two patiences. So, over a long time, others wait for such a
+        `Member.owed` has fallen to `OWED` patiences. So, over a long time, others wait for such a
         member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
-        return member.stood_at + (member.stood - 2 * self.patience) * SHARE
+        return member.stood_at + (member.stood - OWED * self.patience) * SHARE
 
     def stands_for(self, member: Member, now: float) -> None:
         """Add to `Member.stood` the time for which others have waited for the member until now."""

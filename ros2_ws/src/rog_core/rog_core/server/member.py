@@ -32,6 +32,7 @@ USUAL = 10  # a gradient that takes this many times its usual time no longer cou
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
 SHARE = 10  # others wait for one member for at most 1/SHARE of the time
+OWED = 2    # a member for which others have waited OWED times the patience stays retired at first
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
 

@@ -148,7 +148,7 @@ class Membership:
         continue with the rows that they really have.
         """
         detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
-        drop(member, 'silent')
+        drop(self.shared, member, 'silent', now)
         return [Notice(member.robot, 'out_of_step', f'{detail}; it must register again'),
                 *self.pulls.release(now), *self.pulls.finish()]
 
@@ -156,5 +156,5 @@ class Membership:
         """Handle a worker's message that it stops."""
         if not self.shared.is_member(robot, incarnation):
             return []
-        drop(self.shared.members[robot], 'leave')
+        drop(self.shared, self.shared.members[robot], 'leave', now)
         return [*self.pulls.release(now), *self.pulls.finish()]

@@ -30,7 +30,7 @@ class Overdue:
         for robot in [robot for robot, due in dues.items() if now >= due]:
             member = shared.members[robot]
             if member.alive and now >= deadlines.away_at(member):
-                drop(member, 'silent')
+                drop(shared, member, 'silent', now)
                 lost = True
             elif member.alive and now >= deadlines.retires_at(member):
                 actions += retire(shared, member, now)

@@ -8,26 +8,33 @@ from __future__ import annotations
 import numpy as np
 
 from ..protocol.messages import Action, Notice
-from ..protocol.states import TRAINING
-from .member import Member
+from ..protocol.states import COUNTED, TRAINING
+from .member import OWED, Member
 from .shared import Shared
 
 
 def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
     """Make a member with a known mirror active, at an iteration that delays no other member.
 
-    ``pulled_at``: see `Member`.
+    If others have waited too long for earlier processes or connections of this robot, it begins as
+    a retired member. ``pulled_at``: see `Member`.
     """
     member.iteration = member.slowest = shared.start_iteration(shared.method.bound)
     member.versions[:] = member.iteration
     member.pulled_at = pulled_at
     member.since, member.bound = now, shared.method.row_bound
     member.move('enter')
-    return take_back(shared, member, now)
+    owed, actions = member.owed(now), []
+    if member.place == COUNTED and owed > OWED * shared.deadlines.patience:
+        member.take_place('retire')
+        actions = [Notice(member.robot, 'retired', f'the others had waited {owed:.1f} s for it '
+                          'before; they go on without it for a while')]
+    return [*actions, *take_back(shared, member, now)]
 
 
-def drop(member: Member, event: str) -> None:
+def drop(shared: Shared, member: Member, event: str, now: float) -> None:
     """Take a member out of the fleet by ``event`` of the table `MEMBER`; no robot waits for it."""
+    shared.deadlines.stands_for(member, now)
     member.move(event)
     member.waiting_for = []
 
@@ -36,7 +43,7 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
     """Retire a member that makes no progress; if the run is ending, drop it instead."""
     detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
     if shared.stopping:
-        drop(member, 'silent')
+        drop(shared, member, 'silent', now)
         return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
     if member.paid < member.progress and member.state == TRAINING:
         detail = (f'only {member.push.taken} of {shared.partition.segments} rows of its push in '

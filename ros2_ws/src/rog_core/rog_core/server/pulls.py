@@ -152,6 +152,6 @@ class Pulls:
         member.mirror.stored(sender.taken_chunks())
         member.pulled_at[:] = self.shared.iteration
         if sender.transfer.kind == Kind.FINAL:
-            drop(member, 'drained')
+            drop(self.shared, member, 'drained', now)
             return self.finish()
         return [*enter(self.shared, member, member.pulled_at, now), *self.release(now)]
