@@ -2,7 +2,7 @@
 
 The program follows Flower's guide "Run Flower with the Deployment Engine" and its example
 quickstart-pytorch. In a round, every node trains `local_steps` batches. Slow and failed clients: a
-round waits for at most three times its computing time (at least 30 s), and one node may be missing.
+round waits for its computing time and `EXCHANGE` seconds at most, and one node may be missing.
 Restart of the server: the server app saves its model after every round, so a run that is submitted
 again continues from this model.
 """
@@ -37,6 +37,7 @@ from .task import SERVER, Journal, Task, arguments, save
 PORT = 8000             # port of the SuperLink, for nodes and for `flwr run`
 ROUNDS = 1_000_000      # more than a run has: the study ends the run
 ETA = 0.003             # FedAdam's server learning rate
+EXCHANGE = 120.0        # s for the transfers of a round; as long as `ddp` and `torchft` allow
 SUBMIT_LIMIT = 180.0    # s within which the SuperLink must accept the run
 KEPT = 'model.npz'      # file with the saved model, in the folder of the server's process
 APP = '''[build-system]
@@ -124,7 +125,7 @@ def serve(grid: Grid, context: Context) -> None:
 
     settings = task.settings
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ROUNDS,
-                   timeout=max(3 * settings.local_steps * settings.pace, 30.0),
+                   timeout=settings.local_steps * settings.pace + EXCHANGE,
                    evaluate_fn=after_round)
 
 
