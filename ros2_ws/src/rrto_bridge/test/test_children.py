@@ -67,12 +67,31 @@ def test_env_that_empties_the_environment_sets_ours(command):
     assert words('env', OURS) == ('env', OURS)
 
 
+@pytest.mark.parametrize(('command', 'made'), [
+    ('timeout 9 python -I app.py', 'timeout 9 python -Ps app.py'),
+    ('nice -n 5 timeout -s KILL 9.5s python -E app.py',
+     'nice -n 5 timeout -s KILL 9.5s python app.py'),
+    ('taskset 1 env -i python app.py', None), ('xargs grep python -I', 'same'),
+    ('timeout 9 grep python -E', 'same'), ('nice', 'same')])
+def test_a_python_behind_a_command_that_starts_it_is_given_what_the_device_needs(command, made):
+    found, given = words(command, OURS)
+    if made is None:
+        assert found.startswith('taskset 1 env -i RRTO_SETTINGS={}')
+    else:
+        assert found == (command if made == 'same' else made)
+    assert given['PYTHONPATH'].startswith(BOOTSTRAP)
+
+
 @pytest.mark.parametrize('command', [
     'sudo python app.py', 'sh -c env -i python app.py', 'bash -c python3 -I app.py',
-    'python -S app.py'])
+    'python -S app.py', 'sh -c PYTHONPATH=/lib python app.py',
+    'bash -c unset PYTHONPATH; python app.py'])
 def test_what_can_not_be_given_the_device_is_named(command, capsys):
     assert words(command, OURS)[0] == command
     told = capsys.readouterr().err
+    words('sh -c PYTHONPATH=/lib:$PYTHONPATH python app.py', OURS)
+    words('sh -c PYTHONPATH=${PYTHONPATH}:/lib python app.py', OURS)
+    assert not capsys.readouterr().err
     assert told.startswith('rrto: ') and told.count('\n') == 1 and 'it will see no device' in told
 
 
@@ -112,7 +131,9 @@ if __name__ == '__main__':
     forked(os.execvpe, me, [me, '-Ic', code], {})
     os.waitpid(os.posix_spawn(me, [me, '-c', code], {}), 0)
     os.spawnve(os.P_WAIT, me, [me, '-c', code], {})
+    os.system('env -i ' + me + ' /dev/null')
     os.environ.clear()
+    os.system(f"{me} -c '{code}'")
     subprocess.run([me, '-c', code])
     process = multiprocessing.get_context('spawn').Process(target=child)
     process.start()
@@ -133,7 +154,8 @@ def test_children_of_every_kind_see_the_device(domain, tmp_path):
     path = tmp_path / 'starts.py'
     path.write_text(STARTS)
     code, out, err = domain.run('--server', 's', '--', sys.executable, str(path))
-    assert (code, out.split()) == (0, ['cuda:0'] * 11), err
+    assert (code, out.split()) == (0, ['cuda:0'] * 12), err
+    assert err.startswith('rrto: ') and err.count('\n') == 1 and 'it will see no device' in err
 
 
 @pytest.mark.long

@@ -212,7 +212,8 @@ def test_a_program_gets_a_process(server):
 
 
 @pytest.mark.parametrize(('asked', 'reason'), [
-    (request('c', protocol=PROTOCOL + 1), 'protocol'), (request('c', operators='other'), 'PyTorch'),
+    (request('c', protocol=PROTOCOL + 1), 'protocol'), (request('c', operators='other'),
+                                                     'install the same rrto and PyTorch on both'),
     (request('c/d'), 'graph name'), (request('1x'), 'graph name'), (request(''), 'graph name'),
     (request('a__b'), 'graph name'), (request('a' * 101), 'graph name'),
     (request('é'), 'graph name'),

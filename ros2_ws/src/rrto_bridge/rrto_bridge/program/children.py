@@ -23,9 +23,14 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(rrto_bridge.__file__)),
 # Variables that a process needs to find the server, besides PYTHONPATH.
 _NEEDED = re.compile('RRTO_SETTINGS|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|AMENT_PREFIX_PATH'
                      '|SKIP_DEFAULT_XML_FILE|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
+# Commands that start the command behind their own arguments.
+_BEFORE = frozenset(('timeout', 'nice', 'nohup', 'setsid', 'stdbuf', 'taskset', 'chrt', 'ionice',
+                     'numactl', 'xargs'))
+_PYTHON = re.compile(r'python[\d.]*')
 _AS_ANOTHER_USER = ('sudo', 'su', 'doas', 'runuser', 'systemd-run')
 _IN_A_SHELL = re.compile(r'\benv\s+(-i\b|-\s|--ignore-environment)'
-                         r'|\bpython[\d.]*\s+-[a-zA-Z]*[IES]')
+                         r'|\bpython[\d.]*\s+-[a-zA-Z]*[IES]'
+                         r'|\bunset\s+PYTHONPATH|\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH)')
 _CANNOT = ('rrto: {} discards the environment through which a program gets the device, so it will '
            'see no device: start it without that')
 
@@ -49,10 +54,28 @@ def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mappin
         return _after_env(command, environment, ours), environment
     if name.startswith('python'):
         return _python(command, environment)
+    if name in _BEFORE:
+        at = _started(command)
+        rest, environment = adapted(command[at:], environment, ours)
+        return command[:at] + rest, environment
     if _ignores_by_itself(command) or name in _AS_ANOTHER_USER \
             or name.endswith('sh') and _IN_A_SHELL.search(' '.join(command)):
         _say(_CANNOT.format(' '.join(command)[:80]))
     return command, environment
+
+
+def _started(command: list[str]) -> int:
+    """Return the place of the command that a command of `_BEFORE` starts; the end if unknown.
+
+    It is the first word that names a Python or `env`, unless another program stands before it.
+    """
+    for at, word in enumerate(command[1:], 1):
+        name = os.path.basename(word)
+        if name in ('env', *_BEFORE) or _PYTHON.fullmatch(name):
+            return at
+        if re.match('[a-z/.]', word):   # not an option, a duration, or a signal such as KILL
+            break
+    return len(command)
 
 
 def _joined(*paths: str | None) -> str:
@@ -161,6 +184,16 @@ def install() -> None:
         return call_execve(path, args, os.environ)
 
     os.execve, os.execv = call_execve, call_execv  # type: ignore[assignment]
+    system = os.system
+
+    def call_system(command: Any) -> int:
+        from shlex import quote
+        given, text = dict(os.environ), os.fsdecode(command)
+        _, wanted = adapted(['sh', '-c', text], given, ours)
+        return system('\n'.join([*(f'export {k}={quote(v)}' for k, v in wanted.items()
+                                   if given.get(k) != v), text]))
+
+    os.system = call_system
     for name in ('posix_spawn', 'posix_spawnp'):
         if hasattr(os, name):
             setattr(os, name, _spawning(getattr(os, name), ours))

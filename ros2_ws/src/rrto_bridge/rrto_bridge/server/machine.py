@@ -133,8 +133,9 @@ class ServerMachine:
             return (f'the program uses version {request.protocol} of the protocol, this server '
                     f'{PROTOCOL}: install the same rrto on both')
         if request.operators != self._operators:
-            return (f'PyTorch {request.torch[:40]} and the server\'s {self._torch} have different '
-                    'operators: install the same version on both')
+            return (f'the program (PyTorch {request.torch[:40]}) and the server (PyTorch '
+                    f'{self._torch}) know different operators: install the same rrto and PyTorch '
+                    'on both')
         if not is_graph_name(request.program):
             return f'a program name must be a valid graph name, got {request.program[:100]!r}'
         if request.program in self._programs:
