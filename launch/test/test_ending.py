@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fleet_env.summary import read_summary
-from fleet_testing import Lines, environment, eventually, free_domain, mostly_long
+from fleet_testing import LIMIT, Lines, environment, eventually, free_domain, mostly_long
 from fleet_under_test import HERE, write_fleet
 
 MARK = 'ROG_TEST_ENDING'
@@ -125,7 +125,10 @@ import os, runpy, signal, sys
 class AtImport:
     def find_spec(self, name, path=None, target=None):
         if name == sys.argv[2]:
-            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:  # as libraries do that try whether an import works
+                pass
 
 sys.meta_path.insert(0, AtImport())
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,10 +136,9 @@ runpy.run_module(sys.argv[1], run_name='__main__')
 """
 
 
-@pytest.mark.parametrize('slow', mostly_long(['pydantic', 'rclpy', 'torch'], 'rclpy'))
+@pytest.mark.parametrize('slow', mostly_long(['pydantic', 'rclpy'], 'rclpy'))
 @pytest.mark.parametrize('program', ['rog_ps.main', 'rog_worker.main'])
-def test_ctrl_c_while_a_process_imports_prints_no_traceback(program, slow):
+def test_ctrl_c_while_a_process_imports_ends_it_at_once_without_a_word(program, slow):
     done = subprocess.run([sys.executable, '-c', IMPORTING, program, slow], text=True,
-                          capture_output=True, env=environment(free_domain(), HERE))
-    assert done.returncode in (0, -signal.SIGINT), done
-    assert 'Traceback' not in done.stderr and 'KeyboardInterrupt' not in done.stderr
+                          capture_output=True, env=environment(free_domain(), HERE), timeout=LIMIT)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, '', '')

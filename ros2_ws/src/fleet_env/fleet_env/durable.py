@@ -14,6 +14,7 @@ import json
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,10 +122,11 @@ class Kept:
             self.directory.mkdir(parents=True, exist_ok=True)
             os.replace(self._temporary(len(text).to_bytes(8, 'little') + text, body), path)
             self._flush_directory()
-            for old in [*there, number][:-self.keep]:
-                self.path(old).unlink()
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
+        for old in [*there, number][:-self.keep]:
+            with suppress(OSError):  # the new save is there, and the other old ones must go, too
+                self.path(old).unlink()
         return path
 
     def newest(self) -> Save | None:

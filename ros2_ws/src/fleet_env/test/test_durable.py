@@ -54,6 +54,15 @@ def test_only_the_newest_saves_are_kept(tmp_path):
         f'checkpoint-00000{n}.safetensors' for n in (3, 4, 5)]
 
 
+def test_what_cannot_be_deleted_fails_no_save_and_keeps_no_other(tmp_path):
+    (tmp_path / 'checkpoint-000001.safetensors').mkdir()
+    for number in range(5):
+        saves(tmp_path, 1).write(PAYLOAD, {'number': number})
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        'checkpoint-000001.safetensors', 'checkpoint-000006.safetensors']
+    assert saves(tmp_path).newest().meta == {'number': 4}
+
+
 def test_newest_is_none_without_saves(tmp_path):
     assert saves(tmp_path).newest() is None
     assert saves(tmp_path / 'not there').newest() is None

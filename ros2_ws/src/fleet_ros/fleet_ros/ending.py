@@ -76,6 +76,23 @@ class Interruption:
 
 
 @contextmanager
+def importing() -> Iterator[None]:
+    """Let Ctrl+C end this process at once in this context, which is for slow imports.
+
+    A KeyboardInterrupt would print a traceback, and libraries drop it that catch every exception.
+    """
+    ours = threading.current_thread() is threading.main_thread() \
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Let a signal end a program of the user at once and quietly, wherever it waits.
 

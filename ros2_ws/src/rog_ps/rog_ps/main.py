@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet_ros.ending import Interruption, ended_by_signals
+from fleet_ros.ending import Interruption, importing
 
-with ended_by_signals():  # Ctrl+C during these slow imports prints no traceback
+with importing():
     from fleet_ros.exposure import look_before
     from fleet_ros.process import fail, run, spin_until
     from rclpy.node import Node
