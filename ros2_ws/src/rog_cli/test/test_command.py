@@ -1,6 +1,7 @@
 """The rog command as a person uses it: exit codes, messages, files."""
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -266,3 +267,11 @@ def test_a_verb_waits_for_no_imports_that_only_others_need():
     ended = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True,
                            check=True)
     assert ended.stdout.endswith('set()\n')
+
+
+def test_a_name_that_the_terminal_cannot_write_is_no_error(tmp_path):
+    done = subprocess.run([sys.executable, '-m', 'rog_cli.main', 'trace', 'generate', 'indoor',
+                           '--minutes', '1', '--out', str(tmp_path / 'größe.txt')],
+                          capture_output=True, env={**os.environ, 'PYTHONIOENCODING': 'ascii'},
+                          timeout=120, check=False)
+    assert done.returncode == 0 and b'gr\\xf6\\xdfe.txt' in done.stdout, done.stderr

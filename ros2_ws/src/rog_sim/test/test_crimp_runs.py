@@ -44,6 +44,7 @@ def test_the_map_and_the_ways_are_kept_and_drawn(run, tmp_path):
     assert 'map.png' in names and 'map.svg' in names
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_files(run, tmp_path):
     _, directory = run
     mapped(directory.parent, tmp_path / 'again')
