@@ -224,6 +224,20 @@ def test_a_model_whose_results_depend_on_the_default_dtype_is_not_that_of_a_serv
     trace(Thirds().eval(), x)
 
 
+def test_an_item_of_a_constant_is_a_number():
+    class Strides(nn.Module):   # as YOLO's anchors are made in its first call
+        def __init__(self):
+            super().__init__()
+            self.register_buffer('strides', torch.tensor([2.0, 4.0]))
+
+        def forward(self, x):
+            return x * torch.cat([torch.full((4,), self.strides[i], dtype=x.dtype)
+                                  for i in range(len(x) + 1)])   # torch.fx has no len
+    model = Strides().eval()
+    traced = trace(model, X)
+    assert torch.equal(run_both(traced, Plan.server_only(traced.graph), [X])[0], model(X))
+
+
 @dataclasses.dataclass
 class Results:
     """What PyTorch cannot take apart."""

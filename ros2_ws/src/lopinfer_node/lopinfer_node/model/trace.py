@@ -305,6 +305,8 @@ class _Reader:
         names = {a.name: a.kwarg_only for a in target._schema.arguments}
         plain = [real(a) for name, a in bound.items() if not names[name]]
         result = target(*plain, **{name: real(a) for name, a in bound.items() if names[name]})
+        if not isinstance(result, (torch.Tensor, list, tuple)):   # the item of a constant
+            return result
         made = [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(
             [result] if isinstance(result, torch.Tensor) else result)]
         if all(r.alias_info is None for r in target._schema.returns) or all(
