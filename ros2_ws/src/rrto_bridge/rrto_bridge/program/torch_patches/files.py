@@ -226,10 +226,12 @@ def _moving_by_operator(script: Any) -> Any:
 
     Its interpreter has an implementation of its own, which fails in a PyTorch without CUDA.
     """
+    graphs: list[Any]
     if isinstance(script, torch.jit.ScriptFunction):
         graphs = [script.graph]
     elif isinstance(script, torch.jit.ScriptModule):
-        graphs = [part._c._get_method(name).graph for part in script.modules()
+        parts: Any = script.modules()
+        graphs = [part._c._get_method(name).graph for part in parts
                   for name in part._c._method_names()]
     else:
         return script
