@@ -128,3 +128,23 @@ def test_a_part_that_is_saved_alone_is_the_part(engine):
     file.seek(0)
     loaded, = torch.load(file, map_location='cuda')
     assert loaded.tolist() == [[1, 4], [2, 5]] and loaded.stride() == (1, 3)
+
+
+class Mover(nn.Module):
+    def forward(self, x, y):
+        if y.sum() > 0:
+            x = torch.cat([x.to(y.device), y])
+        return x.to(y.device)
+
+
+def move(x, y):
+    return x.to(y.device) * y
+
+
+def test_scripts_move_tensors_to_the_device(replay):
+    scripts = [torch.jit.script(Mover()), torch.jit.script(move)]
+    loaded = torch.jit.load(io.BytesIO(saved(torch.jit.script(Mover()))))
+    for script in (*scripts, loaded):
+        for _ in range(3):
+            moved = script(X, X.cuda())
+            assert moved.is_cuda and torch.equal(moved.cpu(), script(X, X))

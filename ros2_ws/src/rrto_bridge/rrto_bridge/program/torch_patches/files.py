@@ -201,17 +201,55 @@ def _loading_scripts(device: Device) -> None:
         place = torch.device(map_location) if isinstance(map_location, str) else map_location
         if isinstance(place, torch.device) and place.type != 'cuda' \
                 or place is None and not _names_cuda(f):
-            return load(f, place, *args, **kwargs)
+            return _moving_by_operator(load(f, place, *args, **kwargs))
         if isinstance(place, torch.device):
             check_device(place)
         elif place is not None:
             return load(f, place, *args, **kwargs)   # raises an error: the type is invalid
-        module = load(f, 'cpu', *args, **kwargs)
+        module = _moving_by_operator(load(f, 'cpu', *args, **kwargs))
         with device.loading_weights():
             _replace(module, Moving())
         return module
 
     torch.jit.load = _load
+    script = torch.jit.script
+
+    @functools.wraps(script)
+    def _script(*args: Any, **kwargs: Any) -> Any:
+        return _moving_by_operator(script(*args, **kwargs))
+
+    torch.jit.script = _script
+
+
+def _moving_by_operator(script: Any) -> Any:
+    """Make TorchScript run `tensor.to(device)` by PyTorch's operator; return the script.
+
+    Its interpreter has an implementation of its own, which fails in a PyTorch without CUDA.
+    """
+    graphs: list[Any]
+    if isinstance(script, torch.jit.ScriptFunction):
+        graphs = [script.graph]
+    elif isinstance(script, torch.jit.ScriptModule):
+        parts: Any = script.modules()
+        graphs = [part._c._get_method(name).graph for part in parts
+                  for name in part._c._method_names()]
+    else:
+        return script
+    for graph in graphs:
+        for node in graph.findAllNodes('aten::to'):
+            tensor, place, *rest = node.inputs()
+            if 'to.prim_Device' in node.schema() and str(place.type()) == 'Device' \
+                    and str(rest[0].type()) == 'NoneType':
+                dtype = graph.create('prim::dtype', [tensor], 1)
+                dtype.output().setType(torch._C.IntType.get())
+                moved = graph.create('aten::to', [tensor, place, dtype.output(), *rest[1:],
+                                                  rest[0]], 1)
+                moved.output().setType(node.output().type())
+                dtype.insertBefore(node)
+                moved.insertBefore(node)
+                node.output().replaceAllUsesWith(moved.output())
+                node.destroy()
+    return script
 
 
 def _names_cuda(f: Any) -> bool:
