@@ -45,9 +45,10 @@ def started(domain, *command):
                                          'ROS_DOMAIN_ID': str(domain)})))
 
 
-@pytest.mark.parametrize(('number', 'code', 'says'), [
-    (signal.SIGINT, -signal.SIGINT, 'the program sees it'),
-    (signal.SIGTERM, 128 + signal.SIGTERM, '')])
+@pytest.mark.parametrize(('number', 'code', 'says'), mostly_long(
+    [(signal.SIGINT, -signal.SIGINT, 'the program sees it'),
+     (signal.SIGTERM, 128 + signal.SIGTERM, '')],
+    (signal.SIGINT, -signal.SIGINT, 'the program sees it')))
 def test_a_signal_ends_a_program_that_waits_for_a_server(domain, number, code, says):
     program = started(domain, '-c', TRAIN)
     program.wait(f'robot1 waits for the parameter server at /rog in DDS domain {domain}; '
