@@ -34,8 +34,9 @@ MODULE, NAMED, ITEMS, COMPUTED = 'attributes of a module', 'things by name', 'it
 _MEMORY = (bytearray, memoryview, array, ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _DYNAMIC = {'getattr', 'vars', '__dict__', '__getattribute__', 'attrgetter'}
-_NOT_READ = {'__init__', '__new__', '__del__', '__repr__', '__reduce__', '__getstate__',
-             '__setstate__', '__deepcopy__', '__copy__', '__init_subclass__', '__eq__', '__hash__'}
+_NOT_READ = {'__init__', '__post_init__', '__new__', '__del__', '__repr__', '__reduce__',
+             '__getstate__', '__setstate__', '__deepcopy__', '__copy__', '__init_subclass__',
+             '__eq__', '__hash__'}
 
 
 class Picked:
