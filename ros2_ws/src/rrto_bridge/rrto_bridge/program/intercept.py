@@ -48,6 +48,8 @@ def install(device: Device) -> None:
         warnings.simplefilter('ignore')   # PyTorch warns about replaced kernels
         _record_traces(kernels)
     _KEPT.extend((backend, kernels))
+    # In PyTorch's CUDA build TorchScript would compile kernels for this machine's GPU.
+    torch._C._jit_override_can_fuse_on_gpu(False)
     cuda_api.install(device)
     signals.install(lambda: device.connection.busy(), RemoteTensor.__del__.__code__)
 
