@@ -39,7 +39,7 @@ class Worker(ManagedNode):
         self.things = declare(self, Things).things
         self.held.callback(self.do, 'free')
         self.topic = self.create_publisher(String, 'things', 10)
-        self.create_subscription(String, 'others', print, 10)
+        self.create_subscription(String, 'others', lambda message: None, 10)
         self.create_timer(10.0, print)
         self.do('configure')
 

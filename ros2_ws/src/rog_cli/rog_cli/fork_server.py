@@ -3,7 +3,7 @@
 A fork needs milliseconds; loading PyTorch needs four seconds of a core in every process. Forked
 processes also share the loaded code in memory.
 
-`python -m rog_cli.fork_server FD` is the fork server. It has a single thread and uses neither ROS
+`python -m rog_cli.fork_server FD` is the fork server. It starts no thread and uses neither ROS
 nor a device, because these do not survive a fork. Each forked process becomes a child of the
 launcher and runs like a process that was started directly. The fork server ends with the launcher.
 """
@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -204,6 +205,8 @@ def _show(command: str) -> None:
 def main(arguments: Sequence[str]) -> Any:
     """Serve the launcher at the other end of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Since 3.12 Python warns of the threads that OpenBLAS and LTTng start when they are loaded.
+    warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)
     program = None
     # A connection error means that the launcher has ended; then there is nothing left to do.
     with suppress(ConnectionError), socket.socket(fileno=int(arguments[0])) as link:

@@ -95,6 +95,16 @@ def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, ligh
     assert process.wait() == -signal.SIGKILL
 
 
+def test_it_says_nothing_of_the_threads_of_libraries(tmp_path, capfd, light):
+    (tmp_path / 'light/rog_ps/__init__.py').write_text(
+        'import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()')
+    (tmp_path / 'says_what_it_is.py').write_text(MODULE)
+    with (tmp_path / 'log').open('wb') as log, ForkServer(light) as fork_server:
+        process = fork_server.start(['says_what_it_is', '0'], log, environment(7, tmp_path))
+        assert process.wait() == 0
+    assert capfd.readouterr().err == ''
+
+
 @pytest.mark.parametrize('answered', mostly_long([False, True], True))
 def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, answered):
     """Between the question and the answer, or before the answer is read."""

@@ -191,6 +191,12 @@ def numbers_of_the_device_in_lists(device):
 
 
 @case
+def indices_of_triangles(device):
+    return lambda k: (torch.tril_indices(3, k + 2, device=device),
+                      torch.triu_indices(3, 4, 1, device=device))
+
+
+@case
 def derivatives_by_forward_differentiation(device):
     torch.manual_seed(0)
     layer = nn.Linear(3, 3).to(device)

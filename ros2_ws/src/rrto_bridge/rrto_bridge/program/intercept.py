@@ -26,7 +26,8 @@ _KEPT: list[Any] = []   # library objects; PyTorch removes the kernels of a dele
 
 # Operators that PyTorch calls without dispatch to the tensor's class (in torch.tensor, and to read
 # a number), or that have kernels of their own in a CUDA build.
-_OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense')
+_OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense',
+              '_efficientzerotensor', 'tril_indices', 'triu_indices')
 
 
 def install(device: Device) -> None:
@@ -41,11 +42,11 @@ def install(device: Device) -> None:
         backend.fallback(partial(_not_dense, kind), key)
     kernels = torch.library.Library('aten', 'IMPL')
     kernels.impl('ctc_loss.Tensor', _ctc_loss, 'AutogradCUDA')
-    for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
-        for name in names:
-            kernels.impl(name, partial(_from_backend, overload(name)), key)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')   # PyTorch warns about replaced kernels
+        for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
+            for name in names:
+                kernels.impl(name, partial(_from_backend, overload(name)), key)
         _record_traces(kernels)
     _KEPT.extend((backend, kernels))
     # In PyTorch's CUDA build TorchScript would compile kernels for this machine's GPU.

@@ -1,8 +1,8 @@
 """`python -m rrto_bridge.server.fork_server FD`: loads PyTorch and forks each program's process.
 
-The fork server has one thread and uses neither ROS nor a device, since a fork would break them. It
-receives commands from the supervisor on a socket, one JSON object per datagram. When the supervisor
-ends, the fork server ends all programs' processes and then itself.
+The fork server starts no thread and uses neither ROS nor a device, since a fork would break them.
+It receives commands from the supervisor on a socket, one JSON object per datagram. When the
+supervisor ends, the fork server ends all programs' processes and then itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,8 @@ class ForkServer:
 def main(arguments: list[str]) -> None:
     """Run a fork server for the supervisor; `arguments`: the file descriptor of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Since 3.12 Python warns of the threads that OpenBLAS and LTTng start when they are loaded.
+    warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)
     # A socket error means that the supervisor has ended.
     with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):
         fork_server = ForkServer(link)
