@@ -14,10 +14,13 @@ reader refuses any other version. :mod:`fleet_env.summary` describes ``summary.j
 
 import dataclasses
 import errno
+import fcntl
 import json
 import math
 import os
+import time
 import typing
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -129,7 +132,6 @@ class RunWriter:
         self.path = Path(directory) / RUN_FILE
         try:
             self._file = _open(self.path, 0)
-            _end_last_line(self._file)
         except OSError as error:
             raise RecordError(f'cannot be opened: {error.strerror}; choose another directory',
                               str(self.path)) from error
@@ -211,12 +213,26 @@ class RunWriter:
 
 
 def _open(path: Path, flags: int) -> int:
+    """Open a record, and hold a shared lock on it while it is open.
+
+    Remove an incomplete last line, because the next line would continue it, unless another writer
+    has the file open: it may be in the middle of this line.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | flags, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | flags, 0o644)
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _end_last_line(file)
+    for wait in (0.01,) * 100:
+        with suppress(BlockingIOError):  # another writer repairs the file at this moment
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return file
+        time.sleep(wait)
+    os.close(file)
+    raise BlockingIOError(errno.EAGAIN, 'another process locks it')
 
 
 def _end_last_line(file: int) -> None:
-    """Remove an incomplete last line, because the next line would continue it."""
     size = os.fstat(file).st_size
     if not size or os.pread(file, 1, size - 1) == b'\n':
         return

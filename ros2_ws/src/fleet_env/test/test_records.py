@@ -60,6 +60,19 @@ def test_several_writers_share_a_file(tmp_path):
         assert [event.t for event in events if event.robot == name] == list(range(200))
 
 
+def test_a_line_that_another_writer_has_begun_is_left(tmp_path):
+    line = b'{"kind": "fault", "t": 1, "robot": "", "what": "half", "detail": ""}\n'
+    first, second = RunWriter(tmp_path), RunWriter(tmp_path)
+    first.close()
+    with (tmp_path / 'run.jsonl').open('ab', 0) as half, second:
+        half.write(line[:20])
+        with RunWriter(tmp_path) as third:
+            half.write(line[20:])
+            second.write(Fault(2.0, '', 'second'))
+            third.write(Fault(3.0, '', 'third'))
+    assert [event.t for event in read_run(tmp_path)] == [1, 2, 3]
+
+
 def test_an_incomplete_last_line_is_skipped(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.write(EVENTS_OF_A_RUN[-1])
