@@ -28,6 +28,8 @@ class Launched:
         self._process = subprocess.Popen(
             [*COMMAND, file, *arguments], cwd=folder, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            # Not ignored, as what nohup starts ignores it.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             env={**environment(self.domain, HERE), 'ROS_LOG_DIR': str(folder), 'HOME': str(folder)})
 
     def wait(self):

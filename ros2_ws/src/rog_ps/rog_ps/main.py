@@ -65,6 +65,7 @@ def _look_at_settings() -> Others:
 def _serve(node: Any, interruption: Interruption) -> int:
     spin_until(node, lambda: node.done, interruption, node.interrupt)
     node.finish()  # needed if the user ended the node before the robots were ready
+    node.say_last()
     return fail(node.error) if node.error else 0
 
 

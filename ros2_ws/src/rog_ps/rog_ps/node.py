@@ -354,6 +354,12 @@ class ParameterServerNode(ManagedNode):
             self.done = True
             self._write_outcome()
 
+    def say_last(self) -> None:
+        """Publish the last status, and wait a moment until it has arrived."""
+        if self.configured:
+            self._publish_status()
+            self._reports.wait_until_heard()
+
     def _write_outcome(self) -> None:
         if not self.configured:
             return

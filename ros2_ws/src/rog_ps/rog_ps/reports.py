@@ -9,6 +9,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
@@ -22,6 +23,7 @@ from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
+LAST_WORDS = 1.0   # maximum seconds that the last status may take to arrive
 ASK_EVERY = 10.0  # least seconds between two queries for publishers
 STATES = {'pulling': 'training', 'draining': 'training'}  # member's state -> name in RobotStatus
 
@@ -69,6 +71,10 @@ class Reports:
         if self._signature is not None:
             self._signature.sign(message)
         self._status.publish(message)
+
+    def wait_until_heard(self) -> None:
+        """Wait at most `LAST_WORDS` s until all who are there have received the last status."""
+        self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
                  bases: Mapping[str, str]) -> None:
