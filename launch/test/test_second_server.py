@@ -2,6 +2,11 @@
 
 import pytest
 from fleet_under_test import Fleet
+from rclpy.parameter import Parameter
+from rog_msgs.msg import FleetStatus
+from rog_ps.node import ParameterServerNode
+from rog_ros import qos
+from spun_nodes import SpunNodes
 
 
 @pytest.mark.long
@@ -26,3 +31,24 @@ def test_a_server_of_another_namespace_does_not_meet_it(tmp_path):
         fleet.start('robot1', namespace='/blue', server_namespace='/blue/rog')
         fleet.until(lambda: 'robot1 joins' in fleet.log('blue'), 'robot1 joins its own fleet')
         assert not fleet.status.robots and 'second' not in fleet.log('server')
+
+
+def test_a_server_that_gives_way_does_not_say_that_the_run_has_ended():
+    with SpunNodes() as nodes:
+        server = nodes.add(ParameterServerNode(
+            context=nodes.context, parameter_overrides=[
+                Parameter('task', value='exact_task:Exact')]))
+        heard = []
+        listener = nodes.node('listener')
+        listener.create_subscription(FleetStatus, '/rog/fleet_status', heard.append, qos.STATUS)
+        other = listener.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
+        nodes.until(lambda: heard and server.count_subscribers('/rog/fleet_status') == 2
+                    and other.get_subscription_count() == 2)
+        other.publish(FleetStatus(incarnation=1, elapsed=5.0, state='training', host='other'))
+        nodes.until(lambda: server.done)
+        assert 'other' in server.error
+        server.finish()
+        server.say_last()
+        for _ in range(20):   # what it has said has arrived
+            nodes.spin(0.01)
+        assert {status.state for status in heard} == {'training'}

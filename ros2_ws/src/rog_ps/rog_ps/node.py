@@ -393,6 +393,8 @@ class ParameterServerNode(ManagedNode):
     # -- status ---
 
     def _publish_status(self) -> None:
+        if self.done and not self.machine.stopping:
+            return  # it has given way to another server; `stopped` would be taken as that one's
         self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
 
     def _diagnose(self) -> None:
