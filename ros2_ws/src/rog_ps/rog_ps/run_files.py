@@ -39,7 +39,6 @@ class RunFiles:
         self.unsaved = ''          # why the last checkpoint was not written; else empty
         self._settings, self._elapsed, self._log = settings, elapsed, log
         self._incomplete = False   # whether a part of the records could not be written
-        self._open = True          # whether records may still be written
         self._recorder: Recorder | None = None
         self._writer: checkpoint.Writer | None = None
 
@@ -85,7 +84,7 @@ class RunFiles:
 
     def record(self, write: Callable[[Recorder], None]) -> None:
         """Write to the record, if there is one."""
-        if self._recorder is None or not self._open:
+        if self._recorder is None:
             return
         try:
             write(self._recorder)
@@ -135,11 +134,11 @@ class RunFiles:
         :param reason: why the run ends.
         :param sync: last method of the run.
         """
-        self._open = False
-        if self._recorder is None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
             return ''
         try:
-            self._recorder.stop(self._elapsed(), reason, sync)
+            recorder.stop(self._elapsed(), reason, sync)
         except RecordError as error:
             self._incomplete = True
             self._log.error(str(error))
