@@ -117,8 +117,6 @@ def test_a_robot_that_does_not_start_ends_it_with_the_robots_own_words(tmp_path)
     assert re.search("rog: robot. ended with exit code 1: .*'cuda:7' cannot be used", text)
 
 
-
-
 IMPORTING = """
 import os, runpy, signal, sys
 
