@@ -58,7 +58,6 @@ class Robot:
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
         self.starved = False     # of data: so its status says while it computes
         self.alive = True
-        self.requests = 0
         self.granted = 0  # iteration whose start was checked last
         self.pushing = None  # transfer of its last push
 
@@ -440,9 +439,6 @@ class Fleet:
         self.versions.applied(self.server.members[name], chunk, ids)
 
     def register(self, message, robot):
-        robot.requests += 1
-        number = robot.requests
-
         def deliver():
             server, former = self.server, self.server.members.get(robot.name)
             response, actions = self.server.on_register(message, self.now)
@@ -454,7 +450,7 @@ class Fleet:
             def answer():
                 if server is not self.server and response.push is not None:
                     return  # as in `deliver_to_robot`
-                if robot.alive and number == robot.requests:
+                if robot.alive and robot.machine.awaits(message):
                     self.act(robot.name,
                              robot.machine.on_register_response(response, self.now), robot)
             self.carry(robot.name, False, 100, answer)

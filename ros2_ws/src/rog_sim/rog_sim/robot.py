@@ -14,7 +14,7 @@ from fleet_env.run_recorder import RobotReport
 from fleet_env.stragglers import Stragglers
 from rog_core.errors import ConfigError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
-from rog_core.protocol.messages import Action, Chunk, Compute, RegisterRequest
+from rog_core.protocol.messages import Action, Chunk, Compute
 from rog_core.worker.computation import computation_of
 from rog_core.worker.learner import Learner
 from rog_core.worker.machine import WorkerMachine
@@ -47,7 +47,6 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        self.asked: RegisterRequest | None = None  # latest registration
         self.silent_until = 0.0  # time (s) until which the robot has dropped out and sends nothing
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan

@@ -456,13 +456,11 @@ class Simulation:
             pass  # the message is from before a restart; the nodes drop such messages, too
 
     def _register(self, robot: Any, request: RegisterRequest) -> None:
-        robot.asked = request
-
         def ask() -> None:
             response, actions = self.server.on_register(request, self.now)
 
             def answer() -> None:
-                if request is robot.asked:  # else the robot has asked again
+                if robot.machine.awaits(request):
                     self._act(robot, robot.machine.on_register_response(response, self.now))
             self._over_the_air(robot.name, answer)
             self._serve(actions, robot.name)

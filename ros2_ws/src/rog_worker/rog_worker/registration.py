@@ -34,17 +34,15 @@ class Registration:
         self.count = 0             # serial number of the server's last status in this session
         self.process = 0           # public number of the server's process
         self._client = node.create_client(Register, node.settings.server_namespace + '/register')
-        self._asked: RegisterRequest | None = None  # latest request of the machine
         self._request: Any = None  # future of the latest call
         self._refused_since = math.inf
         self._reminder = Reminder()  # says when to log again that there is no server
 
     def send(self, request: RegisterRequest, now: float) -> None:
         """Call the service over the emulated link, unless the robot has dropped out."""
-        self._asked = request  # it may wait in the link until an earlier one is answered
-        if self._node.is_silent:
-            return
-        self._node.link.send(payload_bytes(request), lambda: self._call(request), now, lossy=True)
+        if not self._node.is_silent:
+            self._node.link.send(payload_bytes(request), lambda: self._call(request), now,
+                                 lossy=True)
 
     def _call(self, request: RegisterRequest) -> None:
         node = self._node
@@ -69,7 +67,7 @@ class Registration:
 
     def _on_done(self, request: RegisterRequest, future: Any) -> None:
         now, node = time.monotonic(), self._node
-        if request is not self._asked or node.machine is None or node.is_cut_off(now):
+        if node.machine is None or not node.machine.awaits(request) or node.is_cut_off(now):
             return  # the answer is to an earlier request, or the emulated link loses it
         if future.exception() is not None:
             node.get_logger().warning(f'registration failed: {future.exception()}; trying again')

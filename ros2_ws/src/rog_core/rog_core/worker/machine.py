@@ -18,7 +18,15 @@ import math
 
 from ..arrays import Array
 from ..protocol.config import SgdConfig, TransferConfig
-from ..protocol.messages import Ack, Action, Chunk, End, Receipt, RegisterResponse
+from ..protocol.messages import (
+    Ack,
+    Action,
+    Chunk,
+    End,
+    Receipt,
+    RegisterRequest,
+    RegisterResponse,
+)
 from ..protocol.states import PUSHING, REGISTERING
 from .accumulator import Accumulator
 from .pulls import Pulls
@@ -46,6 +54,14 @@ class WorkerMachine(Shared):
         """Ask the server to let this worker join."""
         self.since = now
         return self.registration.register(now)
+
+    def awaits(self, request: RegisterRequest) -> bool:
+        """Return whether this is the latest registration; only the answer to it counts.
+
+        A shell asks this when the answer to ``request`` has come, because a link can hold a request
+        until an earlier one is answered.
+        """
+        return self.registration.awaits(request)
 
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Handle the server's answer; a final refusal stops the worker with the server's reason.

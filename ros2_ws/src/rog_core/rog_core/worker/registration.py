@@ -60,6 +60,10 @@ class Registration:
         self._interval = REGISTER_INTERVAL
         return self.register(now)
 
+    def awaits(self, request: RegisterRequest) -> bool:
+        """See `WorkerMachine.awaits`."""
+        return (request.incarnation, request.number) == (self.shared.incarnation, self._requests)
+
     def on_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Handle the server's answer; see `WorkerMachine.on_register_response`."""
         shared = self.shared
