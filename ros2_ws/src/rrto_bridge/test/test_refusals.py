@@ -113,7 +113,9 @@ def test_a_profile_is_made_without_the_devices_kernels(capfd):
         with torch.profiler.profile(activities=activities) as profile:
             (x * 2).cpu()
         assert 'aten::mul' in profile.key_averages().table()
-    told = [line for line in capfd.readouterr().err.splitlines() if 'USDT' not in line]
+    # There are lines of PyTorch's own, too: one of its CUDA build, if there is no driver.
+    told = [line for line in capfd.readouterr().err.splitlines()
+            if 'USDT' not in line and 'DeviceCount failed with code' not in line]
     assert len(told) == 2 and 'no device kernels' in told[0]
 
 

@@ -37,13 +37,17 @@ def install(device: Device) -> None:
     Hook.memory, Hook.ask = lambda tensor: device.lifetimes.memory(tensor), device.ask
     backend = torch.library.Library('_', 'IMPL')
     backend.fallback(_from_backend, 'CUDA')
-    for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
-                      ('sparse_coo', 'SparseCUDA'), ('quantised', 'QuantizedCUDA')):
-        backend.fallback(partial(_not_dense, kind), key)
     kernels = torch.library.Library('aten', 'IMPL')
     kernels.impl('ctc_loss.Tensor', _ctc_loss, 'AutogradCUDA')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')   # PyTorch warns about replaced kernels
+        for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
+                          ('sparse_coo', 'SparseCUDA'), ('quantised', 'QuantizedCUDA')):
+            backend.fallback(partial(_not_dense, kind), key)
+            # A CUDA build has kernels of its own, which come before the fallback.
+            for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
+                if name.startswith('aten::'):
+                    kernels.impl(name.removeprefix('aten::'), partial(_not_dense, kind, name), key)
         for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
             for name in names:
                 kernels.impl(name, partial(_from_backend, overload(name)), key)
