@@ -23,6 +23,15 @@ from fleet_env.errors import DurableError
 _PROBE = 1 << 16  # bytes that `Kept.probe` writes as a test
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file; an OSError names the file, also if the disk is full."""
+    try:
+        Path(path).write_text(text, encoding='utf-8')
+    except OSError as error:
+        error.filename = os.fspath(path)   # unlike open(), write() does not name it
+        raise
+
+
 def hold(path: Path, who: str) -> int:
     """Lock a directory by a file in it, until this process ends or closes the returned handle.
 
