@@ -109,7 +109,9 @@ class Client:
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
-        self._call: Any = None                  # client and future of the last service call
+        # (client, future) of the service calls without an answer, all about the table `_about`
+        self._calls: list[tuple[Any, Any]] = []
+        self._about: Any = None
         self._closing = False
         self._reminder = Reminder()             # for the message that there is no server
         self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
@@ -251,9 +253,10 @@ class Client:
                 nbytes = len(action.data) if isinstance(action, Piece) else 0
                 self._link.send(nbytes, partial(self._ready.append, action), now)
             elif isinstance(action, CallOpen):
-                self._ask(self._open, self._open_request, self._on_opened)
+                self._ask(self._open, self._open_request, self._on_opened, None)
             elif isinstance(action, CallSetPlans):
-                self._ask(self._set_plans, self._plans_request, self._on_plans_set)
+                self._ask(self._set_plans, self._plans_request, self._on_plans_set,
+                          self.machine.table)
             elif isinstance(action, Upload):
                 self._jobs.submit(self._send_model)
             elif isinstance(action, MakePlans):
@@ -264,8 +267,17 @@ class Client:
     def _set_alarm(self) -> None:
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
-    def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        if not client.service_is_ready():
+    def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None],
+             about: Any) -> None:
+        """Call a service; ``about``: the table that the call is about, None if it is about none.
+
+        The first answer counts, even if the call has been repeated meanwhile: an answer may always
+        take longer than the time until then.
+        """
+        ready = client.service_is_ready()
+        if not ready or about is not self._about:
+            self._forget_calls()
+        if not ready:
             if strange := other_middleware(self.node, client.srv_name):
                 self.node.get_logger().error(strange, throttle_duration_sec=5.0)
             if self._reminder.due(time.monotonic()):
@@ -275,11 +287,15 @@ class Client:
                     'lopinfer serve starts one, rog doctor checks the network')
             return
         self._reminder.reset()
-        if self._call is not None:
-            self._call[0].remove_pending_request(self._call[1])
+        self._about = about
         future = client.call_async(request())
-        self._call = client, future
+        self._calls.append((client, future))
         future.add_done_callback(answer)
+
+    def _forget_calls(self) -> None:
+        for client, future in self._calls:
+            client.remove_pending_request(future)
+        self._calls.clear()
 
     def _open_request(self) -> Any:
         prints = self.traced.fingerprints
@@ -293,17 +309,23 @@ class Client:
                                          bytes(bins), own))
 
     def _on_opened(self, future: Any) -> None:
-        if future.exception() is None and future.result() is not None:
-            reply = reply_of(future.result())
-            self._step(lambda now: self.machine.on_open(reply, now))
-            if self.machine.reason:
-                self.node.get_logger().info(f'{self.traced.name}: {self.machine.reason}',
-                                       throttle_duration_sec=5.0)
+        self._on_answer(future, lambda reply, now: self.machine.on_open(reply_of(reply), now))
+        if self.machine.reason:
+            self.node.get_logger().info(f'{self.traced.name}: {self.machine.reason}',
+                                        throttle_duration_sec=5.0)
 
     def _on_plans_set(self, future: Any) -> None:
-        if future.exception() is None and future.result() is not None:
-            answer = future.result()
-            self._step(lambda now: self.machine.on_plans_set(answer.status, answer.reason, now))
+        self._on_answer(future, lambda reply, now: self.machine.on_plans_set(
+            reply.status, reply.reason, now))
+
+    def _on_answer(self, future: Any, event: Callable[[Any, float], list[Action]]) -> None:
+        if future.exception() is not None or future.result() is None:
+            return
+
+        def take(now: float) -> list[Action]:
+            self._forget_calls()
+            return event(future.result(), now)
+        self._step(take)
 
     # -- long tasks ------------------------------------------------------------------------------
 
