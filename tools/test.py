@@ -6,6 +6,7 @@ The last line is `N passed, N failed[, N skipped]`. The exit code is 0 only if n
 import os
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -54,9 +55,9 @@ def run(commands: dict[str, list[str]], at_once: int) -> bool:
     """
     commands = {'kernels': KERNELS, **commands}
     waiting, fine = list(commands), True
-    running: dict[int, tuple[str, subprocess.Popen]] = {}
+    running: dict[int, tuple[str, float, subprocess.Popen]] = {}
     while waiting or running:
-        compiling = 'kernels' in [*waiting, *(name for name, _ in running.values())]
+        compiling = 'kernels' in [*waiting, *(name for name, _, _ in running.values())]
         ready = [n for n in waiting if n in ('kernels', *NO_KERNELS) or not compiling]
         for name in ready[:at_once - len(running)]:
             waiting.remove(name)
@@ -64,11 +65,13 @@ def run(commands: dict[str, list[str]], at_once: int) -> bool:
             (REPORTS / name / 'pytest.xml').unlink(missing_ok=True)
             with (REPORTS / name / 'tests.log').open('w') as log:
                 process = subprocess.Popen(commands[name], cwd=ROOT, stdout=log, stderr=log)
-            running[process.pid] = name, process
-        pid, status = os.wait()
-        name, process = running.pop(pid)
+            running[process.pid] = name, time.monotonic(), process
+        pid, status, used = os.wait4(-1, 0)
+        name, began, process = running.pop(pid)
         process.returncode = os.waitstatus_to_exitcode(status)
-        print(f'{name}:\n{(REPORTS / name / "tests.log").read_text()}', end='', flush=True)
+        print(f'{name}: {time.monotonic() - began:.0f} s, of a processor '
+              f'{used.ru_utime + used.ru_stime:.0f} s\n{(REPORTS / name / "tests.log").read_text()}',
+              end='', flush=True)
         fine = fine and process.returncode == 0
     return fine
 
