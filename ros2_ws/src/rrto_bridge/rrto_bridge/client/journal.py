@@ -19,7 +19,7 @@ DEPTH = 4096   # maximum calls in a chain; then fetched values of a tensor repla
 class _Node:
     """A call of the graph. `data`: the bytes of an upload. `inputs`: the calls to which it points.
 
-    `depth`: length of the longest chain of calls that ends with this call. `order`: its number.
+    `depth`: length of the longest chain of calls that ends here. `order`: number of the call.
     """
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
@@ -67,7 +67,7 @@ class Journal:
 
     @property
     def depth(self) -> int:
-        """Length of the longest chain of calls behind a value."""
+        """Length of the longest chain of calls on which a tensor's values depend."""
         return max((n.depth for n in self._nodes.values()), default=0)
 
     def deep(self) -> list[int]:

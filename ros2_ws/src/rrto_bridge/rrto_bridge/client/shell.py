@@ -53,7 +53,7 @@ from .settings import START_LIMIT, STARTING
 SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
 LINGER = 0.0005       # minimum seconds between messages for which the program does not wait
 TURN = 30.0           # seconds in which the server must have started the program's process
-ASKED = 4             # maximum number of requests for a session, in twice `LIMIT` seconds in all
+ASKED = 4             # maximum number of requests for a session, within 2 * `LIMIT` seconds in all
 GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too
 LOOK = 2.0            # seconds between searches for a server that has returned
 MESSAGE = 1 << 32     # maximum size of a reply, bytes
@@ -169,8 +169,8 @@ class Link(Port):
     def _find(self) -> str:
         """Return the name of the server to use.
 
-        If a server was started for this program, wait for it. If its process has ended, for example
-        because another server was found meanwhile, use any server.
+        If a server was started for this program, wait for it. If that server's process has ended,
+        for example because another server was found meanwhile, use any server.
         """
         started = os.environ.get(STARTING)
         if started and self._wanted and not self._comes_up(int(started)):

@@ -95,7 +95,7 @@ class Performer:
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """Encode a value of a run; add the error of an earlier item that no reply has reported."""
+        """Encode a value of a run, and the error of an earlier item if not yet reported."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None

@@ -174,7 +174,7 @@ class Device:
 
     @contextmanager
     def loading_weights(self) -> Iterator[None]:
-        """Return a context in which uploads of this thread are weights.
+        """Return a context in which uploads of this thread count as weights.
 
         A weight is not sent if the server has kept its bytes.
         """

@@ -70,7 +70,7 @@ class _Program:
     name: str
     incarnation: int
     begun: int = -1         # number of operators begun, at the last check
-    since: float = 0.0      # time from which `begun` has not changed
+    since: float = 0.0      # when `begun` last changed, or the process was last seen idle
     killed: str = ''        # why the process was killed
 
 
@@ -147,7 +147,7 @@ class ServerMachine:
 
     def on_progress(self, program: str, begun: int, busy: bool, name: str, now: float
                     ) -> list[Action]:
-        """Note how far a program's process is; kill the process if an operator takes too long.
+        """Record the progress of a program's process; kill it if an operator takes too long.
 
         `begun`: number of operators that have begun. `name`: the last of these operators. `busy`:
         whether the process is executing a message.

@@ -118,7 +118,7 @@ class ForkServerProcess:
 
 
 class _Program:
-    """The shell's status file and publisher of one program."""
+    """What the shell holds for one program: its status file and the publisher to it."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program

@@ -39,7 +39,7 @@ class _Type:
             return kind
         if issubclass(kind, RemoteTensor):
             return seen_as(args[0])
-        return self if kind is builtins.type or kind is _Type else kind   # so `type(A) is type`
+        return self if kind is builtins.type or kind is _Type else kind   # keeps `type(A) is type`
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, builtins.type)
