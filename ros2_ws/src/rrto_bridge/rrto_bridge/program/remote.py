@@ -195,7 +195,7 @@ class RemoteTensor(torch.Tensor):
         return made
 
 
-_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes that `__deepcopy__` must not copy
+_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes that `__deepcopy__` sets
 
 
 class Value(RemoteTensor):
