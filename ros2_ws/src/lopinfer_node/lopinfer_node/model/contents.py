@@ -85,6 +85,6 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
 
-    A contiguous tensor of one element may have any stride, with which it has no view as bytes.
+    A contiguous tensor of one element may have any stride, which can prevent a view as bytes.
     """
     return tensor.contiguous().as_strided((tensor.numel(),), (1,))

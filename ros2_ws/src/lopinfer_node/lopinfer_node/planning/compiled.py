@@ -304,7 +304,7 @@ def _next(begin, end, used, i, now):
 
 @kernel
 def energy(p, w, latency):
-    """Return the energy in J that the device uses until the result is there, `latency` seconds.
+    """Return the energy in J that the device uses in the `latency` seconds until the result.
 
     Call this after `schedule`.
     """
@@ -331,7 +331,7 @@ def energy(p, w, latency):
 def evaluate(p, w, most, least, as_is):
     """Return (score, bytes, computing s, latency s) of a candidate.
 
-    Lower is better: first the score counts, then the bytes, then the computing. The score is
+    Lower is better: compare the scores, then the bytes, then the computing. The score is
     latency + weight * energy. With a deadline it is the energy, or a far larger number if the plan
     misses the deadline. The score of an invalid candidate is infinite.
     """

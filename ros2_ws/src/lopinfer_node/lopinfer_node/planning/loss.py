@@ -22,9 +22,9 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # number of beams kept at a position, besides beams with a boundary there
+WIDTH = 6              # number of beams without a boundary at a position that are kept there
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-ALIVE = 4              # at such a position at most ALIVE times the bytes of the inputs are alive
+ALIVE = 4              # at these positions, at most ALIVE times the bytes of the inputs are alive
 HEAT = 0.03            # refinement may continue from a plan that is worse by about this share
 PATIENCE = 100         # heat is used only with at least this many evaluations per operator
 ROUND = 500            # evaluations between two looks at the clock
