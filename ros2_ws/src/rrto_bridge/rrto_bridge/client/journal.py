@@ -34,7 +34,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self._nodes: dict[int, _Node] = {}        # handle -> call that gave the present values
+        self._nodes: dict[int, _Node] = {}        # handle -> call that gave its present values
         self._memory: dict[int, set[int]] = {}    # handle -> handles that may share memory
         self._order = 0
 

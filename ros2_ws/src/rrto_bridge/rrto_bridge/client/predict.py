@@ -73,7 +73,7 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     except Exception:   # no shape rule, or an invalid call: the server's error is clearer
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
-        return metas    # do not use `_fill`: a list may now have another length than `like`
+        return metas    # not `_fill`, because the number of results may differ from `like`
     return _fill(like, iter(metas))
 
 

@@ -83,7 +83,7 @@ class Link(Port):
 
     _stood = 0.0           # longest time for which this process was suspended, s
     _looked = math.inf     # time of the last timer call
-    _told = ''             # reason other than silence that the server has given
+    _told = ''             # why the server ended the session; '': silence, or it has not ended
 
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
@@ -117,7 +117,7 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # the engine, for the numbers in the status
+        self.engine: Any = None              # its numbers are in the status
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)

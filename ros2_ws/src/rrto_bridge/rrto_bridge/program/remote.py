@@ -32,7 +32,7 @@ def _not_installed(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Hook:
-    """The functions that receive calls; `intercept` sets them."""
+    """The functions of the device that this module calls; `intercept` sets them."""
 
     dispatch: Any = staticmethod(_not_installed)
     copy: Any = staticmethod(_not_installed)      # `Device.copy`

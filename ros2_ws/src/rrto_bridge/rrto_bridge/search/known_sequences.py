@@ -29,7 +29,7 @@ class Known:
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()
-    fast: list[Step | None] = field(default_factory=list)  # None: the step needs `PrefixTree.bind`
+    fast: list[Step | None] = field(default_factory=list)  # None: a step for `PrefixTree.bind`
 
     def __post_init__(self) -> None:
         """Derive the persistent handles and the fast steps."""

@@ -82,7 +82,7 @@ class PartialSequences:
         # Node after the last wanted call of the open partial sequence, and the number of `_items`
         # up to and including this call; None if it has no wanted call yet.
         self._end: tuple[_Node, int] | None = None
-        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that its calls use
+        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that the calls use
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call; if a sequence is found that ends with or before this call, return it."""

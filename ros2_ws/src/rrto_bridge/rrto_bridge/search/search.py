@@ -28,7 +28,7 @@ from ..protocol.record import HTOD, Call, Meta, Ref
 from ..protocol.sequence import Sequence, build
 
 REPETITIONS = 3       # R; 3, because the first pass may still initialise data (thesis 5.3.3)
-WITHOUT_INPUT = 8     # R is this many times larger for a pass without input: it may be a small loop
+WITHOUT_INPUT = 8     # factor on R for a pass without input, because it may be a small loop
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 

@@ -96,7 +96,7 @@ def _look(names: dict[str, Any], path: str) -> None:
         return
     try:
         source = Path(path).read_bytes()
-    except OSError:   # not from a file
+    except OSError:   # the module is not from a file
         return
     if b'type(' in source and _TENSORS.search(source) and _USES.search(source):
         names['type'] = TYPE
