@@ -34,7 +34,7 @@ from .runtime.planner import TablePlanner
 LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not notice
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
-_tracing = threading.Lock()  # torch patches itself while it traces
+_tracing = threading.Lock()  # one trace at a time, because torch patches itself for it
 _names: set[str] = set()     # names of robots that this process uses
 _names_lock = threading.Lock()
 
@@ -42,8 +42,8 @@ _names_lock = threading.Lock()
 class OffloadedModel:
     """Called like the model; the results are equal except for rounding.
 
-    The whole model runs on this machine if the inputs have other shapes than the inputs of the
-    first call, or if the model cannot be traced or has changed since then; `reason` says why.
+    The whole model runs on this machine if the inputs have other shapes than those of the first
+    call, or if the model cannot be traced or has changed since the trace; `reason` says why.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:

@@ -264,7 +264,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Return whether to follow a class, function or module: not if `NO_STATE` has its package."""
+    """Return whether the package of a class, function or module is not in `NO_STATE`."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', '')
     return str(name).partition('.')[0] not in NO_STATE
 

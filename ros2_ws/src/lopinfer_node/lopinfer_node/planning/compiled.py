@@ -259,7 +259,7 @@ def schedule(p, w):
 
 @kernel
 def _ready(p, w, side, v):
-    """Return when the last transfer that v waits for arrives, and its node; (0, -1) if none."""
+    """Return arrival time and node of the last transfer that v waits for; (0, -1) if none."""
     ready, cause = 0.0, -1
     for e in range(p.first[v], p.first[v + 1]):
         u = p.source[e]

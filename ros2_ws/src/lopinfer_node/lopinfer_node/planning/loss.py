@@ -81,7 +81,7 @@ class Search:
         self._beams = [(m.copy(), s.copy()) for m, s in zip(most, least, strict=True)]
 
     def offer(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Continue with the best of these bounds and the search's own bounds."""
+        """Continue with the best of the ``candidates`` and of the search's own bounds."""
         most, least = min([*self._beams, *candidates], key=self._value)
         self._beams = [(most.copy(), least.copy())]
 

@@ -97,7 +97,7 @@ class Profile:
             raise ProfileError(str(error)) from error
 
     def save(self, path: str | Path) -> None:
-        """Write the file that this module describes."""
+        """Write a profile file."""
         Path(path).write_text(json.dumps(self.as_json(), indent=1) + '\n', encoding='utf-8')
 
     @classmethod

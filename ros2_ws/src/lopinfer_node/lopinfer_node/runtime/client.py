@@ -56,7 +56,7 @@ TRY = 0.1              # share by which the estimate of a plan without measureme
 # LEAST_WAIT seconds after the expected time.
 LATER = 1.25
 LEAST_WAIT = 0.02
-MAX_PENALTY = 30.0     # longest time without the server after consecutive fallbacks, s
+MAX_PENALTY = 30.0     # s; after consecutive fallbacks, longest time without the server
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class PlannedTable:
 
 
 class Settings(fleet_env.settings.Settings):
-    """Settings of the protocol for users.
+    """Settings of the protocol that users can change.
 
     ``piece_bytes``: maximum bytes in one piece. If the network loses one packet of a piece, the
     whole piece is lost.

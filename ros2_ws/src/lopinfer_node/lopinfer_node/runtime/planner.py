@@ -30,7 +30,7 @@ MESSAGE = 0.001
 # TRANSFER seconds for each additional transfer.
 MARGIN = 0.05
 TRANSFER = 0.5e-3
-FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s; of the first table
+FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s; for the first table
 
 
 @dataclass
@@ -119,7 +119,7 @@ class TablePlanner:
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        if not self._fastest:       # requests measure only the latency
+        if not self._fastest:       # no alternatives: requests measure only the latency
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)
         position = positions.reshape(1 + len(others), bins, bins)

@@ -138,7 +138,7 @@ class _Model:
     hashes: Sequence[int]
     status: int = PREPARING
     reason: str = ''
-    kept: bool = False       # never unloaded
+    kept: bool = False       # whether it is never unloaded
     loaded: int = 0          # bytes of the model
     request: int = 0         # further bytes for each request
     plan: int = 0            # further bytes for each plan
