@@ -24,7 +24,7 @@ SHARE = 10     # after `AT_ONCE` is used up, such calls may use 1/SHARE of the t
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)
-TYPES = 'get_type_description'  # the other service that rclpy gives every node
+TYPES = 'get_type_description'  # rclpy's only other service of every node
 NAME = 256     # maximum characters of a type's, a hash's or a transition's name
 
 
