@@ -72,7 +72,7 @@ class PolicyNode(ManagedNode):
         self._bad: dict[str, str] = {}           # entry -> what is wrong with its last message
         self._undecodable: set[str] = set()      # entries whose image could not be decoded
         self._shared: Any = None
-        self._is_safe = False                    # whether the robot has its last command
+        self._is_safe = False                    # whether the safe state was commanded
         self._arrived = self.create_guard_condition(self._on_answers)
         self._open_places()
         self._open_topics()

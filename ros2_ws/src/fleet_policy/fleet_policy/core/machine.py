@@ -237,7 +237,7 @@ class PolicyMachine:
 
         A slow robot begins to compute long before the end of the queue. Another place is asked
         early enough for its answer to come before that moment. If its latency is so long that the
-        queue cannot be that full when a request is sent (`_most_left`), only the share counts.
+        queue cannot be so full when a request is sent (`_most_left`), only `request_share` counts.
         """
         share = self.settings.request_share * self.longest / self.rate
         if place.name == ROBOT:
