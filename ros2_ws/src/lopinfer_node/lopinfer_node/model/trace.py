@@ -1,8 +1,8 @@
 """Convert a `torch.nn.Module` to a list of ATen calls; each result is a single tensor.
 
 torch.export traces the module; if it fails, torch.fx does. In-place operators become pure
-operators, constants are folded, and lists of tensors become slices. So the other modules meet only
-simple calls.
+operators, constants are folded, and lists of tensors become slices. So the other modules handle
+only simple calls.
 """
 
 from __future__ import annotations
