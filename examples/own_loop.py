@@ -7,7 +7,7 @@ The server has a fleet file, whose task has the same model; each robot runs this
     # Terminal 2: a robot, in the fleet's network
     eval "$(rog fleet env examples/my_fleet.yaml)"
     python examples/own_loop.py robot1
-    # Terminal 3: the other one
+    # Terminal 3: the other robot
     eval "$(rog fleet env examples/my_fleet.yaml)"
     python examples/own_loop.py robot2
 """

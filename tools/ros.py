@@ -40,7 +40,7 @@ def install(distribution: str) -> None:
         sys.exit(f'ROS must be one of {known}, got {distribution}')
     subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '-r', str(pins)],
                    check=True)
-    # This file would start each Python of the environment a second time to set LD_LIBRARY_PATH.
+    # The wheels' .pth file would start every Python a second time to set LD_LIBRARY_PATH.
     (SITE / 'ros_wheels_bootstrapper.pth').unlink(missing_ok=True)
     set_run_paths()
     set_include_paths()

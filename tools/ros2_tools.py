@@ -2,7 +2,7 @@
 
     ros2_tools.py DISTRIBUTION SOURCES   fetch what is not in SOURCES, then install all of it
 
-They are pure Python, but for the interfaces of one package, which colcon builds.
+All of them are pure Python, except the interfaces of one package, which colcon builds.
 """
 
 import subprocess
@@ -24,7 +24,7 @@ REPOSITORIES = {
     'ros2/rcl_interfaces': [],
 }
 BUILT = 'rcl_interfaces/composition_interfaces'
-BRANCHES = {'osrf/osrf_pycommon': 'master'}       # all others: that of the distribution
+BRANCHES = {'osrf/osrf_pycommon': 'master'}       # the others: the distribution's branch
 NEEDED = ['psutil', 'packaging', 'argcomplete', 'importlib-metadata', 'importlib-resources']
 
 

@@ -113,7 +113,7 @@ def colcon(verb: str, *arguments: str, log: str = 'log') -> list[str]:
 
 def short() -> int:
     """Run the tests of all packages, except the long tests, from the source tree."""
-    # Commands of ros2 find packages by it, if `make ros2-tools` has added them to ROS 2 of PyPI.
+    # The commands of ros2, if `make ros2-tools` has installed them, find packages by this variable.
     os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix)
     fine = run({name: pytest(name, where, *SHORT) for name, where in folders().items()},
                at_once=len(GROUPS))

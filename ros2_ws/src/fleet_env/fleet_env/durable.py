@@ -125,7 +125,7 @@ class Kept:
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
         for old in [*there, number][:-self.keep]:
-            with suppress(OSError):  # the new save is there, and the other old ones must go, too
+            with suppress(OSError):  # the new save exists; also delete the other old ones
                 self.path(old).unlink()
         return path
 

@@ -165,7 +165,7 @@ def arguments(model: type[Settings]) -> dict[str, str]:
 
 
 def flat(settings: Settings) -> dict[str, Any]:
-    """Return parameter name -> value of all settings."""
+    """Return all settings as a dict parameter name -> value."""
     return {knob.name: functools.reduce(getattr, knob.path, settings)
             for knob in knobs(type(settings))}
 

@@ -116,7 +116,7 @@ def _text(method: str, error: Exception) -> str:
 
 
 def on_device(model: torch.nn.Module, device: torch.device) -> Network:
-    """Move the model to a device; return a function that calls it with tensors of the CPU."""
+    """Move the model to a device; return a function that calls it and takes CPU tensors."""
     moved = model.to(device)
 
     def network(*inputs: torch.Tensor) -> Any:

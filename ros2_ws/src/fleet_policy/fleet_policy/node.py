@@ -72,14 +72,14 @@ class PolicyNode(ManagedNode):
         self._bad: dict[str, str] = {}           # entry -> what is wrong with its last message
         self._undecodable: set[str] = set()      # entries whose image could not be decoded
         self._shared: Any = None
-        self._is_safe = False                    # whether the robot has its last command
+        self._is_safe = False                    # whether the safe state was commanded
         self._arrived = self.create_guard_condition(self._on_answers)
         self._open_places()
         self._open_topics()
         self._alarm = Alarm(self._on_tick, self)
         self.held.callback(self._alarm.close)
         self.held.callback(self._make_safe)
-        # A simulated clock may stop or jump back; the robot then still acts and reports.
+        # Reports use a steady clock, because a simulated clock may stop or jump back.
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(STATUS_PERIOD, self._report, clock=self._steady)
 

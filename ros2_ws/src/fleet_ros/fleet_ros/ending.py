@@ -79,7 +79,8 @@ class Interruption:
 def importing() -> Iterator[None]:
     """Let Ctrl+C end this process at once in this context, which is for slow imports.
 
-    A KeyboardInterrupt would print a traceback, and libraries drop it that catch every exception.
+    A KeyboardInterrupt would print a traceback, and a library that catches every exception would
+    drop it.
     """
     ours = threading.current_thread() is threading.main_thread() \
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -160,7 +160,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         return self._released() if result == SUCCESS else result
 
     def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
-        """Shut down; an unconfigured node stays for `STAYS` seconds, so that it can be queried."""
+        """Shut down; an unconfigured node still answers state queries for `STAYS` seconds."""
         if not self.configured:
             self.stays_until = time.monotonic() + STAYS
         return self._carry_out('shutdown', self.shutdown)

@@ -236,8 +236,8 @@ class PolicyMachine:
         """Return how many s before the end of the queue a place is asked for actions.
 
         A slow robot begins to compute long before the end of the queue. Another place is asked
-        early enough for its answer to come before that moment, unless its latency is so long that
-        the queue never lasts for this time when a request is sent (`_most_left`).
+        early enough for its answer to come before that moment. If its latency is so long that the
+        queue cannot be so full when a request is sent (`_most_left`), only `request_share` counts.
         """
         share = self.settings.request_share * self.longest / self.rate
         if place.name == ROBOT:
@@ -249,7 +249,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return for how many s, at most, the queue lasts when a request is sent, if all goes well.
+        """Return the longest time, s, for which the queue can last when a request is sent.
 
         ``latency``: seconds from a request to its answer.
         """
@@ -272,7 +272,7 @@ class PolicyMachine:
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
 
     def _is_new(self, place: Place) -> bool:
-        """Return whether an answer to the latest observation could give actions not known yet."""
+        """Return whether an answer to the latest observation could contain new actions."""
         latest = self._queue.latest
         return self._observed > place.newest and (
             latest is None or self.tick_of(self._observed) > latest)

@@ -1,4 +1,4 @@
-"""A place where actions can be computed, as the machine sees it: its latencies and requests."""
+"""What `PolicyMachine` knows of a place that computes actions: its latencies and requests."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from ..ros.client_shell import ClientOptions
 from ..runtime.planner import TablePlanner
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
-START = 120.0       # seconds that a server has to load, measure and accept plans
+START = 120.0       # maximum seconds for a server to load and measure the model and accept plans
 WARM_UP = 2         # number of requests at the start that are not measured
 DEVICE_ONLY = 'device-only'
 
@@ -44,9 +44,9 @@ class Measured:
     """The measured requests of one method; all times are in seconds.
 
     `latency`: (requests,). `estimate`: latency that the planner expects. `device`, `server`,
-    `transfer`, `overlap`: medians. `offloaded`: number of requests that used the server. `error`:
-    largest difference from the output of the unsplit model, relative to the largest element of
-    that output.
+    `transfer`, `overlap`: medians of these times in `Report`. `offloaded`: number of requests that
+    used the server. `error`: largest difference from the output of the unsplit model, divided by
+    the largest element of that output.
     """
 
     method: str

@@ -59,7 +59,7 @@ def _middle(memory: memoryview) -> memoryview:
 def _memory(value: torch.Tensor | np.ndarray) -> memoryview | None:
     """Return the bytes of a tensor or an array; None if they are not in contiguous host memory.
 
-    If the elements have gaps between them, return all the memory of which they are a part.
+    If the elements have gaps between them, return the whole memory that contains them.
     """
     array = value if isinstance(value, np.ndarray) else _array(value)
     while array is not None and not array.flags.c_contiguous \
@@ -85,6 +85,6 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
 
-    A contiguous tensor of one element may have any stride, with which it has no view as bytes.
+    A contiguous tensor of one element may have any stride, which can prevent a view as bytes.
     """
     return tensor.contiguous().as_strided((tensor.numel(),), (1,))

@@ -51,7 +51,7 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory; tensors that safetensors loads change if the file changes."""
+    """Read tensors into new memory; tensors from safetensors would change with the file."""
     with safe_open(str(path), 'pt') as file:   # checks the header
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}

@@ -172,7 +172,7 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
-            # The object may get an attribute in place of its class's attribute or of a default.
+            # A new attribute of the object may hide one of its class, or replace a default.
             self._computed(path, lambda: tuple(sorted(own.keys() & self._names)))
             if isinstance(value, (dict, list, set)):   # a subclass: `_visit` handles these types
                 self._items(path, value)
@@ -264,7 +264,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Return whether to follow a class, function or module: not if `NO_STATE` has its package."""
+    """Return whether the package of a class, function or module is not in `NO_STATE`."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', '')
     return str(name).partition('.')[0] not in NO_STATE
 

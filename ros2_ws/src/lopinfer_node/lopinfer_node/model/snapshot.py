@@ -54,7 +54,7 @@ class Snapshot:
             raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
-        self._running = 0    # number of calls of the model now under way, which may store results
+        self._running = 0    # number of calls of the model in progress, which may store results
         self._turn = 0
         self._seen = ''      # change that a background check has found
         found = self._taken.followed

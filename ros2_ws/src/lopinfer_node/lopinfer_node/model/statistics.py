@@ -1,11 +1,12 @@
 """Divides global operators: the sides exchange sufficient statistics (future work, thesis 4.7).
 
 An operator that aggregates over the divided axis needs the whole axis on one side. This module
-replaces such an operator: new operators aggregate stretches of the axis, and further operators
-combine the results. Then each side aggregates its own stretches, and only the statistics cross the
-link: sums for a mean; the maximum and the sum of exponentials for a softmax; for attention also the
-attention of each stretch (as in FlashAttention). The new calls are ordinary operators, so planner,
-checker and runtime need no change. Results differ from the results of the model by rounding.
+replaces such an operator: new operators aggregate parts (stretches) of the axis, and further
+operators combine the results. Then each side aggregates its own parts, and only the statistics
+cross the link: sums for a mean; the maximum and the sum of exponentials for a softmax; for
+attention also the attention of each part (as in FlashAttention). The new calls are ordinary
+operators, so planner, checker and runtime need no change. Results differ from the results of the
+model by rounding.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Rewriter:
         return Ref(len(self.shadows) - 1)
 
     def emit(self, overload: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Ref:
-        """Append a call and return its result; get shape and type from a run on `meta` tensors."""
+        """Append a call and return its result; a run on `meta` tensors gives its shape and type."""
         def shadow(a: Any) -> Any:
             if isinstance(a, Ref):
                 return self.shadows[a.index]
@@ -102,7 +103,7 @@ class _Rewriter:
 
 
 def _mean(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a mean: add the sums of all stretches, and divide by the number of elements.
+    """Rewrite a mean: add the sums of all parts, and divide by the number of elements.
 
     Returns the new result; None if the mean is not over the divided axis, or the axis is too short.
     """
@@ -134,7 +135,7 @@ def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | 
 
 
 def _softmax(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a softmax: take the maximum over all stretches, the exponentials, and their sum.
+    """Rewrite a softmax: take the maximum over all parts, the exponentials, and their sum.
 
     Returns the new result; None if the softmax is not along the divided axis, or this is too short.
     """
@@ -152,7 +153,7 @@ def _softmax(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _attention(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite attention: attend to each stretch of the keys, then combine the results.
+    """Rewrite attention: attend to each part of the keys, then combine the results.
 
     Returns the new result; None for attention with a mask, with grouped heads, with too few keys,
     or with keys and values that are not divided along their positions.

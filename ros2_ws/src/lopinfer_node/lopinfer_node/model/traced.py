@@ -220,7 +220,7 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
 
 def _verify_default(traced: Traced, leaves: list[torch.Tensor], mine: Sequence[torch.Tensor]
                     ) -> None:
-    """Raise ModelError if PyTorch's default dtype affects the results and is not the server's."""
+    """Raise ModelError if PyTorch's default dtype affects the results and differs from float32."""
     own = torch.get_default_dtype()
     if own is torch.float32:
         return

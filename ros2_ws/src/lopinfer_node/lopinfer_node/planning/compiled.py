@@ -259,7 +259,7 @@ def schedule(p, w):
 
 @kernel
 def _ready(p, w, side, v):
-    """Return when the last transfer that v waits for arrives, and its node; (0, -1) if none."""
+    """Return arrival time and node of the last transfer that v waits for; (0, -1) if none."""
     ready, cause = 0.0, -1
     for e in range(p.first[v], p.first[v + 1]):
         u = p.source[e]
@@ -304,7 +304,7 @@ def _next(begin, end, used, i, now):
 
 @kernel
 def energy(p, w, latency):
-    """Return the energy in J that the device uses until the result is there, `latency` seconds.
+    """Return the energy in J that the device uses in the `latency` seconds until the result.
 
     Call this after `schedule`.
     """
@@ -331,7 +331,7 @@ def energy(p, w, latency):
 def evaluate(p, w, most, least, as_is):
     """Return (score, bytes, computing s, latency s) of a candidate.
 
-    Lower is better: first the score counts, then the bytes, then the computing. The score is
+    Lower is better: compare the scores, then the bytes, then the computing. The score is
     latency + weight * energy. With a deadline it is the energy, or a far larger number if the plan
     misses the deadline. The score of an invalid candidate is infinite.
     """

@@ -24,10 +24,11 @@ from .profile import Profile
 from .table import BANDWIDTHS, plan_table
 from .timeline import Costs, Link
 
-# A published server-only run takes the server's compute time, plus 12 to 16 ms, plus the time of
-# the bytes at 0.93 to 1.0 of the recorded rate. We take 16 ms (both directions) and 0.93, because
-# these ends of the ranges come nearest to the published means: 87 ms instead of 89 (VGG19 indoors),
-# 232 instead of 255 (KAPAO indoors), 115 instead of 126 (ResNet152 outdoors).
+# Chosen: a delay of 16 ms (both directions together), and 0.93 of the recorded rate. Published
+# server-only runs take the server's compute time, plus 12 to 16 ms, plus the time of the bytes at
+# 0.93 to 1.0 of the recorded rate. These ends of the ranges come nearest to the published means.
+# Estimated / published mean, ms: VGG19 indoors 87 / 89, KAPAO indoors 232 / 255, ResNet152 outdoors
+# 115 / 126.
 LATENCY = 8e-3         # delay of the link, seconds in each direction
 EFFICIENCY = 0.93      # share of the rate of a trace that carries tensors
 

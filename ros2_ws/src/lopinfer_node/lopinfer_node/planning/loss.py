@@ -22,9 +22,9 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # number of beams kept at a position, besides beams with a boundary there
+WIDTH = 6              # number of beams without a boundary at a position that are kept there
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-ALIVE = 4              # at such a position at most ALIVE times the bytes of the inputs are alive
+ALIVE = 4              # at these positions, at most ALIVE times the bytes of the inputs are alive
 HEAT = 0.03            # refinement may continue from a plan that is worse by about this share
 PATIENCE = 100         # heat is used only with at least this many evaluations per operator
 ROUND = 500            # evaluations between two looks at the clock
@@ -81,7 +81,7 @@ class Search:
         self._beams = [(m.copy(), s.copy()) for m, s in zip(most, least, strict=True)]
 
     def offer(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Continue with the best of these bounds and the search's own bounds."""
+        """Continue with the best of the ``candidates`` and of the search's own bounds."""
         most, least = min([*self._beams, *candidates], key=self._value)
         self._beams = [(most.copy(), least.copy())]
 

@@ -21,8 +21,8 @@ from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
 
-# (class, colour, words). Colour-blind people can distinguish these colours (by Okabe and Ito). An
-# operator belongs to the first class one of whose words occurs in the operator's name.
+# (class, colour, words). If an operator's name contains one of the words, the operator belongs to
+# this class; the first such class counts. Colour-blind people can distinguish the colours.
 _CLASSES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ('convolution', '#0072b2', ('conv',)),
     ('normalisation', '#e69f00', ('norm',)),
@@ -229,7 +229,7 @@ def _label_transfers(axes: Axes, timeline: Timeline) -> None:
 
 
 def _draw_path(axes: Axes, path: Sequence[Segment]) -> None:
-    """Outline the stretches of the critical path on each row, and join them by lines."""
+    """Outline each uninterrupted piece of the critical path on a row; join them by lines."""
     stretches: list[tuple[int, float, float]] = []
     for segment in path:
         row = (0 if segment.side == DEVICE else 3) if segment.transfer < 0 \

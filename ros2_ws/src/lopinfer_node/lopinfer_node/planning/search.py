@@ -154,8 +154,7 @@ def _path(p, w, value, sums):
 def _mark(p, w, value, on_path):
     """Mark the critical path of the last evaluation in `on_path`.
 
-    Change nothing if the plan is invalid, or if there is a deadline, which means that the objective
-    is the energy.
+    Change nothing if the plan is invalid, or if a deadline makes the energy the objective.
     """
     if p.deadline == np.inf and np.isfinite(value[0]):
         compiled.critical(p, w, on_path)
@@ -238,7 +237,7 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
     Every step changes the bounds in a window, mostly around an operator on the critical path. A
     strictly better plan replaces the best plan: lower score, then fewer bytes, then less computing.
     The search may continue from a plan that is worse by a share of about `heat`, which falls to 0.
-    With heat, 99 instead of 97 of 100 small graphs end within 1 % of the optimum.
+    Measured on 100 small graphs: with heat, 99 end within 1 % of the optimum; without heat, 97.
     """
     on_path = np.ones(len(p.kind), np.bool_)
     best = now = _value(p, w, most, least)
@@ -280,7 +279,7 @@ def _centre(on_path, rng):
 
 @kernel
 def _window(nodes, positions, centre, rng):
-    """Draw a range of operators around `centre`; half of the ranges lie between two `positions`."""
+    """Draw a range of operators around `centre`; in half of the cases between two `positions`."""
     if len(positions) > 1 and rng.random() < 0.5:
         before = np.searchsorted(positions, centre)
         size = int((len(positions) + 1) ** rng.random())

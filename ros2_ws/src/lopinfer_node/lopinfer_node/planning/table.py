@@ -25,7 +25,7 @@ from .plan import Plan, check
 from .timeline import Costs, Link
 
 FORMAT = 'lopinfer plan table 1'
-ANCHORS = 3            # one of ANCHORS bins has a beam search; the others start from its result
+ANCHORS = 3            # one bin in ANCHORS has a beam search; the others start from its result
 BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # bytes/s
 EFFORT = 1_500_000     # a bin is refined by EFFORT / (number of operators) evaluations, about 0.1 s
 LEAST = 5000           # least number of evaluations of a bin, for a large graph

@@ -237,7 +237,7 @@ class _Schedule:
 def _busy(schedule: _Schedule, latency: float) -> tuple[np.ndarray, np.ndarray]:
     """Return which of (device, server, uplink, downlink) are busy in each interval between events.
 
-    Types: bool (4, intervals), and the lengths of the intervals, float64 (intervals,), seconds. The
+    Returns bool (4, intervals), and the lengths of the intervals in s, float64 (intervals,). The
     time after the result does not count.
     """
     if not np.isfinite(latency):

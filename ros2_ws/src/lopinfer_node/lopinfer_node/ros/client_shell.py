@@ -129,7 +129,7 @@ class Client:
     def close(self) -> None:
         """Stop the threads; call it before the node is destroyed.
 
-        A running job goes on, without effect: to plan or to send a model can take minutes.
+        A running job continues without effect; to wait for its end could take minutes.
         """
         with self._changed:
             self._closing = True

@@ -129,7 +129,7 @@ class Server:
         self._computing.join()
         self._alarm.close()
         self._trier.close()
-        for jobs in (self._models_jobs, self._plans_jobs):   # to load a model can take minutes
+        for jobs in (self._models_jobs, self._plans_jobs):   # do not wait: a job can take minutes
             jobs.shutdown(wait=False, cancel_futures=True)
 
     def pause(self, paused: bool) -> None:

@@ -20,7 +20,7 @@ from .wire import MAX_PIECE
 INITIAL_RATE = 5e6       # bytes/s, until the first train
 PIECE_TIME = 0.003       # seconds that sending a piece should take; short, so a fade loses little
 MIN_PIECE = 4096         # bytes
-QUEUE_TIME = 0.02        # seconds of data that may be on their way beyond the round trip
+QUEUE_TIME = 0.02        # s; data in flight may exceed that of a round trip by this duration
 MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bytes
 MIN_RTO, MAX_RTO = 0.05, 2.0   # seconds; bounds of the time-out
 MIN_RATE = 1e4           # bytes/s
@@ -85,7 +85,7 @@ class LinkEstimate:
         self._delays.append(arrived - sent_at)
         former, former_arrived = self._last
         if packet <= former:
-            return  # a later packet came first, so the time between the two says nothing
+            return  # a later packet came first, so the time between them says nothing
         self._last = packet, arrived
         # When this packet was sent, the packet before it had not arrived yet. So the link was busy
         # between their arrivals.

@@ -47,7 +47,7 @@ class _Sent:
 
     part: _Part
     at: float
-    delivered: int          # bytes that had arrived at that time
+    delivered: int          # bytes that had arrived when it was sent
 
 
 class Outbox:

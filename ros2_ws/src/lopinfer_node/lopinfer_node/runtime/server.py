@@ -138,7 +138,7 @@ class _Model:
     hashes: Sequence[int]
     status: int = PREPARING
     reason: str = ''
-    kept: bool = False       # never unloaded
+    kept: bool = False       # whether it is never unloaded
     loaded: int = 0          # bytes of the model
     request: int = 0         # further bytes for each request
     plan: int = 0            # further bytes for each plan
@@ -191,7 +191,7 @@ class ServerMachine:
         self.changed = False        # `work` may have changed; the shell resets this
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # in order of turns
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # by client; last served is last
 
     @property
     def clients(self) -> list[str]:

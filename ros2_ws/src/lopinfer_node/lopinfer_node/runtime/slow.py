@@ -10,7 +10,7 @@ import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # s; the overhead of a shorter pause is longer than the pause
+SHORTEST = 1e-3   # s; a shorter pause would be shorter than its overhead
 
 
 def computing_time() -> float:

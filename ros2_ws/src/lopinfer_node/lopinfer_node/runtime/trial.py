@@ -40,7 +40,7 @@ from .program import Program
 LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
 MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
 TURNS = 9          # maximum number of passes over the model at each share
-ROOM = 64 << 20    # the trial may use at least this many bytes more than a model may
+ROOM = 64 << 20    # minimum bytes that the trial may use in addition to the limit of a model
 MAX_TEXT = 1000    # maximum characters of a reason, which may contain long names from the robot
 
 

@@ -21,7 +21,7 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-SLOW = ('cached', 'rpc')   # modes with a round trip per call: time only a tenth of the inferences
+SLOW = ('cached', 'rpc')   # modes with a round trip per call; a tenth of their inferences is timed
 
 
 def add_parser(verbs: Any) -> None:

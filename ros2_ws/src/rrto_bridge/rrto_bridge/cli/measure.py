@@ -35,7 +35,7 @@ def load(name: str) -> torch.nn.Module:
         raise SystemExit(f"rrto: unknown model '{name}': choose small or a torchvision model, for "
                          'example resnet18') from None
     without = {key: None for key in inspect.signature(build).parameters
-               if key in ('weights', 'weights_backbone')}  # download nothing
+               if key in ('weights', 'weights_backbone')}  # so that nothing is downloaded
     model: torch.nn.Module = build(**without)
     return model
 

@@ -23,7 +23,7 @@ def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
     """Draw one line per mode.
 
     :param every: mode -> ms of each inference. The first `WARM` inferences of mode `native` are not
-        drawn: they still run as those of an ordinary program, to find the sequence.
+        drawn: the model's own code runs in them, so that the sequence can be found.
     :param trip: ms of the link's round trip, drawn as a line.
     """
     with styled():

@@ -43,7 +43,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def call(options: Any) -> int:
-    """Run the verb; if another server is found at once, the program replaces this process."""
+    """Run the verb; if a server is found at once, the program replaces this process."""
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
@@ -62,7 +62,7 @@ def call(options: Any) -> int:
         return 2
     if settings.server:
         return become(command, settings)
-    # A server starts while this command searches for another one and the program imports modules.
+    # To save time, start a server before the search shows whether another server is running.
     with server_process() as (name, process):
         if find(AT_ONCE, without=name):
             process.kill()

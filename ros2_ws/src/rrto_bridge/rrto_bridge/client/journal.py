@@ -19,7 +19,7 @@ DEPTH = 4096   # maximum calls in a chain; then fetched values of a tensor repla
 class _Node:
     """A call of the graph. `data`: the bytes of an upload. `inputs`: the calls to which it points.
 
-    `depth`: length of the longest chain of calls that ends with this call. `order`: its number.
+    `depth`: length of the longest chain of calls that ends here. `order`: number of the call.
     """
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
@@ -34,7 +34,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self._nodes: dict[int, _Node] = {}        # handle -> call that gave the present values
+        self._nodes: dict[int, _Node] = {}        # handle -> call that gave its present values
         self._memory: dict[int, set[int]] = {}    # handle -> handles that may share memory
         self._order = 0
 
@@ -67,7 +67,7 @@ class Journal:
 
     @property
     def depth(self) -> int:
-        """Length of the longest chain of calls behind a value."""
+        """Length of the longest chain of calls on which a tensor's values depend."""
         return max((n.depth for n in self._nodes.values()), default=0)
 
     def deep(self) -> list[int]:

@@ -29,7 +29,7 @@ from .infer import infer, sketch
 from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
-POSTED = 16  # number of queued calls that are sent as a message although the program does not wait
+POSTED = 16  # when this many calls are queued, they are sent even if the program does not wait
 KNOWN = 1 << 16  # maximum number of remembered results; then all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
@@ -50,7 +50,7 @@ class Ticket(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """A value that the program needs: the value of wanted step `step`, from 0, of run `run`."""
+    """A value that the program needs: value number `step` (from 0) of the replayed run `run`."""
 
     run: int
     step: int
@@ -80,7 +80,7 @@ class ClientMachine:
         # Signature of a call -> its result; name of a query -> its answer.
         self._known: dict[Any, Any] = {}
         self._predictor = Predictor(sketch, infer)
-        self._values: dict[tuple[int, int], Value] = {}   # values of replayed runs
+        self._values: dict[tuple[int, int], Value] = {}   # (run, index) -> value
 
     def follow(self, other: ClientMachine) -> ClientMachine:
         """Continue after the last handle that another machine has assigned; return self."""
@@ -108,11 +108,10 @@ class ClientMachine:
 
     def issue(self, call: Call, input_metas: tuple[Meta | None, ...], view: bool
               ) -> tuple[int, Any]:
-        """Issue an operator; return the handle of its first new tensor, and its result.
+        """Issue an operator; return (handle of its first new tensor, its result or a Ticket).
 
-        The result has the form that `execution.context.Context.execute` returns, or it is a Ticket
-        for this result. New tensors get consecutive handles. `view`: whether the operator only
-        creates a view.
+        The result has the form that `execution.context.Context.execute` returns. New
+        tensors get consecutive handles. `view`: whether the operator only creates a view.
         """
         self.calls += 1
         if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
@@ -149,7 +148,7 @@ class ClientMachine:
         return self._add((FREE, tuple(handles)), self.mode == 'rpc')
 
     def seed(self, seed: int) -> Ticket | None:
-        """Seed the random operators with an unsigned 64-bit number; return a Ticket if `rpc`."""
+        """Seed the random operators (unsigned, 64 bits); return a Ticket in mode `rpc`."""
         signed = seed - (1 << 64) if seed >> 63 else seed
         return self._add((SEED, signed), self.mode == 'rpc')
 

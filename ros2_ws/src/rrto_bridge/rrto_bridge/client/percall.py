@@ -25,7 +25,7 @@ class Result(NamedTuple):
 
 
 class NoReplay:
-    """Stands in for `replay.ReplayClient` in the modes without replay; never expects a call."""
+    """Stands in for `replay.ReplayClient` in the modes without replay; `expected` stays None."""
 
     expected: Step | None = None
     base = 0

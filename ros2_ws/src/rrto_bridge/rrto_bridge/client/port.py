@@ -15,7 +15,7 @@ from .machine import Awaited, ClientMachine, Ticket
 class Port(ABC):
     """Carries messages between `machine` and its server. Only one thread at a time may call it."""
 
-    idle = False    # whether it waits in a consistent state; then a signal handler may raise
+    idle = False    # whether a wait is in a consistent state, so that a signal handler may raise
 
     def __init__(self, machine: ClientMachine) -> None:
         self.machine = machine

@@ -7,12 +7,12 @@ after a wanted call, that is, a call whose value the program needs at once. If a
 equals the first step of a known sequence, it opens a run. From then on, calls are *virtual*: the
 program gets handles and metas as results while the server executes the run. The program waits only
 for wanted values. A call that differs from the sequence is a mismatch: the server undoes the run,
-and executes the calls that the program has made again.
+then executes again the calls that the program has made.
 
 Several known sequences may begin with the same calls. A run follows one of them, the *leader*. The
-other sequences that have agreed so far are its *rivals*. The client sends nothing shortly before
-the step at which a rival differs. At other steps the server executes the leader. If the program
-then follows a rival, the server undoes the leader's steps.
+other sequences that have agreed so far are its *rivals*. Shortly before the step at which a
+rival differs, the client sends nothing, because this step may change the leader. Otherwise the
+server executes the leader's steps, and undoes them if the program then follows a rival.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ReplayClient:
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
         self.partial = PartialSequences(self.search.repetitions)
-        self.expected: Step | None = None  # if the program makes this call next, call `advance`
+        self.expected: Step | None = None  # if the next call matches this step, call `advance`
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # number of runs opened, and completed
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
@@ -145,7 +145,7 @@ class ReplayClient:
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """Process a value for which the program has waited; end the run if it has another shape."""
+        """Process a value that the program needed; end the run if its shape is unexpected."""
         run = self._run
         actions: list[Action] = []
         self.closed = None

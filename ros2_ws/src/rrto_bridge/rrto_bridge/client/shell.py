@@ -53,7 +53,7 @@ from .settings import START_LIMIT, STARTING
 SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
 LINGER = 0.0005       # minimum seconds between messages for which the program does not wait
 TURN = 30.0           # seconds in which the server must have started the program's process
-ASKED = 4             # maximum number of requests for a session, in twice `LIMIT` seconds in all
+ASKED = 4             # maximum number of requests for a session, within 2 * `LIMIT` seconds in all
 GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too
 LOOK = 2.0            # seconds between searches for a server that has returned
 MESSAGE = 1 << 32     # maximum size of a reply, bytes
@@ -83,7 +83,7 @@ class Link(Port):
 
     _stood = 0.0           # longest time for which this process was suspended, s
     _looked = math.inf     # time of the last timer call
-    _told = ''             # reason other than silence that the server has given
+    _told = ''             # why the server ended the session; '': silence, or it has not ended
 
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
@@ -117,7 +117,7 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # the engine, for the numbers in the status
+        self.engine: Any = None              # its numbers are in the status
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
@@ -169,8 +169,8 @@ class Link(Port):
     def _find(self) -> str:
         """Return the name of the server to use.
 
-        If a server was started for this program, wait for it. If its process has ended, for example
-        because another server was found meanwhile, use any server.
+        If a server was started for this program, wait for it. If that server's process has ended,
+        for example because another server was found meanwhile, use any server.
         """
         started = os.environ.get(STARTING)
         if started and self._wanted and not self._comes_up(int(started)):

@@ -1,8 +1,8 @@
 """Sequences as compiled plans for the replaying server (thesis Algorithm 12).
 
 Compilation determines once for all runs: the operators, the registers of their arguments, the steps
-after which a tensor and its memory are released, and the tensors from before a run that the run
-writes, also through views.
+after which a tensor and its memory are released, and which of the tensors that exist before a run
+the run changes, also through views.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Instruction:
     results: list[tuple[int, int]]          # (index among the results, register) of new tensors
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
-    needs: int                              # number of bound tensors that must be known
+    needs: int                              # bound tensors that must have arrived before this step
     release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
-    frees: list[int]                        # registers whose memory is free after this step
+    frees: list[int]                        # registers whose memory is unused after this step
 
 
 class Plan:
@@ -110,7 +110,7 @@ class Plan:
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
-        # Registers of the tensors from before a run to which the run writes.
+        # Registers of tensors that exist before a run and that the run changes.
         self.written: set[int] = set()
         self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
         self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
@@ -195,9 +195,10 @@ class Plan:
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
                     made: list[int]) -> None:
-        """Note in `written` the tensors from before the run that a step changes, also by a view.
+        """Record which older tensors a step changes, and which share memory with its results.
 
-        Note in `sharers` and `_shares` which tensors may share memory with the results `made`.
+        `written`: changed tensors that exist before the run, also if changed through a view.
+        `sharers` and `_shares`: tensors that may share memory with the results `made`.
         """
         keywords = dict(step.keywords)
         for place in kernel.writes if kernel else ():
@@ -220,9 +221,9 @@ class Plan:
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
-        """Note in the instructions after which steps a tensor and its memory are released.
+        """Record in the instructions after which step each tensor and its memory are released.
 
-        This is after the last use, except for tensors that the sequence keeps.
+        This is the step of the last use, except for tensors that the sequence keeps.
         """
         last: dict[int, int] = {}
         for position, step in enumerate(sequence.steps):

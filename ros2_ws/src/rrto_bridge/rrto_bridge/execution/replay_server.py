@@ -1,9 +1,10 @@
-"""The replaying server: executes the open run, which may be ahead of the program.
+"""The replaying server: executes one run at a time, possibly ahead of the program.
 
-A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run holds its tensors
-in registers. The server can undo a run until `Finish`: it drops the new tensors of the run, and
-restores the older tensors to which the run writes. It saves the values of these tensors when it
-puts them into registers. Everything that a run holds counts as the client's memory.
+A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run is open from
+`Start` until `Finish` or `Abandon`. It holds its tensors in registers. The server can undo an open
+run: it drops the new tensors of the run, and restores the older tensors to which the run writes. It
+saves the values of these tensors when it puts them into registers. Everything that a run holds
+counts as the client's memory.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Weights:
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
-        with (self.folder / 'lock').open('w') as lock:   # a process unlocks it also by ending
+        with (self.folder / 'lock').open('w') as lock:   # a process that ends unlocks it, too
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.find(digest, size)
             if found is not None:

@@ -63,7 +63,7 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                return self.dispatch(function, args, kwargs)   # meanwhile other threads made calls
+                return self.dispatch(function, args, kwargs)   # other threads made calls meanwhile
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -174,7 +174,7 @@ class Device:
 
     @contextmanager
     def loading_weights(self) -> Iterator[None]:
-        """Return a context in which uploads of this thread are weights.
+        """Return a context in which uploads of this thread count as weights.
 
         A weight is not sent if the server has kept its bytes.
         """
@@ -275,7 +275,7 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run an operator such as `is_conj` on the server, which PyTorch alone would not ask."""
+        """Run an operator such as `is_conj` on the server; PyTorch itself would not ask it."""
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 

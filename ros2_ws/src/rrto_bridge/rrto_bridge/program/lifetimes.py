@@ -137,9 +137,9 @@ class Lifetimes:
     def collect(self) -> None:
         """Free on the server the tensors that the program no longer references.
 
-        This happens only when there are at least `engine.batch` of them. Each call first fetches
-        the values of tensors with long chains of calls in the journal; the journal (the calls from
-        which the client can compute its tensors again) then replaces each chain by the values.
+        Tensors are freed in batches of at least `engine.batch`. Before that, if a tensor depends on
+        a long chain of calls in the journal (the calls from which the client can compute its
+        tensors again), its values are fetched; in the journal they replace the chain.
         """
         connection = self._connection
         engine = connection.engine

@@ -40,7 +40,7 @@ class NestedTensor(torch.Tensor):
 
 
 def refuse(what: str) -> None:
-    """Raise the error for any other use of a nested tensor."""
+    """Raise the error for an unsupported use of a nested tensor."""
     raise RuntimeError(f'rrto: {what} of a nested tensor is not possible on the device, which '
                        'supports nested tensors only in the layers of nn.TransformerEncoder: use '
                        'nn.TransformerEncoder(..., enable_nested_tensor=False)')

@@ -32,13 +32,13 @@ def _not_installed(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Hook:
-    """The functions that receive calls; `intercept` sets them."""
+    """The functions of the device that this module calls; `intercept` sets them."""
 
     dispatch: Any = staticmethod(_not_installed)
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
     memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
     ask: Any = staticmethod(_not_installed)       # `Device.ask`
-    saving = threading.local()                    # its `copied`: copies made during a torch.save
+    saving = threading.local()                    # `saving.copied`: copies of one torch.save
 
 
 class Storage(torch.UntypedStorage):
@@ -195,7 +195,7 @@ class RemoteTensor(torch.Tensor):
         return made
 
 
-_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of this module
+_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes that `__deepcopy__` sets
 
 
 class Value(RemoteTensor):
@@ -238,7 +238,7 @@ def seen_as(tensor: RemoteTensor) -> type:
 
 
 def of_program(kind: type) -> type | None:
-    """Return the program's class from which `_joined` has made the class `kind`, else None."""
+    """Return the program's class from which `_joined` has derived `kind`; None if it has not."""
     return getattr(kind, '_of_program', None)
 
 

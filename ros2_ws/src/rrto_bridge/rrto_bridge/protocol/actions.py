@@ -59,7 +59,7 @@ class Switch:
 
     The inputs and bound handles received so far stay valid, because both sequences agree up to
     here. The run gets the new number `new`, so that the client cannot mistake values of the undone
-    run for its values.
+    run for values of the new run.
     """
 
     run: int

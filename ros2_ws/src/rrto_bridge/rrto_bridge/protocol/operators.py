@@ -17,8 +17,8 @@ LEARNT = 'learnt'   # weights may require gradients
 GRADED = 'graded'   # gradients are enabled
 
 # The operator _transformer_encoder_layer_fwd.
-LAYER = 17     # number of its arguments between `src` and `mask`
-NESTED_MASK = -1    # its mask type if `mask` is the padding mask of a nested tensor
+LAYER = 17     # number of arguments between `src` and `mask`
+NESTED_MASK = -1    # mask type: `mask` is the padding mask of a nested tensor
 
 # Extra keyword of every call while the program's default dtype is not `USUAL`. PyTorch converts
 # integers to the default dtype.

@@ -124,8 +124,8 @@ def ordinary() -> Any:
 
     While an implementation runs, PyTorch skips steps that it has already done for the arguments of
     this operator. Other tensors need these steps. Without them, PyTorch would ignore that a tensor
-    is lazily conjugated or negated, and would multiply by a weight that may require gradients as by
-    a weight that does not. In the context, PyTorch does all steps.
+    is lazily conjugated or negated, or that a weight may require gradients (PyTorch multiplies by
+    such a weight differently). In the context, PyTorch does all steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)

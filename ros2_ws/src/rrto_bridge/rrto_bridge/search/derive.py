@@ -97,9 +97,9 @@ class _Derivation:
             begin, end = prod(before[:at]), prod(before[:at + 1])
             inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
-            # If the batch size is 1, several dimensions can be the batch. Prefer a dimension whose
-            # size is the old batch size. Then, unless dimensions were merged, prefer a dimension
-            # that does not lie wholly before the batch of the input. Then prefer the first one.
+            # If the batch size is 1, several dimensions can be the batch. Order of preference: a
+            # dimension whose size is the old batch size; a dimension that does not lie wholly
+            # before the batch of the input (not used if dimensions were merged); the first.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))

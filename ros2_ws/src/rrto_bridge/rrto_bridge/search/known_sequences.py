@@ -12,12 +12,12 @@ from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
-PATIENCE = 3          # a sequence pauses after more than this number of failed runs in a row
-MAX_LOOSE = 4         # maximum number of tensors that `add` makes `Bound`; more mean another model
+PATIENCE = 3          # a sequence with more failed runs in a row than this pauses
+MAX_LOOSE = 4         # maximum tensors that `add` makes `Bound`; if more differ, the model differs
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
-MAX_PAUSE = 64        # a failing sequence skips fewer than MAX_PAUSE possible starts in a row
+MAX_PAUSE = 64        # a failing sequence skips at most MAX_PAUSE - 1 possible starts in a row
 
-ANY = 1 << 62         # base of a pass that has no tensors of its own yet; above every handle
+ANY = 1 << 62         # base, above every handle, of a pass that has not created a tensor yet
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +25,11 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # other's number -> equal steps at start
+    common: dict[int, int] = field(default_factory=dict)  # sequence's number -> equal first steps
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()
-    fast: list[Step | None] = field(default_factory=list)  # None: the step needs `PrefixTree.bind`
+    fast: list[Step | None] = field(default_factory=list)  # None: a step for `PrefixTree.bind`
 
     def __post_init__(self) -> None:
         """Derive the persistent handles and the fast steps."""

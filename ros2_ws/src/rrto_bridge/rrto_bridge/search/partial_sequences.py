@@ -25,7 +25,7 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-# Maximum number of known tags plus calls of the open partial sequence; then all are forgotten.
+# Maximum sum of known tags and calls of the open partial sequence; then all are forgotten.
 LIMIT = 1 << 15
 FED = 16           # number of partial sequences after which a tree node gets a new `Search`
 
@@ -78,11 +78,11 @@ class PartialSequences:
         # Calls and freed handles of the open partial sequence, up to the end of its last fragment.
         self._items: list[Call | int] = []
         self._root: Fragment = ()              # first fragment of the open partial sequence
-        self._node: _Node | None = None        # node after its last fragment
+        self._node: _Node | None = None        # node after the last fragment of `_items`
         # Node after the last wanted call of the open partial sequence, and the number of `_items`
         # up to and including this call; None if it has no wanted call yet.
         self._end: tuple[_Node, int] | None = None
-        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that its calls use
+        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that the calls use
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call; if a sequence is found that ends with or before this call, return it."""
@@ -139,8 +139,8 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: it ends only because its first fragment occurs again. If no partial sequence has
-        ended at this node for another reason, no shape varies; then do not search it.
+        `again`: it ends only because its first fragment occurs again. Then search it only if a
+        partial sequence has ended at this node for another reason; otherwise no shape varies.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None

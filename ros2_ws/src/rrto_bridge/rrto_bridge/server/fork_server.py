@@ -48,7 +48,7 @@ class ForkServer:
         self.selector.register(link, selectors.EVENT_READ, '')
 
     def _child(self, ask: Any) -> str:
-        """Call `ask` in a child process, which may use a GPU, unlike this one; return the result.
+        """Call `ask` in a child process, because `ask` may use a GPU; return the result.
 
         Also report to the supervisor whether the server is ready.
         """

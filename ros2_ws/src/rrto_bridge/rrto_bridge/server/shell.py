@@ -118,7 +118,7 @@ class ForkServerProcess:
 
 
 class _Program:
-    """The shell's status file and publisher of one program."""
+    """What the shell holds for one program: its status file and the publisher to it."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
@@ -138,7 +138,7 @@ class Server:
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
-            if name in wait_for_servers(node, wanted=name):   # while PyTorch loads
+            if name in wait_for_servers(node, wanted=name):   # PyTorch loads meanwhile
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
             facts = self._fork_server.ready()

@@ -148,7 +148,7 @@ class _Worker:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
-                    # The node's thread also ends a silent session, but do not rely on this thread.
+                    # The node's thread also ends a silent session, but do not rely on it.
                     self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
                     self._act(self.machine.on_time(time.monotonic()))
                 if self.reason:
@@ -216,7 +216,7 @@ class _Worker:
                 self.link.send(len(action.frame.data),
                                partial(self.down.publish, to_ros(action)), now)
             elif action.error:
-                self.acks.publish(to_ros(action))   # past the emulated link: the process ends soon
+                self.acks.publish(to_ros(action))   # skip the emulated link: the process ends soon
             else:
                 self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
         self._alarm.set(min(self.machine.deadline, self.link.deadline))

@@ -152,8 +152,8 @@ def select(call: Call) -> Division:
 def cat(call: Call) -> Division:
     """Divide along the divided axis of the inputs.
 
-    If the inputs are joined along this axis, each input fills a stretch of the result. Otherwise
-    all inputs are divided alike.
+    If the inputs are joined along this axis, each input fills one interval of the result. Otherwise
+    all inputs are divided in the same way.
     """
     tensors = call.arguments['tensors']
     rank = len(call.shape)
@@ -265,7 +265,7 @@ def pad(call: Call) -> Division:
 def pixel_shuffle(call: Call) -> Division:
     """Divide along any axis except the channels, which become r x r blocks of pixels.
 
-    Output row i needs input row i // r.
+    Output row i needs input row i // r, where r is the upscale factor.
     """
     value = call.values[0]
     factor = call.arguments['upscale_factor']
@@ -297,7 +297,7 @@ def pixel_unshuffle(call: Call) -> Division:
 @rule('upsample_nearest1d', 'upsample_nearest2d', 'upsample_nearest3d', 'upsample_linear1d',
       'upsample_bilinear2d', 'upsample_trilinear3d')
 def interpolate(call: Call) -> Division:
-    """Divide along any axis, unless the parts could be rounded otherwise than the whole.
+    """Divide along any axis, unless parts and whole could be rounded differently.
 
     Along a divided spatial axis this rule takes the input indices and their weights itself;
     PyTorch's kernel interpolates only along the other axes. An output index needs one input index
@@ -310,7 +310,7 @@ def interpolate(call: Call) -> Division:
         return same_axis(call, value)
     if not call.dtype.is_floating_point or call.dtype is torch.float64 and 'nearest' in call.op \
             or _ambiguous(call, value):
-        return indivisible(call)   # `_neighbours` would round otherwise than PyTorch's kernels
+        return indivisible(call)   # `_neighbours` and PyTorch's kernels round differently
     below, above, weight = _neighbours(call, value)
     footprint = ranges(below, above + 1, value.extent)
     target = list(call.shape[2:])

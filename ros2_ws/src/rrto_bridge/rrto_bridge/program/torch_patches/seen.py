@@ -39,7 +39,7 @@ class _Type:
             return kind
         if issubclass(kind, RemoteTensor):
             return seen_as(args[0])
-        return self if kind is builtins.type or kind is _Type else kind   # so `type(A) is type`
+        return self if kind is builtins.type or kind is _Type else kind   # keeps `type(A) is type`
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, builtins.type)
@@ -96,7 +96,7 @@ def _look(names: dict[str, Any], path: str) -> None:
         return
     try:
         source = Path(path).read_bytes()
-    except OSError:   # not from a file
+    except OSError:   # the module is not from a file
         return
     if b'type(' in source and _TENSORS.search(source) and _USES.search(source):
         names['type'] = TYPE
