@@ -257,9 +257,13 @@ class Method:
 
     @staticmethod
     def behind(robot: str, fleet: Fleet, bound: float) -> list[str]:
-        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``."""
+        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``.
+
+        A robot never waits for its own rows: only its next push can send them.
+        """
         iteration = fleet[robot].iteration
-        return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
+        return [name for name, other in fleet.items()
+                if name != robot and iteration - other.slowest >= bound]
 
     @property
     def deadline(self) -> float:
