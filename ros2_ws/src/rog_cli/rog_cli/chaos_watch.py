@@ -1,4 +1,7 @@
-"""Checks observations of a fleet with faults: progress, memory, equal rows. No I/O, no clock."""
+"""Checks what was observed of a fleet with faults: progress, memory and equal rows.
+
+The checks use no I/O and no clock.
+"""
 
 from __future__ import annotations
 
