@@ -18,7 +18,7 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 THREADS = 256  # threads per block; one block works on one segment
 # Maximum number of encoded bytes of one launch. It limits the pinned memory, because a Jetson runs
-# out of that first. A push of ConvMLP-M needs one launch with every codec except raw (e3m0: 8.7 MB).
+# out of it first. With every codec except raw, a push of ConvMLP-M needs one launch (e3m0: 8.7 MB).
 AT_ONCE = 16 << 20
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
