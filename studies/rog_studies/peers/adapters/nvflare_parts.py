@@ -36,7 +36,7 @@ Model = dict[str, Tensor]
 
 
 class Watch(FLComponent):
-    """Journals each round of ScatterAndGather for the study, and saves snapshots.
+    """Notes each round of ScatterAndGather in the study's journal, and saves snapshots.
 
     :param folder: folder of the run.
     """
@@ -47,7 +47,7 @@ class Watch(FLComponent):
         self._journal: Journal | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Begin the journal at the start of the run; at the end of a round, journal it."""
+        """Begin the journal at the start of the run; note each round in it, at the round's end."""
         if event_type == EventType.START_RUN:
             self._journal = Journal(Path(self.folder), SERVER, Task(Path(self.folder)).settings)
         elif event_type == AppEventType.ROUND_DONE and self._journal is not None:
