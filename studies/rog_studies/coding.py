@@ -33,7 +33,7 @@ LATE = 1.0               # additional seconds of a late gradient
 OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
 SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
 PERIODS = (100, 50, 30, 20, 10)  # values of b: rounds until `dgh-gc` regroups the robots
-GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # values of k: number of groups of robots
+GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # group of Table 2 -> values of k, the number of code groups
 MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # rounds after which the study reports accuracies
 # `PLAIN` has no momentum, because momentum would amplify the changes that error feedback sends

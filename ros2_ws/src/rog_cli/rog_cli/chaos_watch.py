@@ -166,9 +166,9 @@ def checksums(lines: Iterable[str]) -> dict[str, str]:
 
 def mirrored(server: Mapping[str, str], robots: Iterable[Mapping[str, str]]
              ) -> tuple[int, list[str]]:
-    """Return the number of transfers that both sides logged, and the transfers that differ.
+    """Return the number of transfers that both sides logged, and the transfers with a difference.
 
-    Transfers differ if the checksums of the rows after them differ.
+    A transfer has a difference if the two sides logged different checksums of the rows after it.
     """
     here = {transfer: value for robot in robots for transfer, value in robot.items()}
     both = server.keys() & here.keys()

@@ -30,7 +30,7 @@ GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 
 BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
-CLOCK = 0.5           # s; largest difference between two clocks, by which emulated links run
+CLOCK = 0.5           # s; largest difference of clocks, by which both ends read a link's trace
 ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913

@@ -393,7 +393,7 @@ class ParameterServerNode(ManagedNode):
 
     def _publish_status(self) -> None:
         if self.done and not self.machine.stopping:
-            return  # this server gave way to another, which would seem to have stopped
+            return  # this server gave way to another; robots would take `stopped` as the other's
         self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
 
     def _diagnose(self) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from .task import SERVER, Journal, Task
 
-SHARE = 2       # a version needs number of sites / SHARE updates; in the example, 4 with 8 sites
+SHARE = 2       # a version needs (number of sites) / SHARE updates; the example: 4 with 8 sites
 CALL = 600.0    # s that a site may take for an update, transfers included
 PAUSE = 1.0     # s before the server asks a site again that has failed
 SAVED = 'FL_global_model.pt'

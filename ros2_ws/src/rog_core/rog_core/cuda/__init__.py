@@ -115,4 +115,4 @@ def download(values: Array) -> np.ndarray:
     pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
-    return pinned.numpy().copy()  # senders keep the result long, and pinned memory is scarce
+    return pinned.numpy().copy()  # a copy, because senders keep it and pinned memory is scarce

@@ -27,7 +27,7 @@ from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .mirror import Mirror
 
-BUSY = (JOINING, PULLING, TRAINING)  # states in which the member must act next
+BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for the member's message
 USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
@@ -171,7 +171,10 @@ class Member:
 
     @property
     def has_to_act(self) -> bool:
-        """Whether the member must act next; true also if it waits for its own old rows."""
+        """Whether the server waits for a message of this member; true also if it waits for itself.
+
+        A member waits for itself if its own rows at the server are too old.
+        """
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
