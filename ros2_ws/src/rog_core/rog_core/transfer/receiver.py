@@ -211,7 +211,7 @@ class Receiver:
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _codec_of(self, chunk: Chunk) -> Codec:
         # Check the codec here and not when rows are applied, so that a chunk with a wrong codec is

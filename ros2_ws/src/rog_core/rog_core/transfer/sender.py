@@ -264,7 +264,7 @@ class Sender:
         return [(sent.segments, sent.chunk.values)
                 for sent, flag in zip(self._chunks, flags, strict=True) if flag == taken]
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _first_missing(self) -> int:
         while self._low < self._fresh and self._chunks[self._low].arrived:
