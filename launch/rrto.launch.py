@@ -53,7 +53,7 @@ def _start(context):
     here = chosen(context, names(context, 'robots'))
     reach = network(context)
     options = given(context, _PROGRAM)
-    from_flat(Settings, options)  # invalid options raise an error before anything starts
+    from_flat(Settings, options)  # raise an error for invalid options before anything starts
     programs = [_program(f'{reach.namespace}/{name}'.strip('/'), context, options) for name in here
                 if name != 'server' and value(context, 'program')]
     server = None

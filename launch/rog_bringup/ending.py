@@ -56,10 +56,10 @@ class Ending:
                 RegisterEventHandler(OnShutdown(on_shutdown=self._on_shutdown))]
 
     def _on_shutdown(self, event: Any, context: Any) -> list[Any]:
-        """Send SIGTERM to the processes after a SIGINT.
+        """Send SIGTERM to the processes if a SIGINT has ended the launch.
 
-        Launch itself sends nothing then, because it assumes that the terminal has sent the SIGINT
-        to the processes, too.
+        After a SIGINT, launch itself sends them nothing, because it assumes that the terminal has
+        sent the SIGINT to the processes, too.
         """
         if not event.due_to_sigint or context.noninteractive:
             return []

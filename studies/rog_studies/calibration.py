@@ -3,8 +3,8 @@
 All inputs are from the authors: the record that they replayed to four robots, the seconds per
 iteration for computing, for compressing and for the sleep that equalises the robots, and the bytes
 of their model. Only one number is fitted, `EFFICIENCY`: the share of a link's configured rate that
-a transfer reaches. The authors measured .97 at 1 to 10 Mbit/s and .78 at 30 to 60 Mbit/s; transfers
-spend most of their time on slow links.
+a transfer reaches. It lies between two values that the authors measured: .97 at 1 to 10 Mbit/s,
+where transfers spend most of their time, and .78 at 30 to 60 Mbit/s.
 """
 
 from __future__ import annotations

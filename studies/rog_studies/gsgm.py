@@ -29,7 +29,7 @@ from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
 PACE, LATE = 0.1, 0.1   # seconds for a gradient of the fastest learner; additional seconds if late
-ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # seconds per round of the slowest learner, with its delays
+ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # mean seconds per round of the slowest learner
 SVRG_EVERY = 20         # iterations between full gradients
 SVRG_LONGER = 4         # factor on a run's duration with SVRG: half of the work is corrections
 MOMENTUM = 0.9
@@ -117,7 +117,7 @@ def _fading() -> dict[str, FleetConfig]:
 
 
 def peak(method: MethodResult, first: MethodResult) -> str:
-    """Return the peak accuracy in %."""
+    """Return the peak accuracy in %, as a cell of a `Table`."""
     return spread(method.accuracy_peak, 100, 1)
 
 

@@ -74,7 +74,7 @@ class Study:
     server_every: float
 
     def only(self, prefixes: list[str]) -> Study:
-        """Return the study with only the cases whose names begin with one of ``prefixes``.
+        """Return the study with only those cases whose names begin with one of ``prefixes``.
 
         :raises ConfigError: no case begins with one of the prefixes.
         """

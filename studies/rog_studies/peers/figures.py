@@ -26,7 +26,8 @@ _LINES = ('-', '--', ':')
 def draw_peers(out: Path) -> list[Path]:
     """Draw the figure ``accuracy``; return the paths of its files.
 
-    A line is the mean over the seeds; the area around it reaches from the lowest to the highest.
+    A line is the mean over the seeds; the area around it reaches from the lowest to the highest
+    seed.
     """
     data = json.loads((out / PEERS_FILE).read_text())
     names = [name for name, one in data['programs'].items() if not one['missing']]

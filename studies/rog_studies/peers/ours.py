@@ -46,7 +46,7 @@ class PeerTask(RogTask):
         return self._task.model()
 
     def batches(self, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of a robot, without end; from now on `loss` journals every batch."""
+        """Yield the batches of a robot, without end; from now on `loss` notes every batch."""
         self._journal = Journal(self._folder, f'robot{rank + 1}', self._task.settings)
         return Task(self._folder, rank).batches()
 

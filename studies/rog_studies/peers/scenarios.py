@@ -16,7 +16,7 @@ SERVER = 'server'
 
 @dataclass(frozen=True)
 class Event:
-    """An event that happens ``after`` seconds after ``share``, 0 to 1, of the run has passed.
+    """An event of a run; it happens ``after`` seconds after a ``share`` of the run, 0 to 1.
 
     ``whom``: name of the robot that it concerns, or ``server``.
     """

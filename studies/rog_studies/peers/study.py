@@ -46,7 +46,7 @@ SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
 QUICK = ('rog', 'flower')   # programs of the short study
 QUICK_MINUTES = 40 / 60
-QUICK_SCALE = 0.1          # links of full speed would never delay its small neural network
+QUICK_SCALE = 0.1          # factor on the rates; at full rates, links would not delay its model
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Checks observations of a fleet with faults: progress, memory, equal rows. No I/O, no clock."""
+"""Checks what was observed of a fleet with faults: progress, memory and equal rows.
+
+The checks use no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -163,9 +166,9 @@ def checksums(lines: Iterable[str]) -> dict[str, str]:
 
 def mirrored(server: Mapping[str, str], robots: Iterable[Mapping[str, str]]
              ) -> tuple[int, list[str]]:
-    """Return the number of transfers that both sides logged, and the transfers that differ.
+    """Return the number of transfers that both sides logged, and the transfers with a difference.
 
-    Transfers differ if the checksums of the rows after them differ.
+    A transfer has a difference if the two sides logged different checksums of the rows after it.
     """
     here = {transfer: value for robot in robots for transfer, value in robot.items()}
     both = server.keys() & here.keys()

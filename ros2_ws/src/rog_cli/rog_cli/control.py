@@ -1,4 +1,7 @@
-"""`rog control`: stop a running fleet, save it, or change its method; the fleet's key signs it."""
+"""`rog control`: stop a running fleet, save it, or change its method.
+
+If the fleet has a key, each request is signed with it.
+"""
 
 from __future__ import annotations
 

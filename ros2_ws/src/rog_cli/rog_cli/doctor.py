@@ -25,12 +25,12 @@ from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
 
-# A note is no fault of this network, but says what another one would need.
+# A NOTE says that nothing is wrong on this network, but what another network would need.
 GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 
 BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
-CLOCK = 0.5           # largest difference of clocks, s; traces of emulated links use them
+CLOCK = 0.5           # s; largest difference of clocks, by which both ends read a link's trace
 ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913

@@ -96,10 +96,10 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 
 
 def _true_rates(fleet: FleetConfig) -> dict[str, float]:
-    """Return the overrides by which the fleet's trace has the rates that its file says.
+    """Return the overrides with which links have the rates that the option ``--trace`` brings.
 
-    The ``link.scale`` of a fleet file belongs to the trace of that file. A robot that does not
-    follow the fleet's trace keeps its scale.
+    The ``link.scale`` of a fleet file is meant for the trace that this fleet file names. So it
+    becomes 1, also for each robot whose link follows the fleet's trace.
     """
     def scale(link: LinkConfig) -> float:
         return 1.0 if link.trace == fleet.link.trace and not link.rate else link.scale

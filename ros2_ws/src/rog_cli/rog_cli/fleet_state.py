@@ -18,7 +18,7 @@ from rog_core.errors import shown
 ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
 POINTS = 400     # maximum number of points of a curve; a longer curve loses every other point
-EVENTS = 200     # number of the last events that are remembered
+EVENTS = 200     # maximum number of remembered events; the oldest are forgotten first
 SILENT = 5.0     # seconds without a status after which the silence is reported
 APART = ('away', 'retired')  # states that only the server knows
 

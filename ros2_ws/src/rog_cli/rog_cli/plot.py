@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
-    """Return the directory with the records of a path; for a recording, make them first."""
+    """Return the directory of a run; for a recording, a temporary one that ``stack`` removes."""
     from .bag import is_bag, write_run
 
     if not is_bag(path):

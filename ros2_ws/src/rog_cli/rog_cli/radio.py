@@ -58,7 +58,8 @@ def radio_of(fleet: FleetConfig) -> Radio:
 class Forwarder:
     """Moves frames between devices and radio.
 
-    ``devices``: (robot, uplink) -> file descriptor of the device from which its frames are read.
+    ``devices``: (robot, uplink) -> file descriptor of the device that supplies the frames of this
+    direction; it receives the frames of the opposite direction.
     """
 
     def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:

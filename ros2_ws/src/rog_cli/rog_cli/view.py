@@ -35,7 +35,7 @@ from .processes import FleetProcesses
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
           'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
 
-COMPLETE = 3.0  # most seconds to wait for the first status of each robot, for a table shown once
+COMPLETE = 3.0  # s; a table that is shown once waits at most this long for all robots' statuses
 
 
 class Monitor:

@@ -124,7 +124,7 @@ def _all_finite(values):
 
 @njit(nogil=True, cache=True, fastmath=_SUM)
 def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
-    """See `accumulate`. ``ahead``: (factor of the gradient, factor of the momentum) in the step."""
+    """See `accumulate`. ``ahead``: the factors of the gradient and of the momentum in the step."""
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]
         g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]

@@ -2,9 +2,9 @@
 
 Source: SparseLoCo (arXiv 2508.15706). It sends the 64 elements of largest magnitude of each chunk
 of 4096, with 12 bits for the position and 2 for the value. Its error feedback decays: each push
-forgets 5 percent of the values that have not been sent. A chunk of the paper is a segment here
+reduces the values that it does not send by 5 percent. A chunk of the paper is a segment here
 (a row, or a part of a long row). A segment sends one element in 64, at least one. Pulls, which the
-paper does not have, forget nothing.
+paper does not have, reduce nothing.
 
 A segment begins with two scales (bfloat16). The elements sent form two classes: large elements,
 whose magnitude is above the mean magnitude of all elements sent, and small elements. The first
@@ -12,9 +12,9 @@ scale is the mean magnitude of the large elements, the second that of the small 
 14 bits for each element follows, ascending by position, the first element in the lowest bits; the
 end is padded to a whole byte. Bits 0 to 11 hold the position, bit 12 is 1 for the first scale, bit
 13 holds the sign (1: negative). Zeros are not sent. If a segment has too few other elements, words
-of 0 follow at the end. They are no elements: positions ascend, so only the first word can have
-position 0. If a segment holds only zeros, both scales are 0. If elements have equal magnitudes, the
-first of them are sent.
+of 0 follow at the end. A decoder recognises them because positions ascend, so that of the elements
+only the first can have position 0. If a segment holds only zeros, both scales are 0. If elements
+have equal magnitudes, the first of them are sent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from rog_core.codecs.kernels import (
 SHARE = 64                  # one of SHARE elements is sent
 BITS = 14                   # bits for each sent element
 LARGE, NEGATIVE = 1 << 12, 1 << 13
-FEEDBACK = np.float32(0.95)  # share of the unsent values that a push keeps
+FEEDBACK = np.float32(0.95)  # factor by which a push multiplies the values that it does not send
 _PLACES = np.arange(BITS)
 
 

@@ -29,10 +29,10 @@ REMEMBERED = 10_000  # maximum number of calls whose times are kept
 class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
-    A call counts only if its time is later than the times of all calls that were carried out. This
-    comparison leaves out times in the future of the server's clock; each of them is only
-    remembered. So a caller whose clock is ahead does not make the calls of others look old. The
-    same holds if all clocks were ahead and were then set back.
+    A call counts only if its time is later than the times of all calls that were carried out.
+    Times in the future of the server's clock are remembered, but left out of this comparison. So a
+    caller whose clock is ahead does not make the calls of others look old. Nor do calls look old
+    after all clocks were ahead and have been set back.
     """
 
     def __init__(self) -> None:

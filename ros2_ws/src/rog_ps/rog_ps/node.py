@@ -174,7 +174,7 @@ class ParameterServerNode(ManagedNode):
     # -- building ---
 
     def _build_machine(self) -> tuple[ServerMachine, tuple[float, float] | None]:
-        """Return the state machine; and the accuracies at the start, None in a resumed run."""
+        """Return the state machine, and the accuracies at the start (None in a resumed run)."""
         settings = self.settings
         training = settings.training
         model = self.task.model()
@@ -198,7 +198,7 @@ class ParameterServerNode(ManagedNode):
         return machine, baseline
 
     def _measure_start(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Return the model's accuracy before the shift, NaN if it is unknown, and now."""
+        """Return the model's accuracies before the shift (NaN: unknown) and after it."""
         clean, before = measure_clean(self.task, model), measure(self.task, model)
         known = '' if math.isnan(clean) else f'; before the shift {clean:.3f}'
         self.get_logger().info(f'accuracy at the start {before:.3f}{known}')
@@ -251,8 +251,7 @@ class ParameterServerNode(ManagedNode):
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a status message of a robot.
 
-        The status counts as a heartbeat, goes to the record, and may say that the robot pauses or
-        stops.
+        The status counts as a heartbeat and is recorded. It may say that the robot pauses or stops.
         """
         now, member = time.monotonic(), self.machine.members.get(robot)
         if member is None or message.robot != robot or member.state == AWAY \
@@ -394,7 +393,7 @@ class ParameterServerNode(ManagedNode):
 
     def _publish_status(self) -> None:
         if self.done and not self.machine.stopping:
-            return  # it has given way to another server; `stopped` would be taken as that one's
+            return  # this server gave way to another; robots would take `stopped` as the other's
         self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
 
     def _diagnose(self) -> None:

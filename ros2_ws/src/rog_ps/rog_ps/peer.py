@@ -57,11 +57,11 @@ class Peer:
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def is_recorded(self, message: Any, member: Member) -> bool:
-        """Return whether a checked status goes to the record, where it may add a line.
+        """Return whether to record a checked status, which may add a line to the record.
 
         A robot finishes at most one iteration, and evaluates at most once, for each pull. If
-        statuses report more iterations or evaluations, they are not from the robot. If they were
-        recorded, they would fill the disk.
+        statuses report more iterations or evaluations, they are not from the robot, and recording
+        them would fill the disk.
         """
         changed = [now != then for now, then in zip(
             (message.iteration, message.evaluated_at), self._noted, strict=True)]

@@ -1,4 +1,4 @@
-"""Which robots are away or paused, as the log and the record of the run say it."""
+"""Tells the log and the record of the run which robots are away or paused."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from rog_core.server.admission import MEMBERS
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
-LARGE = 4096   # bytes of a chunk from which on GMAC is faster than BLAKE2b
+LARGE = 4096   # bytes; for a chunk of this size or larger, GMAC is faster than BLAKE2b
 MAGIC = 'rog-key-1'
 
 

@@ -15,8 +15,8 @@ from .message_auth import Signature
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')
-AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
-YOUNG = 10.0  # seconds after its start in which a server may give way to another server
+AT_ONCE = 2   # servers whose counts of statuses differ by at most this began together
+YOUNG = 10.0  # s; a server gives way to another one only within this time after its start
 FRESH = 30.0  # maximum age of a proved status that counts, s; clocks may differ by as much
 NAMED = 80    # maximum characters shown of a machine's or a method's name
 
@@ -46,8 +46,8 @@ class Others:
 
     :param signature: signature of the fleet key; None: the fleet has no key.
     :param run: identity of the run that our server resumes; 0: a new run. A status of this run does
-        not count: either the run's former server is dead, or it still holds the lock of the
-        directory, and our server cannot lock the directory.
+        not count, because the lock of the run's directory decides: our server cannot lock it while
+        the run's former server is alive.
     :param process: public number of our own process; 0: it publishes no statuses.
     """
 

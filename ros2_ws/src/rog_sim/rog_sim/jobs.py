@@ -191,8 +191,8 @@ def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
 def _without_error_of_loky() -> Iterator[None]:
     """Hide the KeyError that a thread of loky 3.6 can raise while loky ends.
 
-    The thread passes a call on while loky drops all calls. The error has no effect, but Python
-    would print its traceback.
+    The thread tries to pass on a call that loky has just dropped. The error has no effect, but
+    Python would print its traceback.
     """
     before = threading.excepthook
 

@@ -153,7 +153,7 @@ def _serve(work: Work, pipe: Connection, others: Connection) -> None:
     """Answer calls with (result, error, traceback), in a forked process, until the pipe ends."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    others.close()  # the parent's end; open here, it would prevent EOFError
+    others.close()  # this copy of the parent's side would keep the pipe open after the parent exits
     try:
         while True:
             k, arguments = pickle.loads(pipe.recv_bytes())

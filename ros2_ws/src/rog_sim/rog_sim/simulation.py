@@ -160,7 +160,7 @@ class Simulation:
         self._header = fleet.channel.header
         self._away: set[str] = set()
         self._unheard: set[str] = set()
-        self._patient = math.isinf(fleet.server.patience)  # no robot is ever retired
+        self._patient = math.isinf(fleet.server.patience)  # whether no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
         self._waiting: set[int] = set()  # identities of the chunks that wait for the air
         self._queue: list[_Event] = []      # heap of the events that come later

@@ -1,4 +1,4 @@
-"""Listens to a fleet on a separate thread, so that a page has the last statuses without waiting."""
+"""Listens to a fleet on a thread of its own, so that a page never waits for a status."""
 
 from __future__ import annotations
 

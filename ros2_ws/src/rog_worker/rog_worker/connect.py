@@ -51,7 +51,7 @@ class Connection:
         return made
 
     def report(self, loss: float = math.nan, accuracy: float = math.nan) -> None:
-        """Report loss and accuracy; an omitted value keeps its last report.
+        """Report loss and accuracy; an omitted value stays as it was last reported.
 
         The next status carries the values to `rog status` and to the records of the run.
 

@@ -18,7 +18,7 @@ from rog_ros.message_auth import Key, SealError, Session, check, derived, only_p
 if TYPE_CHECKING:
     from .node import WorkerNode
 
-PATIENCE = 3  # heartbeat limits; a robot refused for longer gives up: another robot has its name
+PATIENCE = 3  # heartbeat limits; a robot that is refused for longer gives up
 
 
 class Registration:
@@ -88,7 +88,7 @@ class Registration:
         if response.accepted:
             self._refused_since = math.inf
         elif response.incarnation and self._key is not None:
-            self.process = response.incarnation  # the request was for a server that is gone
+            self.process = response.incarnation  # the request named a server process that is gone
         else:
             node.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)

@@ -78,7 +78,7 @@ class Watch:
         return f'{found}; topics of {" or ".join(types)}: {", ".join(others[:10]) or "none"}'
 
     def _say(self, report: Report) -> None:
-        """Log a change of a source's level, only once per change."""
+        """Log the level of a source if it has changed since the last call."""
         before = self._levels.get(report.name, 'ok')
         self._levels[report.name] = report.level
         if report.level != before:

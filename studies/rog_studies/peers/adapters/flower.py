@@ -2,7 +2,7 @@
 
 The program follows Flower's guide "Run Flower with the Deployment Engine" and its example
 quickstart-pytorch. In a round, every node trains `local_steps` batches. Slow and failed clients: a
-round waits for its computing time and `EXCHANGE` seconds at most, and one node may be missing.
+round lasts at most its computing time plus `EXCHANGE` seconds, and one node may be missing.
 Restart of the server: the server app saves its model after every round, so a run that is submitted
 again continues from this model.
 """

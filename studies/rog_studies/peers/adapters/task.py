@@ -193,7 +193,7 @@ class Journal:
 
     @contextmanager
     def computing(self, samples: int) -> Iterator[None]:
-        """Context of a gradient: wait at its end until ``pace`` seconds are over; note a batch."""
+        """At the end of the block, wait until it has lasted ``pace`` seconds; note a batch."""
         began = time.monotonic()
         yield
         time.sleep(max(began + self._settings.pace - time.monotonic(), 0.0))

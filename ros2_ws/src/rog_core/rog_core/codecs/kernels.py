@@ -87,8 +87,8 @@ def _threshold(magnitudes, count):
         high = max(high, magnitudes[k])
     # At every step at least ``count`` magnitudes are >= ``low``, and ``above`` are >= ``high``.
     high += 1
-    # In the bits of a float32 this step is a factor of 2. Usually t is above half of the largest
-    # magnitude.
+    # Subtracting this step from the bits of a float32 halves it. The search starts there because t
+    # is usually above half of the largest magnitude.
     step = 1 << 23
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))
@@ -110,8 +110,8 @@ def select_largest(bits, magnitudes, positions, count):
     ``bits``: the float32 values of a segment as int32. Stores the positions of the elements found
     in ``positions``, ascending; returns their number, which is lower if fewer elements are nonzero.
     ``magnitudes`` int32 is scratch memory of the size of ``bits``; ``positions`` uint16 is at least
-    as large. The smallest magnitude to send is found by bisection on the bits of float32. This is
-    faster than sorting, because counting is vectorised: eight elements at a time.
+    as large. Bisection on the bits of float32 finds the smallest magnitude to send. This is faster
+    than sorting, because each step only counts, eight elements at a time.
     """
     for k in range(bits.size):
         magnitudes[k] = bits[k] & 0x7fffffff

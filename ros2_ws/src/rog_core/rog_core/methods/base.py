@@ -92,19 +92,19 @@ class Model:
 
 @dataclass(frozen=True)
 class Contribute:
-    """A due change: apply the whole push of this robot, which has been held back, to the model."""
+    """A change to make now: apply a robot's whole push, which was held back, to the model."""
 
     robot: str
 
 
 @dataclass(frozen=True)
 class EndRound:
-    """A due change: end the round, because every robot has contributed once."""
+    """A change to make now: end the round, because every robot has contributed once."""
 
 
 @dataclass(frozen=True)
 class Decode:
-    """A due change: decode a round of coded gradients.
+    """A change to make now: decode a round of coded gradients.
 
     ``coefficients``: robot -> factor of its push. The pushes times their factors add up to the sum
     of the gradients of all ``shards`` shards of the data.
@@ -116,7 +116,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Discard:
-    """A due change: drop the pushes of these robots, which belong to a round that is over."""
+    """A change to make now: drop the pushes of these robots, because their round is over."""
 
     robots: tuple[str, ...]
 
@@ -206,7 +206,7 @@ class Method:
     def by_row(self) -> bool:
         """Whether staleness is counted for every row, rather than for a robot's iterations.
 
-        The two counts differ only for rows that this method, or the method before, has not sent.
+        The two counts differ only for rows that this or the former method has left unsent.
         """
         return not self.early
 
@@ -226,7 +226,7 @@ class Method:
     def on_join(self, robot: str) -> list[Due]:
         """Handle a robot that joins or rejoins; its unfinished push, if any, does not count.
 
-        Returns the changes of the model that are due because of this.
+        Returns the changes that the server must now make to the model.
         """
         return []
 
@@ -339,7 +339,7 @@ class Method:
     def close(self, robot: str, complete: bool, fleet: Fleet, now: float) -> list[Due]:
         """Handle the end of a push; ``complete``: the server has received all rows.
 
-        Returns the changes of the model that are due because of this push.
+        Returns the changes that the server must now make to the model.
         """
         self.on_push(robot, fleet, now)
         return []
@@ -360,14 +360,14 @@ class Method:
         return None
 
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """Return the changes of the model that are due; the server asks after every event.
+        """Return the changes to make to the model now; the server asks after every event.
 
         ``gone``: robots that have left or are out of reach.
         """
         return []
 
     def carry_out(self, due: Due, robots: int) -> None:
-        """Apply one due change to the model; the fleet has ``robots`` robots, at least 1."""
+        """Make one of these changes to the model; the fleet has ``robots`` robots, at least 1."""
 
     def flush(self, robots: int) -> None:
         """Apply every push that is held back, because the method or the run ends."""

@@ -44,7 +44,7 @@ class Outer(Method):
         return {'rate': (0.01, 10.0), 'momentum': (0.0, 0.999)}
 
     def needed(self, option: str) -> int:
-        """Return the number of an option that takes a whole number."""
+        """Return the number given to an option that takes a whole number."""
         return int(self.numbers[option])
 
     def begin(self, model: Model, iteration: int) -> None:

@@ -90,7 +90,7 @@ class FullGradient:
 
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self._partition = partition.raw_partition
-        self._parts: dict[str, Array] = {}  # robot -> rows received so far of its push under way
+        self._parts: dict[str, Array] = {}  # robot -> rows received so far of its unfinished push
         self._complete: set[str] = set()    # robots whose gradient is in the sum
         self._sum = zeros_like(master)
         self._iteration = 0

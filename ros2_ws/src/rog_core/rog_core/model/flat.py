@@ -95,7 +95,7 @@ def _shared(elements: int) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a numpy array that shares the memory of a tensor; return a tensor on a GPU itself."""
+    """Return a numpy array that shares the tensor's memory; for a GPU's tensor, the tensor."""
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 

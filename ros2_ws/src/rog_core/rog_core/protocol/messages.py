@@ -92,7 +92,7 @@ class Sending:
     ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``:
     a row that was not sent for this many iterations must arrive, too; 0: age plays no part.
     ``by_importance``: rows are sent in order of importance, otherwise in model order. ``mta``: the
-    sender reports as MTA time the transmission time of this share of the rows. If ``mta`` is 0 or
+    share of the rows whose transmission time the sender reports as the MTA time. If ``mta`` is 0 or
     below ``minimum``, the sender reports the time of the rows that must arrive.
     """
 
@@ -228,7 +228,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Compute:
-    """Action: compute the step of this iteration, then report its gradient.
+    """Action: compute ``step`` for this iteration, then report the gradient.
 
     ``fresh``: whether local steps of a `Phase` start with zero momentum, instead of the momentum
     of the phase before.

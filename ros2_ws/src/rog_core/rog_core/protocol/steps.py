@@ -26,9 +26,9 @@ class Step:
     """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
 
     name: ClassVar[str]
-    uncompressed: ClassVar[bool] = False  # the push is complete and raw; the mean is sent back
-    additive: ClassVar[bool] = True       # rows not yet sent may be added to the next result
-    exchangeable: ClassVar[bool] = False  # the result for one iteration may be used for another
+    uncompressed: ClassVar[bool] = False  # whether all rows are pushed raw, and their mean returns
+    additive: ClassVar[bool] = True       # whether unsent rows may be added to the next result
+    exchangeable: ClassVar[bool] = False  # whether the result may serve another iteration
 
     @property
     def share(self) -> float:

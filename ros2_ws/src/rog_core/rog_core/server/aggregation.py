@@ -88,16 +88,16 @@ class Aggregation:
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Whether the method uses a push of the `Step` that was granted to the member last."""
+        """Whether the method uses pushes of the `Step` that the member was last granted."""
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:
-        """Apply the changes of the model that are due."""
+        """Make these changes to the model."""
         for due in dues:
             self.method.carry_out(due, max(robots, 1))
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
-        """Apply the changes that are due; call this after a push, or when a robot comes or goes.
+        """Make the changes that are now due; call this after a push, or when a robot comes or goes.
 
         ``gone``: robots that have left or are out of reach.
         """

@@ -16,8 +16,8 @@ from .member import OWED, SHARE, Member
 
 ITERATIONS = 4  # iterations for which the fleet waits for a member that makes no progress
 
-# A member that sends heartbeats but makes no progress must register again after the patience and
-# OUT_OF_STEP heartbeat limits. Hardly any link carries only heartbeats for so long.
+# A member that sends heartbeats but makes no progress must register again after the patience plus
+# OUT_OF_STEP times the heartbeat limit. Hardly any link carries only heartbeats for so long.
 OUT_OF_STEP = 10
 
 
@@ -63,7 +63,7 @@ class Deadlines:
     def _paused_at(self, member: Member) -> float:
         """Return the time at which a member that makes no progress has used up its patience.
 
-        While the member computes, each heartbeat postpones this time until after the next one.
+        While the member computes, each heartbeat moves this time beyond the next heartbeat.
         """
         left = member.patience(self.patience, member.paid)
         least = 0.0 if math.isnan(member.computes) else self.silence / 2
@@ -73,8 +73,8 @@ class Deadlines:
         """Return the time at which a retired member that waits becomes active again.
 
         Returns infinity if the member is not retired or does not wait. At the returned time
-        `Member.owed` has fallen to `OWED` patiences. So, over a long time, others wait for such a
-        member at most 1/`SHARE` of the time.
+        `Member.owed` has fallen to `OWED` times the patience. So, in the long run, others wait for
+        such a member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
@@ -97,10 +97,10 @@ class Deadlines:
         return due if member.sender is None else min(due, member.sender.deadline)
 
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
-        """Return `due` of each member, or a little earlier.
+        """Return `due` of each member, or an earlier time.
 
-        If a due time was postponed, this returns the former time until it is over. So most changes
-        of a member need no new computation.
+        If a due time was postponed, this returns the former time until it has passed. So most
+        changes of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}

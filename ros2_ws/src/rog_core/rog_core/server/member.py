@@ -27,12 +27,12 @@ from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .mirror import Mirror
 
-BUSY = (JOINING, PULLING, TRAINING)  # states in which the member must act next
+BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for the member's message
 USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
 SHARE = 10  # others wait for one member for at most 1/SHARE of the time
-OWED = 2    # a member for which others have waited OWED times the patience stays retired at first
+OWED = 2    # a retired member returns once `Member.owed` is at most OWED times the patience
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
 
@@ -142,8 +142,8 @@ class Member:
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
         """Whether the member's present gradient takes at most `USUAL` times the usual time.
 
-        For its first gradient the longest usual time in the ``fleet`` counts. A usual time counts
-        as at least the part of ``least`` seconds that `patience` leaves.
+        For its first gradient the longest usual time in the ``fleet`` counts. The usual time is
+        taken as no less than the part of ``least`` seconds that `patience` leaves.
         """
         least = self.patience(least, now)
         usual = self.usual
@@ -171,7 +171,10 @@ class Member:
 
     @property
     def has_to_act(self) -> bool:
-        """Whether the member must act next; true also if it waits for its own old rows."""
+        """Whether the server waits for a message of this member; true also if it waits for itself.
+
+        A member waits for itself if its own rows at the server are too old.
+        """
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:

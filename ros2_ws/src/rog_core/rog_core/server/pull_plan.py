@@ -1,4 +1,4 @@
-"""Plans a transfer to a worker: rows, a full gradient or the model, and the next command."""
+"""Plans a transfer to a worker: its command, and its rows, full gradient or model."""
 
 from __future__ import annotations
 

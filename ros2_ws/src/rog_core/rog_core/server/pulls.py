@@ -68,7 +68,7 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """Once no worker must act any more, send each worker the final model.
+        """Send each worker the final model as soon as the server awaits nothing from any worker.
 
         If a link cannot carry the model within ``drain_limit``, the rows that differ least from
         the worker's rows are not sent.

@@ -34,13 +34,13 @@ from ..arrays import Array, to_host
 from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
-WINDOW = 64     # number of the last pushes of a robot whose norms are remembered
-ENOUGH = 8      # smallest number of norms whose median is used
-SMALL = 1e-3    # least usual norm, as a share of the norm of the model
+WINDOW = 64     # pushes; for each robot the norms of its last WINDOW pushes are remembered
+ENOUGH = 8      # norms; with fewer in all, their maximum is used instead of their median
+SMALL = 1e-3    # share of the norm of the model; the usual norm is at least this
 UNKNOWN = 1e6   # usual norm as long as there are no pushes and the model is zero
 LARGEST = 1e18  # largest norm allowed, whatever the limits; keeps sums in float32 finite
-LAST = 8        # number of the last pushes of a robot that count for ``clip``
-MAJORITY = 3    # smallest number of robots whose pushes are scaled down
+LAST = 8        # pushes; for ``clip`` only the last LAST pushes of each robot count
+MAJORITY = 3    # robots; in a smaller fleet ``clip`` scales nothing
 _KINDS = Kind.PUSH, Kind.ANCHOR
 
 

@@ -21,7 +21,7 @@ EARLY = 64
 
 
 class Pushes:
-    """Takes the pushes of the members; ``pulls`` then lets members continue."""
+    """Takes the pushes of the members; then ``pulls`` lets waiting members continue."""
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls

@@ -99,9 +99,9 @@ class Receiver:
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
-        """Close the transfer; return the receipt and the segments taken, int64.
+        """Close the transfer; return (receipt, segments taken, int64).
 
-        Returns None in place of the segments if the transfer was closed before. Returns only None
+        The segments are None if the transfer was already closed. Returns None instead of the pair
         for the `End` of a former transfer, and for an `End` that waits for all chunks.
         """
         self.check(end.transfer)
@@ -129,7 +129,7 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The `End` that arrived before some of its chunks and whose chunks are all there now.
+        """The `End` that came before some of its chunks; all of its chunks have arrived now.
 
         None if there is no such `End`, a chunk is still missing, or the transfer is closed.
         """
@@ -211,11 +211,11 @@ class Receiver:
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _codec_of(self, chunk: Chunk) -> Codec:
-        # The codec is checked here, not when rows are applied: a refused chunk must not open its
-        # transfer.
+        # Check the codec here and not when rows are applied, so that a chunk with a wrong codec is
+        # refused before it opens its transfer.
         codec = codec_on_wire(chunk.codec, self.codec)
         raw = chunk.transfer.kind.is_raw
         allowed = (RAW,) if raw else (self.codec, SMALLER)

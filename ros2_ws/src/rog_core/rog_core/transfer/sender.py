@@ -155,8 +155,8 @@ class Sender:
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # The receipt gives the arrival time of the newest chunk only; acknowledgements of other
-            # chunks may have been lost.
+            # Only for the newest chunk is the receipt's time the time of the answer. The other
+            # chunks arrived earlier, and their acknowledgements may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
             self._arrive((k for k in taken if k == newest), now)
@@ -189,7 +189,7 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon, to get the receipt: the peer continues, so it has got the End."""
+        """Repeat the End soon, to get the receipt: the peer goes on, so it has received the End."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
@@ -264,7 +264,7 @@ class Sender:
         return [(sent.segments, sent.chunk.values)
                 for sent, flag in zip(self._chunks, flags, strict=True) if flag == taken]
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _first_missing(self) -> int:
         while self._low < self._fresh and self._chunks[self._low].arrived:
@@ -421,11 +421,11 @@ class Sender:
         self._resend_end, self._end_interval = now, self._first_interval
         if math.isinf(self.closed):
             self.closed = now
-        elif self._arrived == self._fresh:  # the first End has arrived or soon arrives
+        elif self._arrived == self._fresh:  # the first End has arrived or will arrive soon
             self._resend_end = max(now, self.closed + self.link.round_trip)
 
     def _end_message(self, now: float, whole: bool = False) -> End:
         duration, mta = now - self.started, self.mta_duration
-        if math.isinf(mta):  # the mandatory rows are still on their way
+        if math.isinf(mta):  # the mandatory rows are not acknowledged yet: estimate when they are
             mta = (duration + self.link.round_trip) * self.plan.mta_factor
         return End(self.transfer, self._fresh, duration, mta, self.command, whole)

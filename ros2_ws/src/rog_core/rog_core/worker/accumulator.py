@@ -84,7 +84,7 @@ class Accumulator:
             self.drift += change
 
     def settle(self, ids: np.ndarray) -> None:
-        """Clear the drift of segments that the server has taken."""
+        """Set ``drift`` to zero in the segments that the server has taken."""
         if self.drift is not None:
             zeros = np.zeros(4 * int(self.partition.lengths[ids].sum()), np.uint8)
             RAW.store(self.partition, self.drift, ids, zeros)

@@ -22,7 +22,7 @@ class Data(Protocol):
         """Return the robot's own next batch."""
 
     def shard(self) -> Iterable[Any]:
-        """Return each batch of the robot's whole shard once."""
+        """Return the batches of the robot's whole shard, each of them once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
         """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards.
@@ -64,7 +64,7 @@ class GradientSource:
         return float(loss.detach())
 
     def compute(self, order: Compute, sgd: SgdConfig) -> float:
-        """Compute the step of an order on the present model; return the loss."""
+        """Compute the step that ``order`` asks for, on the present model; return the loss."""
         self.clear()
         return computation_of(order.step).compute(self, order, sgd)
 

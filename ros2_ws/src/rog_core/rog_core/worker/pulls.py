@@ -1,4 +1,4 @@
-"""Receives transfers from the server: adds their rows to the model; the end grants an iteration."""
+"""Receives transfers from the server: adds their rows to the model, begins a granted iteration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .shared import Shared
 
 
 class Pulls:
-    """Receives the server's transfers; ``pushes`` continues when the server grants an iteration."""
+    """Receives the server's transfers; when one grants an iteration, lets ``pushes`` begin it."""
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes

@@ -92,7 +92,7 @@ class Registration:
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
-        """Whether a stranger has sent this transfer, because its number is too high.
+        """Whether the number of this transfer is too high, so that a stranger must have sent it.
 
         ``following``: the number of the server's next transfer. Earlier transfers have lower
         numbers. Only a snapshot may have this number, because it continues when its worker

@@ -41,10 +41,10 @@ class Layout:
 
     ``frames``: lists the frames in a folder. ``scale``: value of a depth pixel at 1 m. ``camera``:
     the camera of the depth images, if the folder has no file of intrinsics. ``alike``: whether
-    images have the size of their depth images. ``intrinsics``: name of the file of intrinsics, and
-    number of rows and columns of its matrix. ``aside``: if a second camera takes the colours, its
-    focal length, in pixels of ``camera``, and its distance to the right of ``camera``, m; else
-    None.
+    colour images have the size of depth images. ``intrinsics``: name of the file of intrinsics, and
+    number of rows and columns of its matrix. ``aside``: None, or two numbers if a second camera
+    takes the colours: its focal length in pixels at the width of ``camera``, and its distance to
+    the right of ``camera``, m.
     """
 
     frames: Callable[[Path], list[_Frame]]

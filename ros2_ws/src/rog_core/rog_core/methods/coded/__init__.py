@@ -35,7 +35,7 @@ class Dcgc(Coded):
 class DghGc(Coded):
     """``dgh-gc``: groups of equal capacity, shards in proportion to the robots' capacities.
 
-    From time to time the groups are formed again by how often each robot has straggled.
+    Every B rounds, robots that often straggled are spread over the groups again.
     """
 
     name = usage = 'dgh-gc'

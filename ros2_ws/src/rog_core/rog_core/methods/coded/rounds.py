@@ -141,9 +141,9 @@ class Coded(Rolling):
     def _prompt(self) -> list[int]:
         """Return the ranks that pushed first in this round; all others count as stragglers.
 
-        The number of these others is what all groups together tolerate. If only the robots missing
-        at the end of the round counted, stragglers that share a group would be overlooked, because
-        the group has waited for all but S of its members.
+        As many robots count as stragglers as all groups together tolerate. The round waits for all
+        but S members of each group, so if only the robots missing at its end counted, further
+        stragglers in one group would be overlooked.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]
@@ -187,7 +187,7 @@ class Coded(Rolling):
         return super().close(robot, complete, fleet, now)
 
     def carry_out(self, due: Due, robots: int) -> None:
-        """See `Method.carry_out`. Source: DGH-GC, equation 1, with momentum on the server."""
+        """See `Method.carry_out`: DGH-GC, equation 1; here the server also applies momentum."""
         if isinstance(due, Discard):
             for robot in due.robots:
                 self.held.pop(robot, None)
