@@ -70,8 +70,8 @@ def run(commands: dict[str, list[str]], at_once: int) -> bool:
         name, began, process = running.pop(pid)
         process.returncode = os.waitstatus_to_exitcode(status)
         print(f'{name}: {time.monotonic() - began:.0f} s, of a processor '
-              f'{used.ru_utime + used.ru_stime:.0f} s\n{(REPORTS / name / "tests.log").read_text()}',
-              end='', flush=True)
+              f'{used.ru_utime + used.ru_stime:.0f} s')
+        print((REPORTS / name / 'tests.log').read_text(), end='', flush=True)
         fine = fine and process.returncode == 0
     return fine
 

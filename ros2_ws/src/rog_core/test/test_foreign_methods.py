@@ -140,8 +140,9 @@ def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, comp
 
 def test_a_robot_never_waits_for_its_own_rows(package):
     """Its rows may be as old as the fleet's bound allows; only its next push can send them."""
-    method = method_named(f'{package(TIGHT.replace("ssp", "rsp").replace("Ssp", "Rsp"))}:Tight:8',
-                          Team())
+    sync = f'{package(TIGHT.replace("ssp", "rsp").replace("Ssp", "Rsp"))}:Tight:8'
+    check_named(sync, Team())
+    method = method_named(sync, Team())
     fleet = {'robot1': Standing(9, 4), 'robot2': Standing(6, 6)}
     assert method.held_up_by('robot1', fleet) == []
     assert method.held_up_by('robot1', fleet | {'robot2': Standing(5, 5)}) == ['robot2']
