@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup policy.launch.py policy:=module:Policy; --show-args: all arguments."""
+"""Run a policy; `ros2 launch rog_bringup policy.launch.py -s` lists the arguments."""
 
 from fleet_env.settings import Text, from_flat
 from fleet_policy.parameters import PolicySettings

@@ -100,7 +100,7 @@ def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
 
 
 def round_time(method: MethodResult, first: MethodResult) -> str:
-    """Return the mean time between two decodings, in s, as a cell of a `Table`."""
+    """Return a cell of a `Table`: mean time between two decodings, s."""
     return spread(method.round_s, 1, 3)
 
 
@@ -110,7 +110,7 @@ def speed_up(method: MethodResult, first: MethodResult) -> str:
 
 
 def accuracy(method: MethodResult, first: MethodResult) -> str:
-    """Return the accuracy in % after the same number of rounds, as a cell of a `Table`."""
+    """Return a cell of a `Table`: accuracy in %, after as many rounds as every run has made."""
     return spread(method.accuracy_after, 100, 1)
 
 

@@ -219,7 +219,7 @@ def _footprint(row: _Row, source: _Row, window: tuple[int, int] | None) -> Footp
     if outputs == extent:
         return footprint.identity(extent)
     if outputs == 2 * extent:
-        return footprint.merged(outputs, 2, extent)       # interpolate, nearest
+        return footprint.merged(outputs, 2, extent)       # interpolation with mode 'nearest'
     if extent == 2 * outputs:
         return footprint.divided(outputs, 2, extent)      # every second column
     raise ValueError(f'line {row.line}: {row.op} makes {outputs} columns of {extent}')

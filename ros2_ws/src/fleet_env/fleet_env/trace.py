@@ -120,7 +120,7 @@ class LinkTrace:
         if not math.isfinite(offset):
             raise TraceError(f'offset {offset} s must be finite')
         offset %= self.period
-        if offset in (0.0, self.period):  # a tiny negative offset rounds up to the period
+        if offset in (0.0, self.period):  # `%` rounds a tiny negative offset up to the period
             return self
         first = int(np.searchsorted(self.times, offset, side='right')) - 1
         starts = np.concatenate(([0.0], self.times[first + 1:] - offset,

@@ -106,7 +106,7 @@ def _same_fields(path: Path, kind: str, message: Any) -> None:
 def state_of_bag(path: Path, namespace: str = '') -> tuple[FleetState, float]:
     """Return the state of a fleet at the end of a recording, and the time of its last status, s.
 
-    :raises RecordError: as `played`.
+    :raises RecordError: see `played`.
     """
     state, now = FleetState(), 0.0
     for now, message in played(path, namespace):
@@ -121,7 +121,7 @@ def _take(state: FleetState, message: Any, now: float) -> None:
 def write_run(path: Path, folder: Path, namespace: str = '') -> None:
     """Write the run records that can be made from the recorded statuses into ``folder``.
 
-    :raises RecordError: as `played`.
+    :raises RecordError: see `played`.
     """
     statuses = played(path, namespace)
     now, first = next(statuses)

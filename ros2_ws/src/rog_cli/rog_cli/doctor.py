@@ -25,7 +25,7 @@ from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
 
-# A NOTE says that nothing is wrong on this network, but what another network would need.
+# NOTE: nothing is wrong here, but on another network the user would have to change something.
 GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 

@@ -60,7 +60,7 @@ def addresses(robots: Sequence[str]) -> dict[str, str]:
 
 
 def ports(robots: Sequence[str]) -> dict[str, str]:
-    """Return robot -> name of its port of the bridge; Linux allows at most 15 letters."""
+    """Return robot -> name of its port of the bridge; Linux allows at most 15 characters."""
     return {name: f'to{index}' for index, name in enumerate(robots)}
 
 

@@ -20,7 +20,7 @@ NAME = 60        # maximum characters shown of a name, a state or a method
 POINTS = 400     # maximum number of points of a curve; a longer curve loses every other point
 EVENTS = 200     # maximum number of remembered events; the oldest are forgotten first
 SILENT = 5.0     # seconds without a status after which the silence is reported
-APART = ('away', 'retired')  # states that only the server knows
+APART = ('away', 'retired')  # states of a robot that only the server knows
 
 
 class Event(NamedTuple):
@@ -36,10 +36,10 @@ class Robot:
     """The displayed state of one robot.
 
     ``state``: the state that the robot reports, or ``away`` or ``retired`` if the server says so.
-    ``doing``: the state, and the robots for which this robot waits. ``why``: why others wait for
-    this robot, or no longer wait. ``heard``: whether the robot has sent a status; before its first
-    status all numbers are unknown. ``silent``: s since its last status. ``link``: rate in Mbit/s,
-    emulated or measured. Other units are s, W and J.
+    ``doing``: the state, and the robots for which this robot waits. ``why``: why other robots wait
+    for this robot, or why they no longer do. ``heard``: whether the robot has sent a status; before
+    its first status all numbers are unknown. ``silent``: s since its last status. ``link``: rate in
+    Mbit/s, emulated or measured. Other units are s, W and J.
     """
 
     name: str

@@ -16,9 +16,10 @@ class DiLoCo(Outer):
     """``diloco:H``: H local steps of each robot, then an outer step with their mean change.
 
     ``diloco:H:P``: the model is divided into P fragments. An iteration has H/P local steps and
-    exchanges one fragment, so each fragment is exchanged every H steps. The robot computes the next
-    local steps while a fragment travels (``pipeline``). So a fragment is applied late, but
-    transmission takes no extra time. A robot's momentum continues from one iteration to the next.
+    exchanges one fragment, so each fragment is exchanged every H steps. With the option
+    ``pipeline`` the robot computes the next local steps while a fragment travels. So a fragment is
+    applied late, but transmission takes no extra time. A robot's momentum continues from one
+    iteration to the next.
 
     ``quorum=K``: the fleet does not wait for a robot whose link fades. A round (one iteration of
     every robot) is over at the latest ``grace=S`` seconds after K robots have pushed. A later push
@@ -91,7 +92,7 @@ class DiLoCo(Outer):
                 f"of the model (granularity '{model.partition.granularity}')")
 
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`: with a quorum, the next round of all robots is ``iteration`` + 1."""
+        """See `Method.begin`: with a quorum, all robots continue with round ``iteration`` + 1."""
         super().begin(model, iteration)
         self._newest = iteration
 

@@ -89,7 +89,7 @@ class Key(NamedTuple):
                                            Signature(self).public)
 
     def control(self) -> bytes:
-        """Return the key of control calls, which only the fleet key can derive."""
+        """Return the key of control calls; only a holder of the fleet key can derive it."""
         if self.robot:
             raise ConfigError(f"this is the key of '{self.robot}'; this needs the fleet's own")
         return derived(self.secret, 'control')
@@ -273,12 +273,12 @@ def check(key: bytes, message: Any, more: bytes = b'') -> None:
 
 
 def only_proved(future: Any, proves: Callable[[Any], bool]) -> None:
-    """Change the future of a service call so that only a proved answer completes it.
+    """Change the future of a service call so that only an authenticated answer completes it.
 
-    Anyone can offer a service of the same name, and its answer may arrive first. As long as the
-    future is pending, ROS 2 passes on all answers to the call.
+    Anyone can offer a service of the same name, and its answer may arrive first. While the future
+    is pending, ROS 2 passes on all answers to the call.
 
-    :param proves: function that returns whether an answer is proved.
+    :param proves: function that returns whether an answer is authenticated.
     """
     complete = future.set_result
 

@@ -102,10 +102,11 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        for job in due:  # now, so that a failure does not come after hours of computing
+        for job in due:  # an error here must come before hours of computing
             job.directory.mkdir(parents=True, exist_ok=True)
-        # On this machine unfinished runs are killed; their temporary files are removed with
-        # `scratch`. A cluster cancels unfinished runs, and each run removes its own files.
+        # If this function ends early, unfinished runs on this machine are killed, and their
+        # temporary files are removed with `scratch`. On a cluster they are cancelled, and each
+        # removes its own files.
         places = None if cluster else (scratch, os.getpid())
         calls = [(index, job.label, job.fleet, links[index], simulate, places)
                  for index, job in enumerate(due)]

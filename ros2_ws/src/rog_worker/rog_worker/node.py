@@ -69,7 +69,7 @@ from .sources import Watch
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 LONGEST = 1e9  # seconds; a longer elapsed time in a status is wrong (30 years)
-LOOK = 0.1     # seconds between two checks whether a waiting call must still wait
+LOOK = 0.1     # seconds after which a waiting call checks again whether it must still wait
 
 
 class NoServerError(RogError, TimeoutError):

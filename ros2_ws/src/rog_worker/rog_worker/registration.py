@@ -68,7 +68,7 @@ class Registration:
     def _on_done(self, request: RegisterRequest, future: Any) -> None:
         now, node = time.monotonic(), self._node
         if node.machine is None or not node.machine.awaits(request) or node.is_cut_off(now):
-            return  # the answer is to an earlier request, or the emulated link loses it
+            return  # to an earlier request, or lost by the emulated link
         if future.exception() is not None:
             node.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return

@@ -9,10 +9,10 @@ none. After a fault the state is `safe`, and `reason` describes the fault. In `s
 the robot does what the setting `safety` says.
 
 The machine requests new actions when the queue holds less than a share of a chunk. It asks the
-faster of the places that answer. It asks earlier if the answer would otherwise come after the robot
-itself begins to compute. The robot begins to compute, even if another place has requests, while the
-queue still lasts long enough for this computation. So after the loss of the link new actions come
-less often, but every tick has an action.
+faster of the places that answer. If other places do not answer in time, the robot computes itself.
+It begins while the queue still lasts long enough for this computation. So after the loss of the
+link new actions come less often, but every tick has an action. The machine asks another place so
+early that the answer can come before the robot must begin.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Infer:
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """What to do at a tick: ACT with ``values`` (d,), HOLD, STOP or NOTHING.
+    """What the robot does at a tick: ACT with ``values`` (d,), HOLD, STOP or NOTHING.
 
     ``age``: seconds since the observation from which the action follows. ``place``: where the
     action was computed.
@@ -98,7 +98,7 @@ class PolicyMachine:
     # -- events ----------------------------------------------------------------------------------
 
     def on_observation(self, observed: float) -> None:
-        """Note that there is a complete observation of the time ``observed``, s."""
+        """Record that there is a complete observation of the time ``observed``, s."""
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
@@ -123,12 +123,12 @@ class PolicyMachine:
         return self._count(self._queue.add(chunk, self.tick_of(now)))
 
     def on_failure(self, request: int, reason: str, now: float) -> None:
-        """Note that a place could not compute a request; this is not the policy's fault."""
+        """Record that a place could not compute a request; this is not the policy's fault."""
         if request in self._open:
             self.places[self._open.pop(request)[0]].failed(request, reason, now)
 
     def set_available(self, place: str, available: bool, reason: str = '') -> None:
-        """Note whether a place can be asked; ``reason``: why not."""
+        """Record whether a place can be asked; ``reason``: why it cannot."""
         found = self.places[place]
         if found.available and not available:
             found.reason = reason
@@ -140,9 +140,9 @@ class PolicyMachine:
         self._enter(FAULT)
 
     def sensor(self, name: str, flaw: str) -> None:
-        """Note what is wrong with a source of observations; '' if nothing is wrong.
+        """Record what is wrong with a source of observations; '' if nothing is wrong.
 
-        The robot stays in the safe state as long as anything is wrong with a source.
+        The robot stays in the safe state while anything is wrong with any source.
         """
         if not flaw:
             self._sensors.pop(name, None)
@@ -235,9 +235,9 @@ class PolicyMachine:
     def _asks_at(self, place: Place) -> float:
         """Return how many s before the end of the queue a place is asked for actions.
 
-        A slow robot begins to compute long before the end of the queue. Another place is asked
-        early enough for its answer to come before that moment. If its latency is so long that the
-        queue cannot be so full when a request is sent (`_most_left`), only `request_share` counts.
+        A slow robot begins to compute long before the end of the queue. Another place is asked so
+        early that its answer comes before that moment. With a long latency the queue may never be
+        so full when a request is sent (`_most_left`); then only `request_share` decides.
         """
         share = self.settings.request_share * self.longest / self.rate
         if place.name == ROBOT:
@@ -301,7 +301,7 @@ class PolicyMachine:
         return self.command.kind == ACT and self.command.age > self.settings.stale
 
     def begin_report(self) -> None:
-        """Make `warnings` cover everything from now on, so that no report omits a stale action."""
+        """Begin a new report: `warnings` then covers all ticks since this call."""
         self._reported = self.counts.copy()
 
     @property

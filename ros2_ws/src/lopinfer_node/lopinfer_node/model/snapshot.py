@@ -86,7 +86,7 @@ class Snapshot:
         if self._seen or self._taken.unchanged():
             return self._seen
         found = self._taken.change(self._model)
-        if not found:   # other objects with equal values, such as a new 1.0
+        if not found:   # objects were replaced by equal ones, which is no change
             self._taken = _Taken(self._model, self._taken.ignored)
         return found
 
@@ -106,7 +106,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Held:
-    """A container and its former items."""
+    """A container, and the items that it held when the model was last accepted."""
 
     path: str
     live: Any
@@ -218,7 +218,7 @@ def _views(container: Any) -> Iterable[Any]:
 
 
 def _contents(container: Any) -> dict[Any, Any]:
-    """Return a container's items by key or index; the items of a set are the keys."""
+    """Return a container's items by key or index; for a set, its members are the keys."""
     if isinstance(container, (set, frozenset)):
         return dict.fromkeys(container, True)
     return dict(container.items() if hasattr(container, 'items') else enumerate(container))

@@ -30,7 +30,7 @@ from .timeline import Costs, Link
 # Estimated / published mean, ms: VGG19 indoors 87 / 89, KAPAO indoors 232 / 255, ResNet152 outdoors
 # 115 / 126.
 LATENCY = 8e-3         # delay of the link, seconds in each direction
-EFFICIENCY = 0.93      # share of the rate of a trace that carries tensors
+EFFICIENCY = 0.93      # share of a trace's rate that is left for tensors
 
 
 @dataclass(frozen=True, eq=False)

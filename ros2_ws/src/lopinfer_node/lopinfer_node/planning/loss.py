@@ -22,10 +22,10 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # number of beams without a boundary at a position that are kept there
+WIDTH = 6              # at each position, number of kept beams that have no boundary there
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-ALIVE = 4              # at these positions, at most ALIVE times the bytes of the inputs are alive
-HEAT = 0.03            # refinement may continue from a plan that is worse by about this share
+ALIVE = 4              # at such a position, live tensors have at most ALIVE times the inputs' bytes
+HEAT = 0.03            # refinement may go on from a plan that is worse than the best by this share
 PATIENCE = 100         # heat is used only with at least this many evaluations per operator
 ROUND = 500            # evaluations between two looks at the clock
 DEADLINE = 1.0         # s; deadline of SPSO-GA if the objective has no deadline

@@ -279,7 +279,7 @@ def _centre(on_path, rng):
 
 @kernel
 def _window(nodes, positions, centre, rng):
-    """Draw a range of operators around `centre`; in half of the cases between two `positions`."""
+    """Draw a range of operators around `centre`; half of the draws end at two `positions`."""
     if len(positions) > 1 and rng.random() < 0.5:
         before = np.searchsorted(positions, centre)
         size = int((len(positions) + 1) ** rng.random())
@@ -318,7 +318,7 @@ def _move(p, positions, cut, most, least, on_path, rng):
 
 @kernel
 def _single(p, most, least, v, direction, fraction):
-    """Change one operator's bound; move a global operator to the other side."""
+    """Move operator `v` to the other side if it is global; otherwise change one of its bounds."""
     if p.whole[v]:
         most[v] = least[v] = p.extent[v] - most[v]
     else:
@@ -327,7 +327,7 @@ def _single(p, most, least, v, direction, fraction):
 
 @kernel
 def _shift(p, cut, most, least, begin, end, rng):
-    """Shift all boundaries of a window by the same share, at least one index."""
+    """Shift the bounds of operators begin..end - 1 by one share, but by at least one index."""
     share = 0.25 * rng.random() ** 3
     sign = 1 if rng.random() < 0.5 else -1
     which = rng.integers(0, 3)

@@ -197,7 +197,7 @@ class Client:
                 return run.outputs()
 
     def _next_steps(self) -> range | None:
-        """Wait for steps to compute; return None if the robot must finish the request alone."""
+        """Wait for the next steps; return them, or None if the robot must finish alone."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -318,7 +318,7 @@ class Client:
                 send_model(Path(folder), self.traced.digest, self._send_part)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:   # such as a full disk, which libraries report differently
+        except Exception as error:   # such as a full disk; each library raises its own type
             reason = f'the model cannot be sent: {type(error).__name__}: {error}'
         self._step(lambda now: self.machine.on_uploaded(reason, now))
 

@@ -331,7 +331,7 @@ class ServerMachine:
         return fresh, [] if session is not None else [Join(request.client)]
 
     def on_stored(self, digests: Collection[str]) -> None:
-        """Update which models are stored, after a model has arrived or was deleted."""
+        """Update the set of stored models after a model has arrived or was deleted."""
         self._stored = set(digests)
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
@@ -387,7 +387,7 @@ class ServerMachine:
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
-            return []  # superseded by another table or client
+            return []  # meanwhile the client has gone or sent another table
         crossing = 0
         for prepared in table:
             sizes = {side: sum(t.bytes for t in prepared.plan.transfers if t.source == side)

@@ -202,7 +202,7 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush to the disk a file, or the list of names in a folder."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

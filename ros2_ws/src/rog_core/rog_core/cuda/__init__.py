@@ -17,8 +17,9 @@ import numpy as np
 Array = Any  # numpy.ndarray or torch.Tensor
 
 THREADS = 256  # threads per block; one block works on one segment
-# Maximum number of encoded bytes of one launch. It limits the pinned memory, because a Jetson runs
-# out of it first. With every codec except raw, a push of ConvMLP-M needs one launch (e3m0: 8.7 MB).
+# Maximum number of bytes that one kernel launch encodes. It limits the pinned memory, because a
+# Jetson runs out of it first. With every codec except raw, a push of ConvMLP-M needs one launch
+# (e3m0: 8.7 MB).
 AT_ONCE = 16 << 20
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
@@ -46,10 +47,7 @@ def usable(values: Array) -> bool:
 
 
 def at_once(values: Array) -> int:
-    """Return how many bytes one call should encode at most; 0 without kernels: one window.
-
-    See `rog_core.transfer.sender.Rows.at_once`.
-    """
+    """Return `rog_core.transfer.sender.Rows.at_once`; 0 if no kernels process ``values``."""
     return AT_ONCE if usable(values) else 0
 
 

@@ -73,8 +73,9 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Returns None, too, for a robot that does not have the model of the barrier, and for an
-        iteration from before the method began: not all robots computed a full gradient then.
+        Also returns None for a robot that does not have the model of the barrier, and for an
+        iteration from before the method began, because then not all robots have computed a full
+        gradient.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):
@@ -83,9 +84,10 @@ class Svrg(Method):
 
 
 class FullGradient:
-    """Sums the full gradients that the robots push in one iteration, float32 (elements,).
+    """Sums the full gradients that the robots push in one iteration.
 
-    A push is added when it is complete; until then it is kept apart, as its robot may disappear.
+    The sum is float32 (elements,). A push is added when it is complete. Until then it is kept
+    apart, because its robot may disappear.
     """
 
     def __init__(self, partition: RowPartition, master: Array) -> None:

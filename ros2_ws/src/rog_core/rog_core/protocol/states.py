@@ -29,7 +29,7 @@ TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
 COUNTED, RETIRED = 'counted', 'retired'
 # The server itself.
 RUNNING, STOPPING = 'running', 'stopping'
-# A transfer, at its sender and at its receiver.
+# States of a transfer, at its sender and at its receiver.
 SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
 NONE, OPEN, CLOSED = 'none', 'open', 'closed'
 

@@ -1,4 +1,4 @@
-"""Computes by when a member must continue a transfer, make progress, or send any message.
+"""Computes the deadlines by which a member must continue a transfer, make progress or send.
 
 A member is a robot as the server knows it. All times are in seconds.
 """
@@ -17,7 +17,8 @@ from .member import OWED, SHARE, Member
 ITERATIONS = 4  # iterations for which the fleet waits for a member that makes no progress
 
 # A member that sends heartbeats but makes no progress must register again after the patience plus
-# OUT_OF_STEP times the heartbeat limit. Hardly any link carries only heartbeats for so long.
+# OUT_OF_STEP times the heartbeat limit. It must be out of step: hardly any link is so bad that it
+# carries heartbeats but nothing else for so long.
 OUT_OF_STEP = 10
 
 
@@ -32,7 +33,7 @@ class Deadlines:
         self.silence, self._pause = silence, pause
         self.patience = longest_pause((), pause, silence)  # present patience of the fleet, s
         self.waited_for: dict[str, float] = {}  # robot -> time since which others wait for it
-        self.stopping, self.stop_by = False, math.inf  # whether, and by when, the run must end
+        self.stopping, self.stop_by = False, math.inf  # whether the run ends, and its deadline
         # Robot -> its `due` time, or a little earlier; None: all must be computed again.
         self._due: dict[str, float] | None = None
 
@@ -127,7 +128,7 @@ def mta_time(members: Sequence[Member]) -> float:
 def budget(member: Member, members: Sequence[Member]) -> float:
     """Return the time for which a transfer to a member may send rows beyond the mandatory rows.
 
-    It is the MTA time. It is 0 for a member at the lowest iteration if others are ahead.
+    This is the MTA time, or 0 for a member at the lowest iteration while others are ahead.
     """
     iterations = [m.iteration for m in members]
     straggler = member.iteration == min(iterations) < max(iterations)

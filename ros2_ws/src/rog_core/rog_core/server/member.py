@@ -31,7 +31,7 @@ BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for the 
 USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
-SHARE = 10  # others wait for one member for at most 1/SHARE of the time
+SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time
 OWED = 2    # a retired member returns once `Member.owed` is at most OWED times the patience
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
@@ -83,7 +83,7 @@ class Member:
     stood_at: float = 0.0    # time of the last change of `stood`, s
     wanted: int = 1          # number of segments of its push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, s
-    # The server accepts as `push_mta` at most this factor times the time since `granted_at`.
+    # Upper limit of `push_mta`, divided by the time from `granted_at` to the end of the push.
     factor: float = 1.0
     computes: float = math.nan  # time at which it began its present gradient, s; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes

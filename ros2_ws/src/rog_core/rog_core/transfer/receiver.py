@@ -129,9 +129,9 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The `End` that came before some of its chunks; all of its chunks have arrived now.
+        """The `End` that came before some of its chunks, once all these chunks have arrived.
 
-        None if there is no such `End`, a chunk is still missing, or the transfer is closed.
+        None if there is no such `End`, if a chunk is still missing, or if the transfer is closed.
         """
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
@@ -207,7 +207,7 @@ class Receiver:
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Resume after a restart with the receipt of the last transfer, which counts as closed."""
+        """Resume after a restart: the last transfer is closed, and ``receipt`` is its receipt."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 

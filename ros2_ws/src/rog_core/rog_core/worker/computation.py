@@ -47,7 +47,7 @@ class Source(Protocol):
         """Set the gradient to zero."""
 
     def add(self, batch: Any, weight: float = 1.0) -> float:
-        """Add the gradient of a batch at the present weights, times ``weight``; return the loss."""
+        """Add ``weight`` times the gradient of a batch at the present weights; return the loss."""
 
 
 class Computation(Generic[S]):
@@ -131,7 +131,7 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: no momentum; the shards' weights also scale the weight decay."""
+        """See `Computation.keep`: no momentum; scale the weight decay by the shards' weights."""
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 

@@ -54,7 +54,7 @@ class GradientSource:
         return self._in_shard
 
     def add(self, batch: Any, weight: float = 1.0) -> float:
-        """Add the gradient of a batch at the present weights, times ``weight``; return the loss."""
+        """Add ``weight`` times the gradient of a batch at the present weights; return the loss."""
         loss = self._loss(self._model, batch)
         if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
             raise LocalProtocolError(f'the loss is {_described(loss)}; it must be a scalar tensor '

@@ -142,7 +142,7 @@ class BagSource(Source):
         return self._play(*self._played[-1], count, rank)
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Raise TaskError: a recording has no whole shard."""
+        """Raise TaskError, because a recording is played through a buffer, not shard by shard."""
         raise TaskError(f'{self._spec.target} is played through a bounded buffer, never as a whole '
                         'shard; this method of training needs a folder of images')
 

@@ -1,4 +1,4 @@
-"""Labels from a model: from a teacher, or from the trained model itself, if the model is sure."""
+"""Labels from a model, a teacher or the trained model itself; only a sure model gives one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The client's protocol in the per-call modes: which messages it sends, and whose replies it needs.
+"""The client's protocol in the per-call modes: what it sends, and for which replies it waits.
 
 The code has no I/O, no clock and no thread. `issue` returns the result if it is known, else a
 ticket. The shell sends the messages that `outgoing` returns, and passes each arriving message to
@@ -29,7 +29,7 @@ from .infer import infer, sketch
 from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
-POSTED = 16  # when this many calls are queued, they are sent even if the program does not wait
+POSTED = 16  # number of queued calls that are sent even if the program waits for none
 KNOWN = 1 << 16  # maximum number of remembered results; then all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
@@ -192,7 +192,7 @@ class ClientMachine:
         self._items.append(encode(to_item(action)))
 
     def await_value(self, run: int, index: int) -> Awaited:
-        """Return a ticket for a value of a replayed run."""
+        """Return the `Awaited` for value number ``index`` of the replayed run ``run``."""
         return Awaited(run, index)
 
     def waits(self) -> None:

@@ -347,7 +347,8 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        # A sequence that the last call completes must not keep these tensors, so drop them first.
+        # Drop these tensors first; otherwise a sequence that the last call completes would keep
+        # them.
         for handle in run.dead - last:
             self._forget(handle)
         self._observe(calls[-1], actions)

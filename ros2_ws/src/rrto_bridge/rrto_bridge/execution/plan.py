@@ -1,8 +1,8 @@
 """Sequences as compiled plans for the replaying server (thesis Algorithm 12).
 
-Compilation determines once for all runs: the operators, the registers of their arguments, the steps
-after which a tensor and its memory are released, and which of the tensors that exist before a run
-the run changes, also through views.
+Compilation determines once for all runs: the operators; the registers of their arguments; the step
+after which each tensor and its memory are released; and which older tensors a run changes, directly
+or through a view. An older tensor is one that exists before the run.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class Executor(Protocol):
 class Instruction:
     """One compiled step.
 
-    Registers hold the tensors of a run: first the tensors of the slots, then the persistent
-    tensors, then the bound tensors. A hole is an argument that is or contains a tensor.
+    Registers hold the tensors of a run: first the tensors of the slots, then the `Persistent`
+    tensors, then the `Bound` tensors (see `protocol.sequence`). A hole is an argument that is or
+    contains a tensor.
     """
 
     kind: str                               # HTOD, DTOH or ''
@@ -110,7 +111,7 @@ class Plan:
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
-        # Registers of tensors that exist before a run and that the run changes.
+        # Registers of the older tensors that a run changes.
         self.written: set[int] = set()
         self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
         self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
@@ -197,8 +198,8 @@ class Plan:
                     made: list[int]) -> None:
         """Record which older tensors a step changes, and which share memory with its results.
 
-        `written`: changed tensors that exist before the run, also if changed through a view.
-        `sharers` and `_shares`: tensors that may share memory with the results `made`.
+        `written`: the older tensors that the step changes, directly or through a view. `sharers`
+        and `_shares`: tensors that may share memory with the results `made`.
         """
         keywords = dict(step.keywords)
         for place in kernel.writes if kernel else ():

@@ -275,7 +275,7 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run an operator such as `is_conj` on the server; PyTorch itself would not ask it."""
+        """Run on the server an operator such as `is_conj`, which PyTorch would answer by itself."""
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 

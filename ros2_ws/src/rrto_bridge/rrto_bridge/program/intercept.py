@@ -110,8 +110,9 @@ def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *
 def _record_traces(kernels: torch.library.Library) -> None:
     """Make PyTorch's tracer record some operators as a whole.
 
-    Normally the tracer records the operators that the kernels of these operators call. Here these
-    kernels run on the server, so their results would become constants of the traced module.
+    Normally the tracer does not record these operators. It records the simpler operators that their
+    kernels call. Here the kernels run on the server, where the tracer sees nothing, so the results
+    would become constants of the traced module.
     """
     def convolution(*args: Any) -> Any:
         cudnn = torch.backends.cudnn

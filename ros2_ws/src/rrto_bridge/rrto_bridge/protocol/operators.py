@@ -30,7 +30,7 @@ USUAL = torch.float32
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
          'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
                                     for form in ('input', 'data')),
-         'real', 'imag',   # only the server knows which tensors are lazily conjugated
+         'real', 'imag',   # here because only the server knows which tensors are lazily conjugated
          'one_hot')
 
 

@@ -119,7 +119,7 @@ def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
-    """Return a contiguous meta with batch size `new`; `meta` itself if dimension 0 is not `old`."""
+    """Return `meta` with first size `new`, contiguous, if its first size is `old`; else `meta`."""
     if not old or meta.shape[:1] != old:
         return meta
     shape = new + meta.shape[1:]

@@ -178,8 +178,8 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        # Compare the names of the sections of all passes but the first. The first section of the
-        # first pass may also contain calls from before this pass, and then has another name.
+        # Compare the sections by name, in all passes but the first. The first section of the first
+        # pass may also contain calls from before this pass, and then has another name.
         whole = (repetitions - 2) * period
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None

@@ -28,7 +28,7 @@ BINARY = (
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
-    """Return the size that an operand has along `axis` of the result; None: it lacks this axis.
+    """Return the size of an operand along `axis` of the result, or None if it lacks this axis.
 
     `rank`: number of dimensions of the result.
     """

@@ -326,7 +326,7 @@ def _no_gradients() -> None:
 
 
 def _on_device(outputs: Any) -> bool:
-    """Return whether the autograd graph of these tensors contains a tensor of the device."""
+    """Return whether the autograd graph of ``outputs`` contains a tensor of the device."""
     ahead: list[Any] = [getattr(t, 'grad_fn', None) for t in outputs]
     seen: set[Any] = {None}
     while ahead:
