@@ -158,8 +158,8 @@ class RunWriter:
     def close(self) -> None:
         """Close the file. The writer buffers nothing, so no event is lost if this is not called.
 
-        :raises RecordError: another file has replaced the record. The record was then moved to a
-            directory beside the run's directory; the message names its new path.
+        :raises RecordError: another file has replaced the record. In this case the record is now in
+            a directory beside the run's directory, and the message names its new path.
         """
         if self._file < 0:
             return

@@ -25,7 +25,7 @@ class LinkTrace:
     :param times: (n,) seconds, strictly increasing; all are shifted so that the first is 0.
     :param rates: (n,) Mbit/s, finite and at least 0; 0 means no link.
     :param period: seconds after which the trace repeats; by default the last sample lasts as long
-        as the one before it (1 s for a single sample).
+        as the sample before it, and a single sample lasts 1 s.
     :raises TraceError: samples are missing, not finite, negative or out of order.
     """
 

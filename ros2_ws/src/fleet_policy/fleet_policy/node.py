@@ -35,7 +35,7 @@ from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # s between two statuses
 LOG_PERIOD = 10.0      # s between two lines of the log about stale actions, or other publishers
-LAST_WORDS = 1.0       # maximum seconds to wait until the commands for the safe state have arrived
+LAST_WORDS = 1.0       # maximum seconds to wait for the arrival of the commands for the safe state
 WARM = 2               # number of inferences before the inference that is measured
 
 
@@ -159,7 +159,8 @@ class PolicyNode(ManagedNode):
         self.get_logger().info(f'the robot computes {len(actions)} actions, for {lasts:.2f} s, in '
                                f'{seconds:.2f} s')
         # The actions of a chunk must last until the next chunk has been computed. A chunk begins at
-        # the time of its observation, so its own computation uses a part of it, too.
+        # the time of its observation, so some of its actions are too late when its own computation
+        # ends.
         if seconds * (1 + self.settings.margin) > lasts:
             self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
                                       'server; use longer chunks or a smaller model')

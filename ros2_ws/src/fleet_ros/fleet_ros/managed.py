@@ -1,7 +1,7 @@
 """Managed nodes: they start themselves, or a lifecycle manager drives them (REP-2002).
 
-Each node implements its own transitions. This module holds the common part: `autostart`, errors
-that are the user's fault, and the release of everything that a node has made.
+Each node implements its own transitions. This module has the common part: `autostart`, the
+treatment of errors that are the user's fault, and the release of everything that a node has made.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from .runtime.planner import TablePlanner
 LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not notice
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
-_tracing = threading.Lock()  # one trace at a time, because torch patches itself for it
+_tracing = threading.Lock()  # one trace at a time, because torch patches itself during a trace
 _names: set[str] = set()     # names of robots that this process uses
 _names_lock = threading.Lock()
 
@@ -89,7 +89,7 @@ class OffloadedModel:
             return self.model(*args, **kwargs)
 
     def _current(self) -> bool:
-        """Return whether the model is still the one that was traced."""
+        """Return whether the model has not changed since it was traced."""
         if self._reason:
             return False
         changed = self._traced.change()
@@ -220,7 +220,8 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
         inputs of the first call.
     :param robot: namespace of this robot, which must be unique. A second model of the same process
         gets `robot/model2`.
-    :param options: all other options; if given, their ``server`` counts instead of the argument.
+    :param options: all other options; if they are given, their ``server`` replaces the argument
+        ``server``.
     """
     shared = OffloadedModel(model, robot, options or ClientOptions(TablePlanner(), server))
     try:

@@ -1,9 +1,9 @@
 """Parts of the jobs of `nvflare`: server and site of FedBuff, and a component that watches FedAvg.
 
 FedBuff follows NVFlare's example collab/pt_async_cifar10 as of pull request 5239, with FLARE's
-Collab API. A few updates together make the next version of the model. No site ever waits: as soon
-as it has finished an update, it gets the newest version and trains that. Each update is weighted by
-its number of steps.
+Collab API. A few updates together make the next version of the model. A site never waits for
+another: as soon as it has finished an update, it gets the newest version and trains that. Each
+update is weighted by its number of steps.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .places import ROBOT, Place
 
 WAITING, RUNNING, STARVED, SAFE = 'waiting', 'running', 'starved', 'safe'
 ACTS, LACKS, FAULT, CLEARED = 'acts', 'lacks', 'fault', 'cleared'
-# (state, event) -> next state; events that are not listed for a state change nothing.
+# (state, event) -> next state. An event that is not listed for a state does not change it.
 TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): STARVED,
          **{(state, FAULT): SAFE for state in (WAITING, RUNNING, STARVED)},
          (SAFE, CLEARED): WAITING}
@@ -43,9 +43,9 @@ RETRY = 10.0         # s after which the slower place is asked again, to measure
 class Infer:
     """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
-    ``prefix``: the planned actions from ``observed`` on, which the robot will execute before the
-    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints, which means
-    that it completes a chunk from given actions, needs them. None if no action is planned.
+    ``prefix``: the planned actions from ``observed`` on, an array (m, d) of m actions of d numbers;
+    None if no action is planned. The robot will execute them before the answer can arrive. A policy
+    that inpaints needs them: it completes a chunk that begins with given actions.
     """
 
     place: str
@@ -106,7 +106,7 @@ class PolicyMachine:
 
         The result is 'taken', 'late', 'repeated', 'unknown' (no such request), 'dropped' (in the
         state `safe`), or a text that says what is wrong with the actions.
-        ``where``: where the chunk was computed, if not at the place that was asked.
+        ``where``: the place that computed the chunk, if another place was asked.
         """
         if request not in self._open:
             return self._count('unknown' if request > self._number or request < 1 else 'repeated')
@@ -272,7 +272,7 @@ class PolicyMachine:
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
 
     def _is_new(self, place: Place) -> bool:
-        """Return whether an answer to the latest observation could contain new actions."""
+        """Return whether an answer to the latest observation could add actions to the queue."""
         latest = self._queue.latest
         return self._observed > place.newest and (
             latest is None or self.tick_of(self._observed) > latest)

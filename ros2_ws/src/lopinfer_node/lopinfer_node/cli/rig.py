@@ -1,8 +1,7 @@
 """A robot and a server on one machine with an emulated link: for the demo and the benches.
 
 The server is a separate process, the robot is this process; each computes on one thread. They
-exchange messages over DDS. `ShapedLink`, which fleets use, too, emulates rate and delay of the
-link.
+exchange messages over DDS. `ShapedLink` emulates rate and delay of the link, as in fleets.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ class Rig:
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
         """Share `requests` inferences with the plans of one method, and measure them.
 
-        ``profile``: profile of the slowed robot. ``delay``: delay of the link per direction that
-        plans expect, s.
+        ``profile``: profile of the slowed robot. ``delay``: the delay per direction that plans
+        assume for the link, s.
         """
         with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
             alone = float(profile.whole.sum())

@@ -1,7 +1,7 @@
 """Checksums of the memory of weights: detect writes that PyTorch does not count.
 
-PyTorch does not count a write of another process through shared memory, a write of NumPy through an
-array on the same memory, or any write to a weight that was made in inference mode.
+PyTorch does not count three kinds of writes: by another process through shared memory, by NumPy
+through an array on the same memory, and any write to a weight that was created in inference mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SAMPLE = 256       # bytes of each weight that every call of `look` reads
 class Contents:
     """Checksums of the present memory of CPU tensors and of arrays.
 
-    The object keeps this memory alive, so that no other weight gets the same address.
+    The object keeps this memory alive, so that no later weight gets the address of an earlier one.
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor | np.ndarray]) -> None:

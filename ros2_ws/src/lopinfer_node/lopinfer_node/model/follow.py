@@ -1,8 +1,8 @@
 """Find what the code of a model reads besides its arguments.
 
 The search begins at the modules of the model and goes through their functions. It finds attributes,
-weights and submodules of modules. It also finds lists, dictionaries and objects in attributes,
-globals, closures and classes, with their items, if the code names them.
+weights and submodules of modules. If the code names them, it also finds lists, dictionaries and
+objects in attributes, globals, closures and classes, and the items of these.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
-            # A new attribute of the object may hide one of its class, or replace a default.
+            # A new attribute of the object may hide an attribute of its class, or replace a
+            # default.
             self._computed(path, lambda: tuple(sorted(own.keys() & self._names)))
             if isinstance(value, (dict, list, set)):   # a subclass: `_visit` handles these types
                 self._items(path, value)
@@ -191,7 +192,7 @@ class Followed:
         """Return the names in a class's namespace ``own`` that the followed code may read.
 
         These are the names that the code contains, and the special methods, which Python calls
-        without their names. For a class of a library (not ``ours``): only `forward`.
+        without their names. For a class of a library (not ``ours``), return only `forward`.
         """
         if not ours:
             return ['forward'] if 'forward' in own else []

@@ -28,9 +28,9 @@ from .tape import Record, Ref, Tape
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Replacements for operators that use only the shape or dtype of another tensor, that name a device,
-# or that rely on the memory layout, which changes when a tensor crosses the link.
-# Operator -> (replacement, name of its argument for the shape or dtype).
+# Operator -> (replacement, name of its argument for the shape or dtype). Replaced are operators
+# that use only the shape or dtype of another tensor, that name a device, or that rely on the memory
+# layout, which changes when a tensor crosses the link.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
@@ -120,7 +120,7 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Suppress PyTorch's log messages about a failure, because the exception says the same."""
+    """Suppress PyTorch's log messages about a failure; the exception contains their content."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -132,7 +132,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _sources(program: Any) -> dict[str, Weight | str]:
-    """Return for each placeholder the weight that it stands for, or 'input', or 'constant'."""
+    """Return what each placeholder stands for: a weight, 'input' or 'constant'."""
     found: dict[str, Weight | str] = {}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -245,7 +245,7 @@ class _Reader:
         name = target.overloadpacket.__name__
         if name.endswith(('batch_norm', 'instance_norm', '_legit')) and (
                 bound.get('training') or bound.get('use_input_stats')) and (
-                bound.get('running_mean') is not None):   # the schema does not show this write
+                bound.get('running_mean') is not None):   # a write that the schema does not show
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
                              'on the previous one')
         if name.rstrip('_') in ('dropout', 'feature_dropout', 'alpha_dropout',

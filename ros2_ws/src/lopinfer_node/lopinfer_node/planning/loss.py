@@ -2,8 +2,8 @@
 
 The search starts from the baselines. A beam search over the operators in topological order finds
 where to cross the link. A large-neighbourhood search around the critical path refines the plan. The
-search can stop at any time and depends only on its seed; by the same estimate, its plan is never
-worse than a baseline.
+search can stop at any time, and depends only on its seed. Its plan is never worse than a baseline,
+if both are estimated by the search's own timeline.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Search:
 
 
 def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds (most, least) that give this plan, or a better plan with the same transfers."""
+    """Return bounds (most, least) of this plan, or of a better plan with equal transfers."""
     most = plan.own[DEVICE, :, 1].copy()
     own = plan.own[SERVER]
     return most, np.where(own[:, 0] < own[:, 1], own[:, 0], plan.graph.extents)
@@ -140,9 +140,9 @@ def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 def positions(problem: Problem) -> np.ndarray:
     """Return positions at which a boundary may help, int64, in topological order.
 
-    There are at most POSITIONS, spread evenly over the costs of the operators, where few bytes are
-    alive. A tensor is alive after position i if it is made at or before i and used later. No tensor
-    that must stay on its side may be alive there.
+    There are at most POSITIONS. At each of them few bytes are alive, and about equal computing lies
+    between each two. A tensor is alive after position i if it is made at or before i and used
+    later. No tensor that must stay on its side may be alive there.
     """
     nodes = len(problem.kind)
     alive = np.zeros(nodes + 1)

@@ -1,8 +1,8 @@
 """The time of every operator of a model on one machine, in a file that machines can exchange.
 
 An operator that computes the share s of its extent (0 < s <= 1) takes `fixed + per_share * s`
-seconds. Nearly all time of a small kernel is `fixed`, because half of its extent takes as long as
-the whole.
+seconds. Nearly all time of a small kernel is `fixed`: half of its extent takes as long as the
+whole.
 
 A profile file is one JSON object:
 

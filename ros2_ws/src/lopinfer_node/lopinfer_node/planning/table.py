@@ -32,7 +32,7 @@ LEAST = 5000           # least number of evaluations of a bin, for a large graph
 
 
 class PlanTable(Sequence[Plan]):
-    """Plans by bandwidth in bytes/s, ascending; bandwidths below the second get the first plan.
+    """Plans by ascending bandwidth, bytes/s; a measured rate below the second gets the first plan.
 
     The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency`
     (s), `plans` (the distinct plans, each `Plan.own` as a flat list of integers, (2, nodes, 2) in

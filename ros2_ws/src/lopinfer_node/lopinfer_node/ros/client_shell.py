@@ -76,8 +76,8 @@ class ClientOptions:
     server's profile, in s per operator. The client uses each table until the next table is made.
     ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
     emulated link; by default the real link alone. ``power``: W in each state, used if there is no
-    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, by
-    which this machine computes more slowly to emulate a robot.
+    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, on
+    this machine's computing time, to emulate a slower robot.
     """
 
     planner: Planner
@@ -105,7 +105,7 @@ class Client:
         self._changed = threading.Condition()   # guards machine and link
         self._turn = threading.Lock()           # one inference at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # have left the emulated link, not yet published
+        self._ready: list[Piece | Ack] = []     # messages that left the emulated link, to publish
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
@@ -163,7 +163,7 @@ class Client:
                 self._meter.enter('stalled', time.monotonic())
 
     def note_whole(self, reason: str) -> None:
-        """Count a request that runs whole on the robot, by the original model.
+        """Count a request that the original model computes whole on the robot.
 
         ``reason``: why the request is not shared.
         """

@@ -259,8 +259,8 @@ class Server:
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # an error of the model concerns only its clients
             reason = f'the model cannot be served: {error}'
-            # Any other error is a fault of this machine (no more files or processes) or comes from
-            # the end of the server, so the model is kept.
+            # Keep the model: any other error is a fault of this machine (no more files or
+            # processes), or comes from the end of the server.
             if isinstance(error, ModelError) and not self._closing:
                 self.store.remove(digest)
         if reason:

@@ -4,9 +4,9 @@
                                             ^-----------'   fallback, or no answer
     any -> OPENING: the server does not know this client, or is silent for long
 
-The client shares a request only in OPEN. In every other state the request runs on the robot alone,
-so no request waits for a server that is known to be gone. CHECKING sends probes until the server
-answers one.
+The client shares a request only in OPEN. In every other state the robot computes it alone, so no
+request waits for a server that is known to be gone. CHECKING sends probes until the server answers
+one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
 BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
 HYSTERESIS = 0.02      # share by which a plan must be faster to replace the table's chosen plan
-TRY = 0.1              # share by which the estimate of a plan without measurements may be too high
+TRY = 0.1              # share by which the estimate of an unmeasured plan may be too high
 # An answer is late after LATER times the longest latency of recent requests, but not earlier than
 # LEAST_WAIT seconds after the expected time.
 LATER = 1.25
@@ -94,8 +94,8 @@ class PlannedTable:
 
     ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
     the best plan. ``estimates``: float (up, down), expected latency of that plan, s (NaN: unknown).
-    ``others`` and ``other_estimates`` (alternatives, up, down): the same for the plans to use
-    instead if the chosen plan is slower than its estimate.
+    ``others`` and ``other_estimates`` (alternatives, up, down): index and expected latency of the
+    plans to use instead if the chosen plan proves slower than its estimate.
     """
 
     bandwidths: Sequence[float]
@@ -373,10 +373,10 @@ class ClientMachine:
     def _patience(self, known: float, now: float) -> float:
         """Return the seconds that a request waits for the server.
 
-        Without measurements, it waits for twice the expected time, or until the setting `deadline`
-        has passed after the expected time, if that is later. A request that waits so long and then
-        runs alone takes about three times the expected time. After enough measurements it waits
-        less, because an answer that takes longer than any recent answer is unlikely to come soon.
+        Without measurements, it waits for twice the expected time, or for the expected time plus
+        the setting `deadline`, whichever is longer. A request that waits so long and then runs
+        alone takes about three times the expected time. After enough measurements it waits less,
+        because an answer that takes longer than any recent answer is unlikely to come soon.
         """
         most = max(2 * known, known + self.settings.deadline)
         plan, estimate = self._way

@@ -6,8 +6,8 @@ import math
 from collections import defaultdict, deque
 from statistics import median_low
 
-# The median of a plan's ratios corrects the plan's estimate. The largest ratio says when an answer
-# is late.
+# The median of a plan's ratios corrects the plan's estimate. From the largest ratio follows how
+# long to wait for an answer.
 ENOUGH = 4       # minimum number of requests of a plan to take the median
 MEDIAN = 7       # number of the latest requests of which the median is taken
 LATEST = 20      # number of the latest requests of which the largest ratio is taken

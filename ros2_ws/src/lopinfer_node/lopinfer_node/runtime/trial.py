@@ -1,8 +1,8 @@
 """Try a model in its own process before a server serves it.
 
 A robot may send a model that needs too much memory or time, or that ends the process in which it
-runs. The trial runs in a separate process, so that such a model ends only the trial. The server
-then reserves the memory that the trial has used.
+runs. Such a model ends only the trial. After a successful trial, the server reserves the memory
+that the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
@@ -95,7 +95,7 @@ class Trier:
         command = [sys.executable, '-m', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
-        # In a session of its own, the process does not get the user's Ctrl+C.
+        # In a POSIX session of its own, the process does not receive the user's Ctrl+C.
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               text=True, start_new_session=True) as process:
             self._process = process

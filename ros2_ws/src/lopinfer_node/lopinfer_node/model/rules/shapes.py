@@ -39,10 +39,10 @@ def permute(call: Call) -> Division:
 def reshape(call: Call) -> Division:
     """Divide along the axis of the result that corresponds to the divided axis of the input.
 
-    For both axes, the product of the sizes of all outer axes is the same. The divided axis either
-    stays as it is, joins inner axes, or is split. An interval stays an interval only if the divided
-    axis is the outermost of the axes that are joined, or becomes the outermost of the axes into
-    which it is split.
+    Two axes correspond if the product of the sizes of all outer axes is equal for both. The divided
+    axis either stays as it is, is joined with inner axes, or is split. An interval stays an
+    interval only if the divided axis is the outermost of the axes that are joined, or becomes the
+    outermost of the axes into which it is split.
     """
     value = call.values[0]
     assert value.axis is not None
@@ -233,7 +233,7 @@ def stack(call: Call) -> Division:
 def pad(call: Call) -> Division:
     """Divide constant padding, which shifts the footprint.
 
-    Other padding, such as reflection, of the divided axis is indivisible.
+    If the divided axis has other padding, such as reflection, the operator is indivisible.
     """
     value = call.values[0]
     assert value.axis is not None
@@ -299,7 +299,7 @@ def pixel_unshuffle(call: Call) -> Division:
 def interpolate(call: Call) -> Division:
     """Divide along any axis, unless parts and whole could be rounded differently.
 
-    Along a divided spatial axis this rule takes the input indices and their weights itself;
+    Along a divided spatial axis this rule itself selects the input indices and their weights, and
     PyTorch's kernel interpolates only along the other axes. An output index needs one input index
     (nearest) or two neighbours (linear).
     """
@@ -348,7 +348,7 @@ def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
     """Return the interpolation on all axes except the divided axis `at`, which keeps its size."""
     packet = getattr(torch.ops.aten, call.op)
     corners = call.arguments.get('align_corners')
-    # Keep the scales of the other axes from the call, because they decide where samples fall.
+    # Keep the call's scales of the other axes, because they decide where samples fall.
     scales = [None if i == at else scale for i, scale in enumerate(_scales(call, len(sizes)))]
     if corners is None:
         return lambda x: packet(x, sizes, *scales)
