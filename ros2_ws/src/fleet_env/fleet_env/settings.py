@@ -41,7 +41,7 @@ def setting(default: Any, description: str, unit: str = '', *, form: str = '', e
 
 
 class Text(str):
-    """Text from a command line; unlike other text, it may stand for a number or another type."""
+    """Text from a command line, which may stand for a value of another type, such as a number."""
 
 
 class Settings(BaseModel):

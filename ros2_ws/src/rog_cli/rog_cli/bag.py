@@ -32,10 +32,9 @@ def is_bag(path: Path) -> bool:
 def played(path: Path, namespace: str = '') -> Played:
     """Yield the statuses of one run of one fleet, in the order of recording.
 
-    The first yielded status is of the server. If the recording has no status of the server before
-    the first status of a robot, the function makes a server status that lists only this robot. If
-    the recording has several runs, the function plays the last run. It says on stderr what it
-    leaves out.
+    The first yielded status is of the server. If the recording begins with a status of a robot, the
+    function first makes a server status that lists only this robot. If the recording has several
+    runs, the function plays the last run. It prints on stderr what it leaves out.
 
     :param namespace: namespace of the fleet; needed if the recording holds several fleets.
     :raises RecordError: the recording is missing or damaged, or it holds no statuses.

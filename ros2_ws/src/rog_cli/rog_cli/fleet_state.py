@@ -73,7 +73,7 @@ class Robot:
         return dict(zip(COLUMNS, texts, strict=True))
 
 
-# Name of a column -> unit of its numbers, empty if they have none.
+# Name of a column -> unit of its numbers; empty for numbers without a unit.
 COLUMNS = {'iter': '', 'loss': '', 'acc': '%', 'stale': '', 'pushed': 'rows', 'link': 'Mbit/s',
            'compute': 's', 'comm': 's', 'stall': 's', 'energy': 'J', 'power': 'W'}
 
@@ -149,14 +149,14 @@ def number(value: float, form: str, unit: str = '') -> str:
 
 
 class Curve:
-    """Points (t, value) in order of time; of a long curve only evenly spaced points are kept."""
+    """Points (t, value) in order of time; a long curve keeps only evenly spaced points."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []
         self._every, self._left = 1, 0
 
     def add(self, t: float, value: float) -> None:
-        """Add a point if it is finite and due: a long curve takes only every n-th point."""
+        """Add a point if it is finite and due; of a long curve only every n-th point is due."""
         if not (math.isfinite(t) and math.isfinite(value)):
             return
         if self._left:
@@ -180,7 +180,8 @@ class FleetState:
     run, 0 if unknown. ``starting``: whether the listener has started the server itself. No status
     contains these three.
 
-    When another run begins, all events and curves are dropped, because its times start at 0 again.
+    When another run begins, all events and curves are dropped, because the times of the new run
+    start at 0 again.
     """
 
     def __init__(self, above: str = '', minutes: float = 0.0, starting: bool = False) -> None:

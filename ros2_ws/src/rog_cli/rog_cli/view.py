@@ -42,8 +42,8 @@ class Monitor:
     """A node that listens to the status topics of the fleet.
 
     :param key: key of the fleet or of a robot. With a key, a status of the server counts only if it
-        is signed with the key and newer than the last status, because anybody can repeat an old
-        status.
+        is signed with the key. It must also be newer than the last status, because anybody can
+        repeat an old status.
     :param above, minutes, starting: see `FleetState`.
     """
 
@@ -200,7 +200,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 
 
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
-    """Show the fleet until ``over`` returns true: a live table or, if ``plain``, some lines."""
+    """Show the fleet until ``over`` returns true: a live table, or some lines if ``plain``."""
     if plain:
         due = time.monotonic() + 1.0
         while not over():

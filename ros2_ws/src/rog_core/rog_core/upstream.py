@@ -31,10 +31,10 @@ class Upstream:
 
     ``base``, float32 (elements,): the master rows without the fleet's changes since its last
     account. So base - master is the change that the worker has not received yet. After a restart,
-    pass the ``base`` of the checkpoint. By default it is the present master rows.
+    pass the ``base`` of the checkpoint. The default is the present master rows.
 
-    An iteration of the worker is H iterations of the fleet, where H is the number of local steps
-    that the parent fleet's method asks for, or more if the parent fleet takes longer.
+    An iteration of the worker is H iterations of the fleet, or more if the parent fleet takes
+    longer. H is the number of local steps that the parent fleet's method asks for.
     """
 
     def __init__(self, server: ServerMachine, worker: WorkerMachine, base: Array | None = None
@@ -60,7 +60,7 @@ class Upstream:
 
     def end(self) -> None:
         """Apply the model with which the parent fleet's run ended; no account is due any more."""
-        if self.worker.iteration:  # it is 0 if the worker never received the parent fleet's model
+        if self.worker.iteration:  # 0: the worker has never received the parent fleet's model
             self._take()
         self._due = math.inf
 
@@ -81,7 +81,7 @@ class Upstream:
         These are the changes that the parent fleet's server has not taken yet.
         """
         store = self.worker.accumulator
-        if store.drift is not None:  # the step is a `Phase`: `model` includes these changes
+        if store.drift is not None:  # in a step `Phase`, `model` includes these changes
             return copy_of(store.model)
         return store.weights - store.pending
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import RemoteError
 
 PROTOCOL = 2  # version; both sides must use the same version
-REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # answers, as in lopinfer_msgs/Open and SetPlans
+REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # `status` in lopinfer_msgs/Open and SetPlans
 
 
 @dataclass(frozen=True)

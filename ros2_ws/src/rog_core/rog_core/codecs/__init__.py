@@ -77,8 +77,8 @@ def _plugged(name: str) -> Codec:
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec with this number; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the codec of the receiver. It is needed because it may be from another package, or have
-    a sparsity, which does not follow from the number.
+    ``own``: the codec of the receiver. The number alone does not suffice for a codec of another
+    package, or for a codec with a sparsity.
     """
     if number == own.number:
         return own

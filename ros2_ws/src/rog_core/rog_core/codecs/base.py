@@ -3,7 +3,7 @@
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
 host. The values are numpy arrays, or torch tensors on any device. Compiled loops encode and decode
 numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.cuda`)
-encode and decode tensors. All of them give the same bytes. Encoded segments follow one another, and
+encode and decode tensors. All three give the same bytes. Encoded segments follow one another, and
 each can be decoded without the others. All formats are little endian. In every format except raw, a
 segment begins with one or more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
 
@@ -24,10 +24,10 @@ from ..arrays import Array, from_host
 from ..errors import LocalProtocolError, RemoteProtocolError
 from .kernels import LENGTH, OWN, SCALE
 
-# What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values, from which the kernel
-# then subtracts the decoded values. COPY: the values, which stay unchanged.
+# What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values; the kernel then
+# subtracts the decoded values from them. COPY: the values, which stay unchanged.
 DIFFERENCE, TAKE, COPY = range(3)
-MOST = 512  # elements; a codec that sends positions sends at most this many of a segment
+MOST = 512  # a codec that sends positions sends at most this many elements of a segment
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
 
 
@@ -59,7 +59,7 @@ class Codec(ABC):
     faults: tuple[str, ...] = ()   # error texts of rules `OWN`, `OWN` + 1, ... of this codec
     # (source file in `rog_core.cuda`, prefix of the kernels' names); None: no CUDA kernels.
     kernels: tuple[str, str] | None = None
-    compiled: bool = True          # whether compiled loops, not torch, process numpy arrays
+    compiled: bool = True          # whether compiled loops (not torch) process numpy arrays
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -96,13 +96,13 @@ class Codec(ABC):
         return out
 
     def uses_kernels(self, values: Array) -> bool:
-        """Whether CUDA kernels encode and decode ``values``, not compiled loops or torch."""
+        """Return whether CUDA kernels, not compiled loops or torch, process ``values``."""
         return self.kernels is not None and cuda.usable(values)
 
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
                          ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
                          out: np.ndarray) -> None:
-        """Encode values - mirror into ``out``, if the codec is `compiled`.
+        """Encode values - mirror into ``out``; only a codec that is `compiled` has this method.
 
         If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
         """
@@ -180,7 +180,7 @@ class Codec(ABC):
 
     def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
                       data: np.ndarray, factor: np.float32) -> None:
-        """See `add`, if the codec is `compiled`."""
+        """See `add`; only a codec that is `compiled` has this method."""
         raise NotImplementedError
 
     @abstractmethod

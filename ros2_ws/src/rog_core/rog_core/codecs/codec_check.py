@@ -21,8 +21,8 @@ class _Segments:
 def try_codec(codec: Codec) -> None:
     """Encode, check, decode and scale random values.
 
-    Raises `ConfigError` if a method of the codec raises an error, or if its answers do not fit one
-    another: what it subtracts is not what it decodes, or it accepts too few bytes.
+    Raises `ConfigError` if a method of the codec raises an error, or if the results of its methods
+    do not agree: it subtracts other values than it decodes, or it accepts too few bytes.
     """
     try:
         _try(codec)

@@ -1,8 +1,8 @@
 """Compiled functions that several codecs use.
 
 Storage is flat float32; a segment ``s`` is ``flat[offsets[s]:offsets[s + 1]]``. All loops release
-the GIL and are cached on disk. None of them reorders additions, so that a worker and the server
-that apply the same chunk get the same bits.
+the GIL and are cached on disk. None of them reorders additions, so worker and server get equal bits
+when they apply a chunk.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _threshold(magnitudes, count):
         high = max(high, magnitudes[k])
     # At every step at least ``count`` magnitudes are >= ``low``, and ``above`` are >= ``high``.
     high += 1
-    # Subtracting this step from the bits of a float32 halves it. The search starts there because t
-    # is usually above half of the largest magnitude.
+    # Subtracting this number from the bits of a float32 halves the float32. The search starts at
+    # half of the largest magnitude, because t is usually above it.
     step = 1 << 23
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))

@@ -35,8 +35,8 @@ class Standing:
     """The progress of one robot, as a method sees it.
 
     ``iteration``: the last iteration that the robot has pushed. ``slowest``: the iteration of its
-    oldest row at the server; if staleness is not counted by row, equal to ``iteration``. ``rate``:
-    measured throughput, bytes/s. ``loss``: loss of its last batch; NaN if unknown.
+    oldest row at the server; this equals ``iteration`` if staleness is not counted by row.
+    ``rate``: measured throughput, bytes/s. ``loss``: loss of its last batch; NaN if unknown.
     """
 
     iteration: int
@@ -242,7 +242,7 @@ class Method:
         ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
         old bound still holds until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # compare iterations: a robot's rows may be older
+        if self.at_barrier(robot, fleet):  # iterations count here, because rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         return self.behind(robot, fleet, max(self.bound_of(robot), least))
@@ -271,7 +271,7 @@ class Method:
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Act when the time `deadline` has come; then the server asks which robots may go on."""
+        """Act because the time `deadline` has come; the server then asks which robots may go on."""
 
     # -- what a robot computes and sends ---------------------------------------------------------
 
@@ -422,7 +422,7 @@ class Holding(Method):
 
 
 class Rolling(Holding):
-    """A method that holds pushes back, and keeps momentum on the server."""
+    """A method that holds pushes back, and whose momentum is on the server."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""

@@ -30,9 +30,9 @@ class Dssp(Method):
     When the fastest robot reaches its threshold, it gets the threshold at which it is expected to
     wait least for the slowest robot's next push. When a robot is within the lowest threshold again,
     it gets the lowest threshold back. This follows the paper's text and Figure 2. The paper's
-    listing differs in three places. There the robot waits until it is within the lowest threshold
-    again, so it pays for every extra iteration with a later wait. Extra iterations can be granted
-    beyond the highest threshold. The first extra iteration is not counted.
+    listing differs in three places. In the listing, the robot waits until it is within the lowest
+    threshold again, so it pays for every extra iteration with a later wait. The listing can grant
+    extra iterations beyond the highest threshold, and it does not count the first extra iteration.
     """
 
     name = 'dssp'

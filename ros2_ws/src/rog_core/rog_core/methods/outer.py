@@ -20,7 +20,7 @@ from .method_spec import MethodSpec
 
 
 class Outer(Method):
-    """Applies pushes with the options ``rate=R`` and ``momentum=B``; without them, like `Method`.
+    """Applies pushes as the options ``rate=R`` and ``momentum=B`` say; without them, as `Method`.
 
     Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
     multiplied by the rate and applied. The momentum of a row is updated and applied after every n

@@ -80,8 +80,8 @@ class FlatModel:
                 return
 
     def _counted(self) -> list[int]:
-        # PyTorch counts the changes of a parameter. Our own changes are not counted, because they
-        # change `weights`, which is another tensor.
+        # PyTorch counts the changes of each parameter. It does not count our own changes, because
+        # they are made to `weights`, which is another tensor.
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:

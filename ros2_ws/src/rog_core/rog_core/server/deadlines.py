@@ -54,7 +54,7 @@ class Deadlines:
         """Return the time at which a member retires unless it makes progress; infinity: never."""
         if math.isinf(self.patience):
             return math.inf
-        if self.stopping:  # a longer limit, because to give up a member is worse than to retire it
+        if self.stopping:  # wait longer, because giving a member up is worse than retiring it
             limit = max(self.patience, self.silence)
             return math.inf if member.state == WAITING else member.progress + limit
         waited = member.has_to_act and member.place == COUNTED \
@@ -64,7 +64,7 @@ class Deadlines:
     def _paused_at(self, member: Member) -> float:
         """Return the time at which a member that makes no progress has used up its patience.
 
-        While the member computes, each heartbeat moves this time beyond the next heartbeat.
+        While the member computes, each heartbeat postpones this time beyond the next heartbeat.
         """
         left = member.patience(self.patience, member.paid)
         least = 0.0 if math.isnan(member.computes) else self.silence / 2
@@ -73,9 +73,9 @@ class Deadlines:
     def back_at(self, member: Member) -> float:
         """Return the time at which a retired member that waits becomes active again.
 
-        Returns infinity if the member is not retired or does not wait. At the returned time
-        `Member.owed` has fallen to `OWED` times the patience. So, in the long run, others wait for
-        such a member at most 1/`SHARE` of the time.
+        Returns infinity if the member is not retired or does not wait. The returned time is when
+        `Member.owed` will have fallen to `OWED` times the patience. So, in the long run, others
+        wait for such a member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
@@ -100,8 +100,8 @@ class Deadlines:
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
         """Return `due` of each member, or an earlier time.
 
-        If a due time was postponed, this returns the former time until it has passed. So most
-        changes of a member need no new computation.
+        If a due time was postponed, this returns the former time until that time has passed. So
+        most changes of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}

@@ -28,7 +28,7 @@ from ..transfer.sender import Sender
 from .mirror import Mirror
 
 BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for the member's message
-USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
+USUAL = 10  # a gradient that takes USUAL times its usual time no longer counts as progress
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
 SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time
@@ -52,7 +52,7 @@ class Member:
     bound: float             # staleness bound under which its last push was made
     heard: float             # time of the last heartbeat, s
     link: LinkEstimate       # kept when the robot registers again
-    attempt: int             # number of the last transfer to the robot, never reused
+    attempt: int             # number of the last transfer to the robot; numbers are not reused
     state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
     iteration: int = 0       # last iteration pushed
     slowest: int = 0         # min(versions)
@@ -97,7 +97,7 @@ class Member:
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
-        """Note that the member has made a step of the protocol, which counts as progress.
+        """Record that the member has made a step of the protocol, which counts as progress.
 
         ``computes``: whether the member begins to compute. ``heard``: whether it has sent
         something, which counts as a heartbeat.
@@ -117,9 +117,9 @@ class Member:
               now: float) -> None:
         """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
 
-        Each of the first ``wanted`` segments moves the time `paid` forward by `PACE` times the
-        patience divided by ``wanted``. Each later segment moves it by `PACE` times the patience
-        divided by ``total``. `paid` never passes the present.
+        Each of the first ``wanted`` segments moves the time `paid` forward by `PACE` * patience /
+        ``wanted``. Each later segment moves it by `PACE` * patience / ``total``. `paid` never
+        passes the present.
         """
         if not math.isnan(self.computes):
             self.advance(now)
@@ -142,8 +142,8 @@ class Member:
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
         """Whether the member's present gradient takes at most `USUAL` times the usual time.
 
-        For its first gradient the longest usual time in the ``fleet`` counts. The usual time is
-        taken as no less than the part of ``least`` seconds that `patience` leaves.
+        For its first gradient the longest usual time in the ``fleet`` counts. The usual time counts
+        as at least the part of ``least`` seconds that `patience` leaves.
         """
         least = self.patience(least, now)
         usual = self.usual
@@ -157,7 +157,7 @@ class Member:
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
-        """Note that the member has pushed: update the mean time between pushes."""
+        """Record that the member has pushed: update the mean time between pushes."""
         passed = now - self.pushed
         if passed > 0:
             former = passed if math.isnan(self.period) else self.period

@@ -17,7 +17,7 @@ class Overdue:
         self.shared, self.pulls = shared, pulls
 
     def on_time(self, now: float) -> list[Action]:
-        """Act on everything that is due: retransmissions, time-outs, missing heartbeats."""
+        """Handle everything that is due: retransmissions, time-outs, missing heartbeats."""
         shared, deadlines = self.shared, self.shared.deadlines
         actions: list[Action] = []
         lost = now >= shared.missed_at

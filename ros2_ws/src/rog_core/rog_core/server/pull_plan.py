@@ -36,7 +36,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
             updated_at: np.ndarray, config: TransferConfig) -> Pull:
     """Plan the pull of a member that may start its next iteration.
 
-    ``updated_at`` int64 (rows,): iteration of the newest push in each master row.
+    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push in it.
     """
     partition, sending = model.partition, method.sending()
     pending = member.mirror.measure()
@@ -58,8 +58,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # With SVRG, all robots wait at a barrier before a full gradient. There a member holds the same
-    # model as the others, apart from rounding, unless it was out of reach.
+    # With SVRG, all robots wait at a barrier before a full gradient. There all members hold the
+    # same model, apart from rounding, except a member that was out of reach.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
@@ -70,8 +70,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 def _check(command: Command, member: Member, method: Method) -> None:
     """Raise `LocalProtocolError` if the robot would refuse the command or make no progress."""
     reason = ''
-    # An iteration whose step is not additive may be granted again, because its push may have come
-    # after the end of its round.
+    # If the step of an iteration is not additive, the iteration may be granted again, because its
+    # push may have come after the end of its round.
     least = member.iteration + command.step.additive
     if not command.next_iteration >= least:
         reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'

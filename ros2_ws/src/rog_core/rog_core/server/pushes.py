@@ -45,7 +45,7 @@ class Pushes:
             self._keep_early(member, chunk, now)
             return []
         ack, rows = member.push.on_chunk(chunk)
-        if ack is not None:  # a repeated chunk, too, shows that the robot runs
+        if ack is not None:  # even a repeated chunk shows that the robot runs
             member.heard = now
         actions = [] if rows is None else self._apply(member, rows, now)
         if ack is None:

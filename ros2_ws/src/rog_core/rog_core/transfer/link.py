@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 MIN_CHUNK = 1260
 QUEUE_TIME = 0.02      # s; as much data as the link carries in this time may queue on it
 MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of the time-out, s
-MIN_RATE = 1e3         # lower limit of the estimated rate, bytes/s
+MIN_RATE = 1e3         # bytes/s, lower limit of the estimated rate
 
 
 @dataclass
@@ -62,8 +62,8 @@ class LinkEstimate:
 
         ``delivered_then``: bytes that had arrived when the chunk was sent. ``full``: whether the
         window was full at that time. If it was not, the sender had no more to send, so the bytes
-        that have arrived since give only a lower limit of the rate. The bytes that the link carried
-        while earlier chunks delayed this chunk give an upper limit.
+        that have arrived since then give only a lower limit of the rate. The bytes that the link
+        carried while earlier chunks delayed this one give an upper limit.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes

@@ -1,8 +1,8 @@
 """Receives the transfers of one robot in one direction.
 
 A chunk is checked completely before any of its rows are returned to the caller. Its rows are
-returned once, even if the channel duplicates, delays or reorders the chunk, and never after its
-transfer was closed. The table of states is `rog_core.protocol.states.RECEIVER`.
+returned only once, even if the channel duplicates, delays or reorders the chunk, and never after
+its transfer was closed. The table of states is `rog_core.protocol.states.RECEIVER`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Receiver:
     granted: int | None = None       # iteration of the next transfer; None: any
     kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of the taken values of this transfer
-    refused: int = 0                 # chunks of this transfer that were taken, but are not used
+    refused: int = 0                 # chunks of this transfer that were taken but not applied
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
@@ -102,7 +102,7 @@ class Receiver:
         """Close the transfer; return (receipt, segments taken, int64).
 
         The segments are None if the transfer was already closed. Returns None instead of the pair
-        for the `End` of a former transfer, and for an `End` that waits for all chunks.
+        if the `End` is of a former transfer, or must wait for chunks.
         """
         self.check(end.transfer)
         most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
@@ -214,8 +214,8 @@ class Receiver:
     # -- internals -------------------------------------------------------------------------------
 
     def _codec_of(self, chunk: Chunk) -> Codec:
-        # Check the codec here and not when rows are applied, so that a chunk with a wrong codec is
-        # refused before it opens its transfer.
+        # Check the codec here, not when rows are applied, so that a chunk with a wrong codec does
+        # not open its transfer.
         codec = codec_on_wire(chunk.codec, self.codec)
         raw = chunk.transfer.kind.is_raw
         allowed = (RAW,) if raw else (self.codec, SMALLER)

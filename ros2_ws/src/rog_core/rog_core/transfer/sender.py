@@ -57,7 +57,7 @@ class Rows(Protocol):
 
     @property
     def at_once(self) -> int:
-        """Maximum number of bytes that one call of `encode` should return; 0: only one window."""
+        """Maximum number of bytes that one call of `encode` should return; 0 means one window."""
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Return the encoded segments ``ids``, uint8; ``ids``: the next window, or windows."""
@@ -141,8 +141,8 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
 
-        A receipt that comes before the second End answers the first End, or the receiver has ended
-        the transfer early.
+        If a receipt comes before the second End, it answers the first End, or the receiver has
+        ended the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -155,7 +155,7 @@ class Sender:
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # Only for the newest chunk is the receipt's time the time of the answer. The other
+            # The time of the receipt is the time of the answer only for the newest chunk. The other
             # chunks arrived earlier, and their acknowledgements may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
@@ -361,7 +361,7 @@ class Sender:
     def _encode(self, now: float) -> None:
         """Encode the next window, and more windows that will be sent, up to `Rows.at_once` bytes.
 
-        Mandatory windows will be sent, and others if the link can carry them within the budget.
+        A window will be sent if it is mandatory, or if the link can carry it within the budget.
         """
         most, first = self.rows.at_once, self._window
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
@@ -426,6 +426,6 @@ class Sender:
 
     def _end_message(self, now: float, whole: bool = False) -> End:
         duration, mta = now - self.started, self.mta_duration
-        if math.isinf(mta):  # the mandatory rows are not acknowledged yet: estimate when they are
+        if math.isinf(mta):  # estimate when the mandatory rows will be acknowledged
             mta = (duration + self.link.round_trip) * self.plan.mta_factor
         return End(self.transfer, self._fresh, duration, mta, self.command, whole)

@@ -43,7 +43,7 @@ class Pulls:
             self._apply(rows)
         if ack is None:
             return []
-        if shared.state != PULLING:  # only the first of thousands of chunks changes the state
+        if shared.state != PULLING:  # of thousands of chunks only the first changes the state
             shared.move('rows', now)
         if (end := pull.due) is not None:
             return self.on_end(end, now)  # the receipt replaces the acknowledgement

@@ -28,8 +28,8 @@ class Coded(Rolling):
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
     shards; a single coded gradient is useless by itself. A robot that has not pushed when the round
     ends is a straggler: the server ends its push early, and the robot continues with the present
-    round. If so many robots leave that a round can never be decoded, the server gives up the round
-    and makes a new code for the remaining robots (the papers do not treat this case). Robots that
+    round. Robots may leave until a round can never be decoded. The papers do not treat this case.
+    Here the server gives up the round and makes a new code for the remaining robots. Robots that
     come back are part of the code again from the next round on.
     """
 
@@ -141,9 +141,9 @@ class Coded(Rolling):
     def _prompt(self) -> list[int]:
         """Return the ranks that pushed first in this round; all others count as stragglers.
 
-        As many robots count as stragglers as all groups together tolerate. The round waits for all
-        but S members of each group, so if only the robots missing at its end counted, further
-        stragglers in one group would be overlooked.
+        The number of robots that count as stragglers is the number that all groups together
+        tolerate. The robots that are missing at the end of the round would not do: the round waits
+        for all but S members of each group, so they never show more than S stragglers in a group.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]

@@ -71,8 +71,8 @@ class Scheme:
         self._shards = number_of_shards(capacities)
         self._capacities = comparable(capacities)
         count = len(self._capacities)
-        # By rank: the robot's weight in the division of the shards. Robots of equal weight may
-        # change places.
+        # By rank: the robot's weight when shards are divided. Robots of equal weight may change
+        # places.
         self._worth = self._capacities if name in BY_CAPACITY else np.ones(count)
         self._late, self._rounds = np.zeros(count), 0
         ranks = list(range(count))
@@ -127,7 +127,7 @@ class Scheme:
         """Return the shards, sorted, that a robot may have to compute until the next `restrict`.
 
         These are its own shards and, in dcgc and dgh-gc, also the shards of the robots with which
-        it may change places. The result is empty for a robot that is not part of the code.
+        it may change places. A robot that is not part of the code gets an empty result.
         """
         present = [other for members in self._members for other in members]
         alike = [other for other in present if other == rank or
