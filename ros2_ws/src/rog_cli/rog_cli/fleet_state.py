@@ -17,7 +17,7 @@ from rog_core.errors import shown
 
 ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
-POINTS = 400     # maximum number of points of a curve; a longer curve loses every other point
+POINTS = 400     # maximum number of points of a curve; beyond it, every other point is dropped
 EVENTS = 200     # maximum number of remembered events; the oldest are forgotten first
 SILENT = 5.0     # seconds without a status after which the silence is reported
 APART = ('away', 'retired')  # states of a robot that only the server knows
@@ -95,7 +95,7 @@ class Fleet:
     keyed: bool = False
     minimum: str = ''  # the MTA and the MTA time, in words
     above: str = ''    # which robot of the parent fleet this fleet is, in words
-    left: float = math.nan  # seconds until the run is over, if the listener knows its duration
+    left: float = math.nan  # seconds until the run is over; NaN: its duration is unknown
     starting: bool = False  # whether the listener has started the server itself
 
     @property

@@ -156,7 +156,7 @@ def _load() -> None:
 
 
 def _serve(link: socket.socket) -> Callable[[], Any] | None:
-    """Fork until the launcher is gone, then return None; a forked process returns its program."""
+    """Fork until the launcher is gone, then return None; in a fork, return the fork's program."""
     while True:
         asked, files, *_ = socket.recv_fds(link, _MESSAGE, 1)
         if not asked:

@@ -64,7 +64,7 @@ class ParameterServerNode(ManagedNode):
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
     error = ''              # why the node ended; empty: without error
-    _had_run = False        # whether a new configuration continues from the node's own checkpoint
+    _had_run = False        # whether to continue from the node's own checkpoint
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
@@ -292,7 +292,7 @@ class ParameterServerNode(ManagedNode):
     def _excuse(self, now: float) -> None:
         """If this process was held up, do not count this time as silence of the robots.
 
-        Their heartbeats have arrived, but are not read yet.
+        Their heartbeats have arrived in the meantime, but this process has not read them yet.
         """
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
@@ -393,7 +393,7 @@ class ParameterServerNode(ManagedNode):
 
     def _publish_status(self) -> None:
         if self.done and not self.machine.stopping:
-            return  # this server gave way to another; robots would take `stopped` as the other's
+            return  # another server continues; robots would take this `stopped` for its own
         self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
 
     def _diagnose(self) -> None:

@@ -92,7 +92,7 @@ class Peer:
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
                                       f'which was granted, got {message.iteration}')
         # A status with one of these states takes the robot out of the fleet. Anyone can read and
-        # repeat its other fields, so it must also carry the secret session.
+        # repeat the other fields of a status, so this status must also carry the secret session.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')
 
@@ -101,8 +101,8 @@ class Peers(dict[str, Peer]):
     """Robot -> peer, for each robot that is listed or has registered.
 
     :param links: link of each robot that the fleet file lists.
-    :param epoch: when the emulated links began, on the monotonic clock; 0: they begin with
-        `begin`, and delay nothing before.
+    :param epoch: when the emulated links began, on the monotonic clock. 0: they begin with the call
+        of `begin`; before it they delay nothing.
     """
 
     def __init__(self, node: ParameterServerNode, links: Mapping[str, LinkConfig], epoch: float

@@ -6,7 +6,7 @@ import math
 
 
 class TrainingTime:
-    """Counts the seconds of training; it stands still until `begin`, and while paused.
+    """Counts the seconds of training; does not count before `begin` and during pauses.
 
     All times are seconds of one monotonic clock.
 
@@ -26,7 +26,7 @@ class TrainingTime:
         return True
 
     def pause(self, now: float) -> None:
-        """Stand still from ``now`` on."""
+        """Pause: stop counting from ``now`` on."""
         self._paused_at = now
 
     def go_on(self, now: float) -> None:

@@ -47,7 +47,7 @@ MAGIC = 'rog-key-1'
 
 
 class SealError(RemoteProtocolError):
-    """A message carries no valid tag; no part of it was applied."""
+    """A message carries no valid tag, so no part of it was applied."""
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
 
 
 # `_CHUNK` and `_ACK` pack the numbers over which the tags of a chunk and of an acknowledgement are
-# computed. The first 12 bytes of a chunk, padding included, are its nonce: no other chunk of the
-# same session and direction has the same 12 bytes.
+# computed. The first 12 bytes of a chunk, padding included, are its nonce, because no other chunk
+# of its session and direction begins with them.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
 _NONCE = slice(12)
 _ACK = struct.Struct('<3sIBQIIQ').pack
@@ -297,7 +297,7 @@ def _check(message: Any, tag: bytes) -> None:
 
 
 class Signature:
-    """Signs and checks the statuses of a fleet's server; with a robot's key it can only check."""
+    """Signs and checks the statuses of a fleet's server; a robot's key can only check them."""
 
     def __init__(self, key: Key) -> None:
         _, ed25519, self._invalid = _cryptography()
@@ -343,7 +343,7 @@ class Session:
 
 
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
-    """Put the tag that ``key`` makes, if there is a key, into the message; return the message."""
+    """If there is a ``key``, put the tag that it makes into the message; return the message."""
     if key is not None:
         tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)
         message.tag = array.array('B', tag)

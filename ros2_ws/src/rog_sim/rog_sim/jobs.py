@@ -56,8 +56,8 @@ class Job:
         """Return whether the directory holds this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
-            # Compare the parsed settings, not the text of the file. Otherwise a new version of the
-            # software with one more setting would repeat many hours of runs.
+            # Compare the parsed settings, not the text of the file. Otherwise many hours of runs
+            # would be repeated after an update of the software that adds a setting.
             kept = read_fleet(self.directory / FLEET_FILE)
             return dump_fleet(kept) == dump_fleet(self.fleet)
         except (OSError, ValueError):
@@ -164,14 +164,14 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
-    # Dispatch no more calls in advance than the workers' queue holds. Otherwise the other calls
-    # wait for a place in this queue, and loky 3.6 usually ends with the error that
-    # `_without_error_of_loky` describes.
+    # Dispatch no more calls in advance than the workers' queue holds. Otherwise calls wait for a
+    # place in this queue, and loky 3.6 usually ends with the error that `_without_error_of_loky`
+    # hides.
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
                         batch_size=1)
     for tracker in (loky_tracker, resource_tracker):
-        # Start the tracker before SIGINT is blocked, because its start unblocks SIGINT in this
-        # thread.
+        # The start of the tracker unblocks SIGINT in this thread, so start it before SIGINT is
+        # blocked.
         tracker.ensure_running()
 
     def results_of(calls: list[Any]) -> Results:

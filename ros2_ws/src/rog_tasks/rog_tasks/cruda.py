@@ -61,9 +61,9 @@ class Cruda(Classification):
     def pretrain(self, model: nn.Module) -> None:
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
 
-        The user's cache directory keeps the result under a digest of everything that the result
-        depends on, if the data has a digest (image folders, digits) and the code of the model is
-        available.
+        If the data has a digest (image folders, digits) and the code of the model is available, the
+        user's cache directory keeps the result, under a digest of everything that the result
+        depends on.
         """
         code = _source_of(model)
         if not (self._data.digest and code):

@@ -38,7 +38,7 @@ def _banks(count: int, generator: torch.Generator, cells: int = 3) -> Tensor:
 
 @dataclass(frozen=True)
 class Shift:
-    """The change of the world that a recogniser must adapt to: fog, then brightness, or none."""
+    """The change of the images to which a recogniser must adapt: fog, then brightness, or none."""
 
     fog: float
     """Strength of the fog, 0 to 1."""

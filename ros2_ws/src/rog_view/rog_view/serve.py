@@ -97,8 +97,8 @@ def serve(source: Source, host: str, port: int) -> None:
     warnings.filterwarnings('ignore', module='nicegui')
     name = f'[{host}]' if ':' in host else host
     try:
-        # A signal may come before uvicorn has its own handlers, and at its end uvicorn raises the
-        # signal again. `raised` turns both into KeyboardInterrupt.
+        # A signal may come before uvicorn has set its own handlers. Also, uvicorn raises the signal
+        # again at its end. In both cases `raised` raises KeyboardInterrupt.
         with listener, Interruption().raised():
             print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
             if source.live:

@@ -31,7 +31,7 @@ def _build() -> Any:
 
     torch.set_num_threads(1)
     node = RobotNode()
-    warm_up()  # compile now: after the robot has joined, compiling would delay its heartbeat
+    warm_up()  # compile now, because after the robot has joined it would delay the heartbeat
     return node
 
 

@@ -18,7 +18,7 @@ from rog_ros.message_auth import Key, SealError, Session, check, derived, only_p
 if TYPE_CHECKING:
     from .node import WorkerNode
 
-PATIENCE = 3  # heartbeat limits; a robot that is refused for longer gives up
+PATIENCE = 3  # a robot gives up when it was refused for this many heartbeat limits
 
 
 class Registration:

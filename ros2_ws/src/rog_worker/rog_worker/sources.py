@@ -20,8 +20,8 @@ LEVELS = {'ok': DiagnosticStatus.OK, 'warn': DiagnosticStatus.WARN, 'error': Dia
 class Watch:
     """The data sources of a robot. The thread that spins the node calls `look` once a second.
 
-    The type of a topic is known only when somebody publishes it. Therefore `look` subscribes to a
-    topic when the topic has appeared.
+    The type of a topic is known only when somebody publishes it. So `look` subscribes to a topic
+    once it has a publisher.
     """
 
     def __init__(self, node: Node, sources: Sequence[Source]) -> None:

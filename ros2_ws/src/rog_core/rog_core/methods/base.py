@@ -310,7 +310,7 @@ class Method:
                        'order' in self.options, 0.0 if 'minimum' in self.options else mta)
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """Return the next iteration, and its step, of a robot that has pushed ``iteration``."""
+        """Return the iteration and the step that a robot computes after it pushed ``iteration``."""
         return iteration + 1, Gradient()
 
     # -- how a push changes the model ------------------------------------------------------------

@@ -26,7 +26,7 @@ class Step:
     """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
 
     name: ClassVar[str]
-    uncompressed: ClassVar[bool] = False  # whether all rows are pushed raw, and their mean returns
+    uncompressed: ClassVar[bool] = False  # whether all rows travel raw, and the mean returns
     additive: ClassVar[bool] = True       # whether unsent rows may be added to the next result
     exchangeable: ClassVar[bool] = False  # whether the result may be used for another iteration
 

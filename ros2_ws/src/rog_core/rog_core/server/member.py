@@ -115,7 +115,7 @@ class Member:
 
     def bring(self, segments: int, before: int, wanted: int, total: int, patience: float,
               now: float) -> None:
-        """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
+        """Record that ``segments`` segments of a transfer have arrived, after ``before`` others.
 
         Each of the first ``wanted`` segments moves the time `paid` forward by `PACE` * patience /
         ``wanted``. Each later segment moves it by `PACE` * patience / ``total``. `paid` never

@@ -79,7 +79,7 @@ class Pushes:
         return chunks
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
-        """Apply the new rows that the filter passes; return a notice when it first refuses rows."""
+        """Apply the new rows that the filter passes; at its first refusal, return a `Notice`."""
         shared, push = self.shared, member.push
         self._bring(member, rows.ids.size, now)
         robots = len(shared.active())
@@ -100,7 +100,7 @@ class Pushes:
             raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
                                       f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            return []  # our pull's receipt has not arrived yet; the worker repeats this end
+            return []  # the receipt of our pull is still missing; the worker repeats this End
         closed = member.push.on_end(end)
         if closed is None:
             return []

@@ -68,7 +68,7 @@ class Pulls:
         if pull is None or shared.state in (REGISTERING, PAUSED):
             return []
         if shared.state == PUSHING and not pull.is_closed(end.transfer):
-            return []  # our push's receipt has not arrived yet; the server repeats this end
+            return []  # the receipt of our push is still missing; the server repeats this End
         kind, command = end.transfer.kind, end.command
         grants = kind in (Kind.PULL, Kind.ANCHOR) and not command.stop
         event = 'final' if command.stop else 'granted' if grants else 'stored'

@@ -61,7 +61,7 @@ class Explorer:
     def error(self) -> float:
         """Return the error of the whole trajectory, m.
 
-        After its last known pose the robot counts as standing still.
+        From its last known pose on, the robot counts as standing still.
         """
         return trajectory_error(self.poses.positions, self.frames.truth.positions)
 

@@ -157,8 +157,8 @@ def _tum(root: Path) -> list[_Frame]:
         near = {name: int(np.abs(times[name] - time).argmin()) for name in ('depth', 'groundtruth')}
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
             continue
-        # If a depth image is missing, the depth image of another frame may be near enough in time.
-        # So use a depth image only with the image that is nearest to it.
+        # If the depth image of a frame is missing, that of another frame may be near enough in
+        # time. So use a depth image only with the colour image that is nearest to it.
         if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]

@@ -29,7 +29,7 @@ class Files:
 
     :param memory: maximum bytes that the encoded images of a compressed tar may take in memory.
     :raises DataError: the path is missing or cannot be read, or an archive holds a link, or a name
-        that leads out of the archive. Both can be an attack.
+        that leads out of the archive. Each of the two can be an attack.
     """
 
     def __init__(self, path: str, memory: float) -> None:

@@ -19,7 +19,7 @@ from ...errors import ConfigError
 
 Groups = list[list[int]]
 
-SMALL_SPREAD = 0.5   # greedy grouping suffices up to this (highest - lowest) / mean capacity
+SMALL_SPREAD = 0.5   # up to this (highest - lowest) / mean of capacities, greedy grouping suffices
 COMPARABLE = 1.1     # robots whose capacities differ by at most this factor may replace each other
 ROUNDING = 1e-9      # a relative difference up to this counts as a rounding error
 
