@@ -20,7 +20,7 @@ PREFIX = Path(sys.prefix)
 LIBRARIES = PREFIX / 'lib'
 SITE = Path(sysconfig.get_path('purelib'))
 INDEX = PREFIX / 'share' / 'ament_index' / 'resource_index' / 'packages'
-# Folders of the machine that built the wheels; the CMake files in the wheels name them.
+# Folders of the machine that built the wheels, which the CMake files in the wheels name.
 THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
                     r'lib/python3\.\d+/site-packages/numpy/_core/include)')
 
@@ -73,7 +73,7 @@ def set_include_paths() -> None:
 
 
 def build(*paths: str) -> None:
-    """Build packages into the environment with colcon: those in ``paths``, or all of ours.
+    """Build packages into the environment with colcon: the packages in ``paths``, or all of ours.
 
     Changed Python files of ours need no new build.
     """

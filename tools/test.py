@@ -23,7 +23,7 @@ GROUPS = {'core': ['rog_core', 'rog_methods_local'], 'sim': ['rog_sim', 'rog_cli
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.
 KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up()']
-# Groups and packages that do not use these kernels, so they need not wait for them.
+# Groups and packages that need not wait for the kernels, because they do not use them.
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The tests of these packages take longest. They begin first, so that none of them runs alone at the
 # end.

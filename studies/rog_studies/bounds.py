@@ -1,11 +1,11 @@
 """The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
 One robot has a slow computer or a slow link. With the slow computer, its gradients take `SLOWER`
-times as long as the gradients of the other robots. With the slow link, a push and a pull of all
-rows together take that time. With the split ``sorted``, only this robot has the data of its
-classes; with ``iid``, all robots have data of all classes. The highest learning rate is near the
-limit at which training becomes unstable. All methods train for the same time, so a method that
-waits makes fewer iterations.
+times as long as those of the other robots. With the slow link, a push and a pull of all rows
+together take as long as such a slow gradient. With the split ``sorted``, only this robot has the
+data of its classes; with ``iid``, all robots have data of all classes. The highest learning rate is
+near the limit at which training becomes unstable. All methods train for the same time, so a method
+that waits makes fewer iterations.
 """
 
 from __future__ import annotations

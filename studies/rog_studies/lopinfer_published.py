@@ -8,8 +8,9 @@ follows:
 - `excluded` calls (`dim`, shape queries, constants) make no tensor that depends on the input. They
   do not become operators; their time counts for the next operator.
 - The authors' layer partition never cuts the model at `masked` calls. Most of these calls lie
-  inside a block of branches. At the others the model could be cut, because only one tensor crosses
-  the cut. So the column describes a limit of the authors' planner, and this module ignores it.
+  inside a block of branches. At the others the model could be cut, because only one tensor would
+  cross the cut. So the column describes a limit of the authors' planner, and this module ignores
+  it.
 - `local_dim` is the width of the image (for AGRNav, of the voxel grid). Operators without this axis
   are not divided: fully connected layers, and KAPAO's detections after `view`, which mixes width
   and height.
@@ -46,10 +47,10 @@ from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.profile import Profile
 
 # Seconds per launch, fitted to the published mean latencies of the device alone. Computed /
-# published, in ms: VGG 86.9 / 87, ConvNeXt 207 / 198, ResNet 87.5 / 87, DenseNet 73 / 75, KAPAO
-# 389 / 397, AGRNav 774 / 782. Without launches, the sum of the times in the file is too small
-# (ResNet 65, DenseNet 55). With this value, ResNet152 gains nothing from computing half of the
-# columns, as published: it takes 87.4 ms (the authors measured 90 ms for half, 85 ms for all).
+# published, in ms: VGG 86.9 / 87, ConvNeXt 207 / 198, ResNet 87.5 / 87, DenseNet 73 / 75, KAPAO 389
+# / 397, AGRNav 774 / 782. Launches are needed, because the sum of the times in the file is too
+# small (ResNet 65, DenseNet 55). A check: with this value, half of ResNet152's columns take 87.4
+# ms, as long as all. The authors also measured no gain: 90 ms for half, 85 ms for all.
 DEVICE_LAUNCH = 170e-6
 # Seconds per launch: the largest value with which launches do not prolong the server's published
 # times (ResNet: 14.5 ms for 514 operators).
@@ -173,7 +174,7 @@ def _rows(lines: list[dict[str, str]]) -> list[_Row]:
             shape, axis, itemsize = target.shape, target.axis, target.itemsize
         else:
             shape = tuple(int(n) for n in r['out_shape0'].split('x'))
-            # In a tensor of fewer than four dimensions this axis is not the width of the image.
+            # This axis is not the width of the image if the tensor has fewer than four dimensions.
             axis = int(r['local_dim']) if r['local_dim'] != 'None' and len(shape) > 3 else None
             itemsize = int(r['out_bytes']) // int(np.prod(shape))
         rows[line] = _Row(line, r['op_name'], tuple(sorted(latest.values())), shape, axis, itemsize)

@@ -82,7 +82,7 @@ def _draw(axes: Axes, name: str, results: list[dict[str, Any]], look: Mapping[st
 
 
 def _held(curve: list[list[float]], at: np.ndarray) -> np.ndarray:
-    """Return, for each time in ``at``, the last accuracy that was measured until then."""
+    """Return the last accuracy that was measured up to each time in ``at``."""
     times, values = np.array(curve).T
     held: np.ndarray = values[np.searchsorted(times, at, side='right') - 1]
     return held

@@ -89,8 +89,8 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # Two heartbeat periods come on top: the server counts the silence of a robot from its last
-        # heartbeat, which may be a period old, and looks for silent robots once in a period.
+        # Allow heartbeat periods in addition: the server counts the silence of a robot from its
+        # last heartbeat, which may be a period old, and looks for silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # processes that were killed and not started again

@@ -158,7 +158,7 @@ def unpack(body: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def _word(code, k):
-    """Return word ``k`` of an encoded segment; its bits are in two or three bytes."""
+    """Return the 14 bits of element ``k`` of an encoded segment; they lie in two or three bytes."""
     bit = BITS * k
     at, shift = 4 + bit // 8, bit % 8
     word = np.int64(code[at]) | np.int64(code[at + 1]) << 8

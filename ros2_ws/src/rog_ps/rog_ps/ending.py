@@ -19,7 +19,7 @@ class Ending:
 
     def __init__(self, machine: ServerMachine, presence: Presence, files: RunFiles) -> None:
         self._machine, self._presence, self._files = machine, presence, files
-        self._by = math.inf      # when the run ends without the robots' last evaluations
+        self._by = math.inf      # time at which the run ends without waiting any longer
 
     @property
     def begun(self) -> bool:

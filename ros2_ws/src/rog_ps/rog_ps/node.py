@@ -83,7 +83,7 @@ class ParameterServerNode(ManagedNode):
         self._heartbeat()
 
     def _read_settings(self) -> None:
-        """Check the settings before the task is loaded, which takes seconds, or a file written."""
+        """Check the settings before the slow loading of the task and before a file is written."""
         self.settings = settings = declare(self, ServerSettings)
         if self._had_run:
             self.settings = settings = settings.model_copy(update={'resume': True})

@@ -123,7 +123,7 @@ class Order:
         self._newest: Any = None
 
     def is_new(self, status: Any, now: float) -> bool:
-        """Return whether a proved status is new; ``now``: time on any monotonic clock, s."""
+        """Return whether an authenticated status is new; ``now``: time on a monotonic clock, s."""
         if self._newest is not None and not self._follows(status, self._newest, now):
             return False
         self._newest, self._heard = status, now

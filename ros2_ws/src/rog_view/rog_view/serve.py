@@ -24,7 +24,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 LINGER = 1  # seconds after which the ending server closes connections that are still open
-PATIENCE = 30  # seconds of silence after which a browser counts as gone; its link may be bad
+PATIENCE = 30  # seconds of silence after which a browser counts as gone
 # With this policy the browser loads nothing from other servers, whatever the page contains.
 POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
           "connect-src 'self' ws: wss:; frame-ancestors 'none'; form-action 'none'")

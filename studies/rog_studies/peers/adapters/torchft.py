@@ -145,7 +145,7 @@ def _be_a_host(name: str) -> None:
 
     torchft tells the other replicas its host name, and here all robots are on one host.
 
-    :param name: the host name: the address of the robot, which others need not look up.
+    :param name: the host name. It is the address of the robot, so others need not look it up.
     """
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_UTS):
         raise OSError(ctypes.get_errno(), 'no namespace for a host name')

@@ -178,7 +178,7 @@ class Member:
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the present transfer; add the rows of a pull that the worker has taken to the mirror.
+        """End the present transfer; if it is a pull, add the rows that arrived to the mirror.
 
         ``pull``: the chunks that the worker says it has taken of its last pull; None: none.
         """

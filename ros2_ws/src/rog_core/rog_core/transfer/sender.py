@@ -189,7 +189,7 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon, to get the receipt: the peer goes on, so it has received the End."""
+        """Repeat the End soon to get the receipt, because the peer goes on, so it has the End."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)

@@ -80,7 +80,7 @@ class Explorer:
         if new > 1:
             motion = poses.rotations[new - 1] @ poses.rotations[new - 2].T
             u, _, vt = torch.linalg.svd(motion @ poses.rotations[new - 1])
-            poses.rotations[new] = u @ vt  # orthogonal again: rounding errors must not add up
+            poses.rotations[new] = u @ vt  # orthogonal again, so that no rounding errors add up
             poses.positions[new] = 2 * poses.positions[new - 1] - poses.positions[new - 2]
 
     def _track(self, model: ImplicitMap, frame: int) -> None:

@@ -60,7 +60,7 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """Load these images if ``path`` is a compressed tar; `read` finds only loaded images in it.
+        """Load these images if ``path`` is a compressed tar, because `read` does not unpack one.
 
         :raises DataError: the images would take more memory than is allowed.
         """

@@ -34,8 +34,8 @@ def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any],
            ) -> tuple[Meta | None, ...]:
     """Do the same as `infer`, but several times faster.
 
-    The results of a few operators have another layout than on a CPU. Raises an error in the same
-    cases as `infer`.
+    For a few operators, the layout of the results is not that on a CPU. Raises an error whenever
+    `infer` does.
     """
     made = _run(op, arguments, keywords, torch.device('meta'))
     if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training

@@ -1,8 +1,8 @@
 """A record of how to compute every tensor of the program again on another machine.
 
 The journal is a graph of calls. Each tensor of the program points to the call that gave it its
-present values. Each call points to the calls that gave its arguments their values. A call to which
-nothing points is dropped.
+present values. Each call points to the calls that gave its arguments their values. A call is
+dropped when nothing points to it any more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..execution.context import Context
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-DEPTH = 4096   # maximum calls in a chain; then fetched values of a tensor replace the chain
+DEPTH = 4096   # maximum calls in a chain; a longer chain is replaced by the tensor's fetched values
 
 
 class _Node:

@@ -7,9 +7,9 @@ ticket. The shell sends the messages that `outgoing` returns, and passes each ar
 - rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
 - cached: the client answers repeated queries from memory. Frees and views travel with the next
   request. The thesis calls this mode semi-RRTO.
-- async: the client does not wait for the result of a call if it knows the result of a call with the
-  same scalars and metas, or can predict it (see predict.py). It waits for the results of other
-  calls. The system LUPINE works like this.
+- async: the client does not wait for a result that it knows from an earlier call with equal scalars
+  and metas, or that it can predict (see predict.py). It waits for all other results. The system
+  LUPINE works like this.
 
 A query asks for a fact about the device, such as its name.
 """
@@ -110,8 +110,8 @@ class ClientMachine:
               ) -> tuple[int, Any]:
         """Issue an operator; return (handle of its first new tensor, its result or a Ticket).
 
-        The result has the form that `execution.context.Context.execute` returns. New
-        tensors get consecutive handles. `view`: whether the operator only creates a view.
+        The result has the form that `execution.context.Context.execute` returns. New tensors get
+        consecutive handles. `view`: whether the operator creates nothing but a view.
         """
         self.calls += 1
         if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
@@ -205,7 +205,7 @@ class ClientMachine:
     def _add(self, item: Any, wait: bool, first: int = 0) -> Ticket | None:
         if wait:
             return self._wait(item, first)
-        self._items.append(encode(item))   # if `encode` raises an error, nothing is queued
+        self._items.append(encode(item))   # queues nothing if `encode` raises an error
         if len(self._items) >= POSTED:
             self._seal(False)
         return None
@@ -229,7 +229,7 @@ class ClientMachine:
         return sealed
 
     def flush(self) -> None:
-        """Make a message of the queued items although the program does not wait for them."""
+        """Make a message of the queued items even though the program does not wait for them."""
         if self._items:
             self._seal(False)
 

@@ -3,8 +3,8 @@
 A sequence is the list of calls of one inference; a pass is one execution of it. A run is the replay
 of one pass by the server. While no run is open, the client sends calls one by one, and also gives
 them to the search for sequences. A pass can begin at a *boundary*: at a host-to-device copy, or
-after a wanted call, that is, a call whose value the program needs at once. If a call at a boundary
-equals the first step of a known sequence, it opens a run. From then on, calls are *virtual*: the
+after a wanted call, that is, a call whose value the program needs at once. A call at a boundary
+opens a run if it equals the first step of a known sequence. From then on, calls are *virtual*: the
 program gets handles and metas as results while the server executes the run. The program waits only
 for wanted values. A call that differs from the sequence is a mismatch: the server undoes the run,
 then executes again the calls that the program has made.
@@ -31,7 +31,7 @@ from ..search.partial_sequences import PartialSequences
 from ..search.search import LIMIT, Search
 
 NEAR = 16             # number of following steps at which `_stop_is_near` looks
-HOPELESS = LIMIT      # number of calls without any sequence after which the user gets one notice
+HOPELESS = LIMIT      # number of calls after which the user is told once that no sequence was found
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class ReplayClient:
     `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
     tensor that the program holds, None if unknown. `infer` infers shapes, see search/derive.py.
 
-    `closed` is a function if the last `call`, `leave` or `received` has closed a run; else it is
-    None. The function returns the calls of this run, as `pending` does.
+    If the last `call`, `leave` or `received` has closed a run, `closed` is a function that returns
+    the calls of this run, as `pending` does; otherwise it is None.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -293,7 +293,7 @@ class ReplayClient:
     def _stop_is_near(self, run: _Run) -> bool:
         """Return whether to send nothing yet, because a step that needs a message follows soon.
 
-        Such a step needs data from the client, or a rival differs there.
+        A step needs a message if it needs data from the client, or if a rival differs there.
         """
         sequence = run.leader.sequence
         branches = {run.leader.common[r.sequence.number] for r in run.rivals}

@@ -9,7 +9,7 @@ from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
-HIDES_ALL = ('', '-1')   # values of `VISIBLE` with which a program asks for no device
+HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
 STARTING = 'RRTO_STARTING'   # variable with the process id of a server started for the program
 START_LIMIT = 300.0          # maximum seconds to find a server that was started, on a busy machine
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine

@@ -72,10 +72,10 @@ def _grouped(function: Call) -> Call:
 def _recurrent(function: Call, device: torch.device) -> Call:
     """Compute as PyTorch does in the program, where weights may require gradients (`learnt`).
 
-    On a CPU, PyTorch multiplies by such weights differently, even without a backward pass. The
-    weights here were made in inference mode, so they cannot require gradients. Therefore use
-    copies that do. If gradients are enabled (`graded`), PyTorch uses another library for an
-    LSTM.
+    On a CPU, PyTorch multiplies differently by weights that require gradients, even without a
+    backward pass. The weights here were made in inference mode, so they cannot require gradients.
+    Therefore use copies of them that require gradients. If gradients are enabled (`graded`),
+    PyTorch also computes an LSTM by another library.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -323,7 +323,7 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
 
 
 def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
-    """Count integers too, as CUDA does; models with a mixture of experts rely on this."""
+    """Accept integers, too, as CUDA does; models with a mixture of experts rely on this."""
     if self.is_floating_point() or named:
         return torch.histc(self, bins, min, max, **named)
     return torch.histc(self.double(), bins, min, max).to(self.dtype)

@@ -105,7 +105,7 @@ class Performer:
         """Apply a replay action; an error raises RemoteError, which ends the session.
 
         Two errors do not end the session, because a program can cause them: a tensor is missing
-        because an earlier call has failed, or memory is exhausted. The next reply reports them.
+        because an earlier call has failed, or no memory is left. The next reply reports the error.
         """
         try:
             self.replay.apply(from_item(item))

@@ -70,7 +70,7 @@ class Executor(Protocol):
     def get(self, handle: int) -> Any:
         """Return the tensor of a handle; raises Missing."""
     def add(self, handle: int, tensor: Any) -> None:
-        """Add a tensor; it replaces a tensor with the same handle. Raises OutOfMemory."""
+        """Add a tensor; if its handle is in use, replace the old tensor. Raises OutOfMemory."""
     def free(self, handle: int) -> None:
         """Free a tensor; ignore an unknown handle."""
 
@@ -208,8 +208,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # If results may have memory of their own, ignore that they may also share the memory of
-        # other tensors of the run. Only tensors from before the run still count as shared.
+        # If results may have memory of their own, they may also share the memory of other tensors
+        # of the run, but ignore that. Only older tensors still count as shared.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:

@@ -1,9 +1,10 @@
 """Make the device visible in every process that a program starts, whatever its environment.
 
-A program gets the device through environment variables, which make Python load `bootstrap`. So a
-child process with an empty environment, or a Python that ignores the environment, would silently
-compute on the CPU, whereas a real CUDA device would be visible there. This file prevents that. It
-runs in every process, so it imports only modules that Python has loaded at its start.
+A program gets the device through environment variables, which make Python load `bootstrap`. A child
+process with an empty environment, or a Python that ignores the environment, would therefore not get
+it, and would silently compute on the CPU, whereas it would see a real CUDA device. This file
+prevents that. It runs in every process, so it imports only modules that Python has loaded at its
+start.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _started(command: list[str]) -> int:
     """Return the index of the command that a command of `_BEFORE` starts; if unknown, the length.
 
     The command begins with a Python, with `env` or with a command of `_BEFORE`. If another program
-    stands before such a word, the command is unknown.
+    stands before it, the index is unknown.
     """
     for at, word in enumerate(command[1:], 1):
         name = os.path.basename(word)

@@ -62,7 +62,7 @@ class Connection:
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            self.ask('seed', self._seed)  # `ask`, because the server may be lost by now
+            self.ask('seed', self._seed)  # by `ask`, because the server may be lost by now
         return self.engine
 
     def busy(self) -> bool:
@@ -153,7 +153,7 @@ class Connection:
 
     @property
     def next_handle(self) -> int:
-        """A handle that is below the handles of all tensors created later."""
+        """A handle that is lower than the handles of all tensors created later."""
         return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
 
     @property

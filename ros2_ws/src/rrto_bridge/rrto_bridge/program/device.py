@@ -135,7 +135,8 @@ class Device:
               arguments: Any, keywords: Any) -> RemoteTensor:
         """Run an in-place view, such as `t_`, as an ordinary view.
 
-        The tensor gets the handle of this view, because a handle stands for one fixed shape.
+        The tensor then gets the handle of this view, because the shape of a handle's tensor is
+        fixed.
         """
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)

@@ -57,7 +57,7 @@ class Turns:
         self._last = time.monotonic()
 
     def claim(self) -> None:
-        """Give the turn to the current thread, which has made the expected call."""
+        """Give the turn to the current thread, because it has made the expected call."""
         self._holder = threading.get_ident()
         self.made_call()
 

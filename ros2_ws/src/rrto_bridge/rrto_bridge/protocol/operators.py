@@ -48,7 +48,7 @@ class Operator:
     composite: bool     # it calls other operators; its result may or may not be a view
     decomposes: bool    # a composite that is not sent whole: the device decomposes it
     wanted: bool        # it returns values, or shapes that depend on values
-    index: bool         # its shapes depend on values only if an index is a mask
+    index: bool         # its shapes depend on values, but only if an index is a mask
     view: bool          # it only creates views
     moves: str          # for an in-place view: name of the operator that returns the view; else ''
     writes: tuple[str, ...]  # names of the arguments that it changes
@@ -87,7 +87,7 @@ def operator(function: Any) -> Operator:
 def _functional(name: str, schema: Any) -> str:
     """Return the name of the operator that does the same, but not in place; '' if there is none.
 
-    'aten.t_.default' gives 'aten.t.default'. Both operators take arguments of the same types.
+    'aten.t_.default' gives 'aten.t.default'. The arguments of both operators have equal types.
     """
     space, base, _ = name.split('.')
     packet = getattr(torch.ops.aten, base.removesuffix('_'), None)

@@ -1,6 +1,6 @@
 """Derive the sequence for another batch size from a known one (Algorithm 13, RRTOFIXARGS).
 
-So the client need not record inferences with this batch size. Shape inference gives the metas for
+Then the client need not record inferences with this batch size. Shape inference gives the metas for
 the new input. Arguments that are sizes (of view, expand, zeros) are derived from the known
 sequence. If the batch size of the known sequence is 1, these arguments are a guess, because a 1 in
 a size need not be the batch size. A wrong guess costs one mismatch, because the client compares
@@ -34,7 +34,7 @@ def derive(sequence: Sequence, given: Meta | None, infer: Infer,
     try:
         return _Derivation(sequence, given, infer, meta_of).run()
     except (ValueError, RuntimeError, TypeError, IndexError, KeyError):
-        return None     # the guess is impossible: the client must record inferences of this size
+        return None     # impossible, so the client must record inferences of this size
 
 
 class _Derivation:
@@ -60,7 +60,7 @@ class _Derivation:
         return self.metas[role]
 
     def step(self, step: Step) -> Step:
-        """Return the step with the sizes and metas for the new batch size."""
+        """Return the step with its sizes and metas changed to the new batch size."""
         arguments, keywords, metas = step.arguments, step.keywords, step.metas
         if step.op == HTOD:
             metas = tuple(m and _with_batch(m, self.old, self.new) for m in metas)

@@ -12,10 +12,10 @@ from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
-PATIENCE = 3          # a sequence with more failed runs in a row than this pauses
+PATIENCE = 3          # failed runs in a row after which a sequence pauses
 MAX_LOOSE = 4         # maximum tensors that `add` makes `Bound`; if more differ, the model differs
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
-MAX_PAUSE = 64        # a failing sequence skips at most MAX_PAUSE - 1 possible starts in a row
+MAX_PAUSE = 64        # possible starts that a failing sequence skips in a row are fewer than this
 
 ANY = 1 << 62         # base, above every handle, of a pass that has not created a tensor yet
 
@@ -54,7 +54,8 @@ class PrefixTree:
 
     def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
         self.known: list[Known] = []
-        # Sequences dropped or rejected because the program has freed a persistent tensor of them.
+        # Sequences that were dropped or rejected because the program has freed one of their
+        # persistent tensors.
         self._former: deque[Sequence] = deque(maxlen=4)
         self._meta_of, self._infer = meta_of, infer
         self.added = 0                # number of sequences added so far
@@ -73,7 +74,7 @@ class PrefixTree:
         return False
 
     def add(self, sequence: Sequence, actions: list[Action]) -> Known:
-        """Add a sequence; it replaces a known sequence that differs only in the kept tensors.
+        """Add a sequence; if a known one differs only in the kept tensors, replace that one.
 
         If the sequence differs from a sequence in `_former` only in a few persistent tensors, these
         tensors differ from pass to pass, such as the features of the last key frame. So they become

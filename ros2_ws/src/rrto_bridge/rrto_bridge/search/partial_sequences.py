@@ -3,12 +3,13 @@
 A detector's backbone makes the same calls in every inference. The calls after a selection by score,
 or after an `nms` on the robot, vary. This file cuts the calls into *fragments*: a fragment ends
 with a wanted call (a call whose value the program needs at once), or before an input. A *partial
-sequence* begins with an input. It continues while each fragment has been seen before, and is the
-only fragment that has ever followed the fragment before it. It ends
+sequence* begins with an input. It continues while each fragment is known, and no other fragment has
+ever followed the fragment before it. It ends
 
-- with a data-dependent operator whose result has another shape than before: this shape stays open;
-- with the last wanted call before a fragment that differs in another way (such as an input of
-  another shape). This fragment is in no partial sequence;
+- with a data-dependent operator whose result has another shape than before (this shape stays
+  undefined);
+- with the last wanted call before a fragment that differs in another way, such as an input of
+  another shape (this fragment is in no partial sequence);
 - before its first fragment occurs again, because that marks the next inference. Otherwise a
   data-dependent loop, which contains no new fragment, would merge successive inferences.
 
@@ -139,8 +140,9 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: it ends only because its first fragment occurs again. Then search it only if a
-        partial sequence has ended at this node for another reason; otherwise no shape varies.
+        `again`: whether it ends only because its first fragment occurs again. If so, search it only
+        if a partial sequence has ended at this node for another reason, because otherwise no shape
+        varies.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None
@@ -182,5 +184,5 @@ class PartialSequences:
 
 
 def _begins(call: Call) -> bool:
-    """Return whether a partial sequence may begin with this call: an input with dimensions."""
+    """Return whether a partial sequence may begin with this call, an input with dimensions."""
     return call.op == HTOD and any(meta and meta.shape for meta in call.metas)

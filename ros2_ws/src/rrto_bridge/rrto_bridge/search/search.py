@@ -8,8 +8,8 @@ host), because an inference can end only there. Sections with equal tags get the
 number. A pass is the calls of one inference: one or more sections. It is found if R passes in a row
 (`REPETITIONS`) are equal:
 
-- Candidates (boundary statistics): how many sections ago the last 1, 2, 4, ... sections
-  occurred before. Each answer is a possible number of sections of a pass.
+- Candidates (boundary statistics): how many sections ago the last 1, 2, 4, ... sections occurred
+  before. Each of these numbers may be the number of sections of a pass.
 - FastCheck: the tags of R passes are equal.
 - FullCheck: every tensor argument has the same role in R passes.
 
@@ -28,7 +28,7 @@ from ..protocol.record import HTOD, Call, Meta, Ref
 from ..protocol.sequence import Sequence, build
 
 REPETITIONS = 3       # R; 3, because the first pass may still initialise data (thesis 5.3.3)
-WITHOUT_INPUT = 8     # factor on R for a pass without input, because it may be a small loop
+WITHOUT_INPUT = 8     # factor on R for a pass without input, which may be just a small loop
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
@@ -113,9 +113,9 @@ class Search:
     def interrupt(self, left: Mapping[int, Meta]) -> None:
         """Record that calls outside the log were made here, such as a replayed pass.
 
-        No pass that is found later spans this position. Therefore remove the calls after the last
-        wanted call from the log: they can no longer be in a pass. `left`: handle -> meta of the
-        tensors that remain after the calls outside the log.
+        No pass that is found later spans this position. So the calls after the last wanted call can
+        no longer be in a pass; remove them from the log. `left`: handle -> meta of the tensors that
+        remain after the calls outside the log.
         """
         self._outside.update(left)
         keep = self._ends[-1] + 1
@@ -143,7 +143,7 @@ class Search:
     def _add_section(self, end: int) -> set[int]:
         """Name the section that ends at position `end`; return the candidates.
 
-        A candidate is the number of sections since the last 1, 2, 4, ... sections occurred before.
+        Each candidate says how many sections ago the last 1, 2, 4, ... sections occurred before.
         """
         section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
@@ -200,10 +200,11 @@ class Search:
     def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
         """Check that every tensor argument has the same role in all passes.
 
-        There are two roles: the same tensor in all passes; or the result of the call that lies a
-        certain number of calls earlier, in the same pass or in a recent one (for the first pass: of
-        any call before it). If the check succeeds, return a list over all tensor arguments of the
-        pass: True for the first role. Else return the position where a later check must begin.
+        There are two roles. Either the argument is one tensor in all passes. Or it is a result of
+        the call that lies a certain number of calls earlier, in the same pass or in a recent one
+        (in the first pass: a result of any call before it). If the check succeeds, return a list
+        over all tensor arguments of the pass: True for the first role. Else return the position
+        where a later check must begin.
         """
         last = first + (repetitions - 1) * length
         for start in range(last, first - 1, -length):
@@ -231,7 +232,7 @@ class Search:
                     is_first: bool) -> int | None:
         """Return the index of an argument whose roles in the passes `start` and `last` differ.
 
-        Return None if there is none. `fixed`: for each argument, whether its role is to be the same
+        Return None if there is none. `fixed`: for each argument, whether its role is to be one
         tensor in all passes. `is_first`: whether `start` is the first pass.
         """
         shift = (last - start) << _SHIFT
@@ -255,7 +256,7 @@ class Search:
 
         A cut is the place where one pass ends and the next begins. If a pass has several sections,
         it can be cut after any section. The best cut is the cut across which the fewest tensors
-        live. Of equal cuts, prefer a cut before an input, then the nearest cut.
+        live. If several cuts are equally good, prefer a cut before an input, then the nearest cut.
         """
         if period == 1 or not self._rotate:
             return 0

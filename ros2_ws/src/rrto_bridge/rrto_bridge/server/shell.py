@@ -254,7 +254,8 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Keep the publisher for a while: if the reason is lost, DDS repeats it.
+                        # Keep the publisher for a while, so that DDS can repeat the reason if it is
+                        # lost.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)

@@ -101,7 +101,7 @@ class _Worker:
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        self.reason, self.fault = '', False   # why the session ended; whether the program caused it
+        self.reason, self.fault = '', False   # why it ended; whether the program is at fault
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -140,7 +140,7 @@ class _Worker:
         except _ServerHasEnded:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
-        with self._changed:   # wait until the thread that ended the session has sent the reason
+        with self._changed:   # until the thread that ended the session has sent the reason
             self.status.leave(self.reason)
         self._close()
 
@@ -158,7 +158,7 @@ class _Worker:
             del message
 
     def _close(self) -> None:
-        """Leave the ROS graph; end the process after `PATIENCE` s even if that hangs."""
+        """Leave the ROS graph; if that hangs, end the process after `PATIENCE` s."""
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()

@@ -196,7 +196,7 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
-    """Return a dict name -> replacement, each its own object, as `torch._dynamo` requires."""
+    """Return name -> replacement; no two names share an object, as `torch._dynamo` requires."""
     def query(name: str) -> Any:
         return device.connection.query(name)
 

@@ -1,9 +1,9 @@
 """Make `type(x)` return `torch.Tensor` or `nn.Parameter` for remote tensors, as on CUDA.
 
 Remote tensors have classes of their own, to which PyTorch dispatches operators. A module that
-compares, stores or looks up types would therefore behave differently than on CUDA. Such a module
-gets another `type` among its globals. For remote tensors this `type` answers as on CUDA; otherwise
-it does the same as Python's `type`.
+compares, stores or looks up types would therefore behave differently than on CUDA. The globals of
+such a module get another `type`. For remote tensors it returns the class that they would have on
+CUDA; for all other objects it does the same as Python's `type`.
 """
 
 from __future__ import annotations
