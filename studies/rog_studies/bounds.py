@@ -21,7 +21,7 @@ METHODS = ('bsp', 'ssp:4', 'asp', 'rsp:4', 'rsp:20')
 RATES = (0.005, 0.02, 0.05)     # learning rates, from the task's own up to nearly unstable
 COUNTS = (4, 16)                # robots of a fleet
 PACE = 0.4                      # seconds for one gradient
-SLOWER = 10.0                   # in units of PACE: time of the slow robot's gradient or transfers
+SLOWER = 10.0                   # slow robot's gradient time or transfer time, in units of PACE
 PUSH_MBIT = 0.17                # Mbit in a push of all rows of DigitNet with one bit per element
 MINUTES = 5.0
 

@@ -66,7 +66,7 @@ MEASURES = ('iterations', 'stall_share', 'energy_j', 'accuracy_settled')
 TRIES = 4                       # settings that tuning tries for every method
 SEED = 1000                     # seed of the tuning; the tables use the seeds 1, 2, ...
 BASE = 'bsp'                    # method whose time is the divisor in `of_bsp`
-OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
+OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # ours, so not rivals in `of_best`
 LONGEST = 1440.0                # longest duration of a run, min
 EVALUATE_S = 15.0               # seconds between measurements of the server's model
 # Number of measurements in a mean. The best single measurement would depend on luck.

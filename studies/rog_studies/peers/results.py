@@ -47,7 +47,7 @@ from .adapters.task import SERVER, Task
 
 SCHEMA = 'rog-peer-run/1'
 RESULT_FILE = 'result.json'
-IDLE = 0.1        # if no robot trained in this last share of a run, the program may have stopped
+IDLE = 0.1        # last share of a run; a program that does not train in it may have stopped
 Curve = list[tuple[float, float]]
 
 

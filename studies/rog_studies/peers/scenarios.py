@@ -16,7 +16,7 @@ SERVER = 'server'
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a run; it happens ``after`` seconds after a ``share`` of the run, 0 to 1.
+    """An event of a run, ``after`` seconds after the share ``share`` (0 to 1) of the run.
 
     ``whom``: name of the robot that it concerns, or ``server``.
     """

@@ -46,7 +46,7 @@ SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
 QUICK = ('rog', 'flower')   # programs of the short study
 QUICK_MINUTES = 40 / 60
-QUICK_SCALE = 0.1          # factor on the rates; at full rates, links would not delay its model
+QUICK_SCALE = 0.1          # factor on the rates; full rates would not delay its small model
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetCon
     if not scenario.record:
         return fleet
     fleet = linked(fleet, scenario.record, plan.records[scenario.record], place)
-    # In virtual time, ``scale`` also contains the share of a rate that transfers reach. Here the
-    # transfers are real, so ``scale`` is only the factor of the plan.
+    # `linked` sets ``scale`` for virtual time: to the share of a rate that transfers reach. Here
+    # the transfers are real, so ``scale`` is the factor of the plan alone.
     return changed(fleet, robots=tuple(
         changed(robot, link=changed(robot.link, scale=plan.scale)) for robot in fleet.robots))
 

@@ -60,7 +60,7 @@ def zeros_like(values: Array) -> Array:
 
 
 def all_finite(values: Array) -> bool:
-    """Whether no element is NaN or infinite."""
+    """Return whether no element is NaN or infinite."""
     if isinstance(values, np.ndarray):
         return bool(_all_finite(values))
     return bool(values.isfinite().all())

@@ -59,7 +59,7 @@ def write_scale(code, scale):
 
 @njit(nogil=True, cache=True)
 def bad_scale(code):
-    """Whether the scale of an encoded segment is NaN, infinite or negative.
+    """Return whether the scale of an encoded segment is NaN, infinite or negative.
 
     The bits of finite bfloat16 >= 0 are 0x0000 to 0x7f7f; higher bits are infinity, NaN, negative.
     """

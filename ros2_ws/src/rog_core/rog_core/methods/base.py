@@ -252,7 +252,7 @@ class Method:
         return self.bound
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
-        """Whether this robot must wait until all others have reached its iteration."""
+        """Return whether this robot must wait until all others have reached its iteration."""
         return False
 
     @staticmethod
@@ -320,7 +320,7 @@ class Method:
         self.model = model
 
     def takes(self, step: Step) -> bool:
-        """Whether this method uses the pushes of a robot that computes this step."""
+        """Return whether this method uses the pushes of a robot that computes this step."""
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:

@@ -38,7 +38,7 @@ class Svrg(Method):
         self._since = 0  # highest iteration that was pushed or granted before this method began
 
     def is_full(self, iteration: int) -> bool:
-        """Whether this iteration computes a full gradient."""
+        """Return whether this iteration computes a full gradient."""
         return iteration > 0 and (iteration - 1) % (self.period + 1) == 0
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
@@ -120,7 +120,7 @@ class FullGradient:
         self._parts.pop(robot, None)
 
     def is_of(self, iteration: int) -> bool:
-        """Whether the sum belongs to this iteration and is not empty."""
+        """Return whether the sum belongs to this iteration and is not empty."""
         return bool(self._complete) and iteration == self._iteration
 
     def mean(self) -> Array:

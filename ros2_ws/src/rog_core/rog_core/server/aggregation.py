@@ -88,7 +88,7 @@ class Aggregation:
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Whether the method uses pushes of the `Step` that the member was last granted."""
+        """Return whether the method uses pushes of the `Step` that the member was last granted."""
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:

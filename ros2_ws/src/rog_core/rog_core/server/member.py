@@ -140,7 +140,7 @@ class Member:
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
-        """Whether the member's present gradient takes at most `USUAL` times the usual time.
+        """Return whether the member's present gradient takes at most `USUAL` times the usual time.
 
         For its first gradient the longest usual time in the ``fleet`` counts. The usual time counts
         as at least the part of ``least`` seconds that `patience` leaves.

@@ -82,7 +82,7 @@ class Shared:
         return member if member is not None and member.alive else None
 
     def is_member(self, robot: str, incarnation: int) -> bool:
-        """Whether this process of the robot is a member, neither away nor stopped."""
+        """Return whether this process of the robot is a member, neither away nor stopped."""
         member = self.members.get(robot)
         return member is not None and member.incarnation == incarnation and member.alive
 

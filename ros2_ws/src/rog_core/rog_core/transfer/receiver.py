@@ -172,7 +172,7 @@ class Receiver:
                                       f'{transfer.kind.name}')
 
     def is_open(self, transfer: TransferId) -> bool:
-        """Whether the receiver still accepts chunks and the `End` of this transfer."""
+        """Return whether the receiver still accepts chunks and the `End` of this transfer."""
         if transfer.attempt < self.floor:
             return False
         if self.transfer is None or transfer.attempt > self.transfer.attempt:
@@ -180,11 +180,11 @@ class Receiver:
         return transfer == self.transfer and self.state == OPEN
 
     def has(self, sequence: int) -> bool:
-        """Whether this chunk of the present transfer has arrived."""
+        """Return whether this chunk of the present transfer has arrived."""
         return 0 <= sequence < len(self._flags) and bool(self._flags[sequence])
 
     def is_closed(self, transfer: TransferId) -> bool:
-        """Whether this transfer is the latest one and has been closed."""
+        """Return whether this transfer is the latest one and has been closed."""
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
@@ -264,7 +264,7 @@ class Receiver:
 
 @njit(nogil=True, cache=True)
 def _repeats(seen, ids):
-    """Whether a segment is already marked in ``seen``; if none is, mark them all."""
+    """Return whether a segment is already marked in ``seen``; if none is, mark them all."""
     for i in ids:
         if seen[i]:
             return True

@@ -48,7 +48,7 @@ class _Sent:
     lost: bool = False
 
     def on_way(self, order: int) -> bool:
-        """Whether the transmission number ``order`` is neither acknowledged nor given up."""
+        """Return whether the transmission number ``order`` is neither acknowledged nor given up."""
         return self.order == order and not self.arrived and not self.lost
 
 
@@ -245,7 +245,7 @@ class Sender:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def complete(self) -> bool:
-        """Whether the receiver has taken all rows of the plan; the sender must be DONE."""
+        """Return whether the receiver has taken all rows of the plan; the sender must be DONE."""
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:

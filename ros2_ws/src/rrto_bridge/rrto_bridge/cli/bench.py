@@ -21,7 +21,7 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-SLOW = ('cached', 'rpc')   # modes with a round trip per call; a tenth of their inferences is timed
+SLOW = ('cached', 'rpc')   # modes with a round trip per call, timed for a tenth of the inferences
 
 
 def add_parser(verbs: Any) -> None:

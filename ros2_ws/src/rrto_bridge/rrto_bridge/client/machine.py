@@ -277,7 +277,7 @@ class ClientMachine:
             return self._values.pop(ticket)
         _, error, value = self._replies.pop(ticket.number)
         if error:
-            self._drop(ticket.first, None)   # the error may belong to an earlier call
+            self._drop(ticket.first, None)   # this call may have succeeded; an earlier one failed
             raise_named(error, value)
         if ticket.key is not None:
             self._remember(ticket.key, value)

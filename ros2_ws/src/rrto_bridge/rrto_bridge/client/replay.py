@@ -87,7 +87,7 @@ class ReplayClient:
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
         self.partial = PartialSequences(self.search.repetitions)
-        self.expected: Step | None = None  # if the next call matches this step, call `advance`
+        self.expected: Step | None = None  # a next call that matches this step goes to `advance`
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # number of runs opened, and completed
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
@@ -319,7 +319,7 @@ class ReplayClient:
         sequence = run.leader.sequence
         alive = run.alive(self._position)
         if not all(h - run.base in sequence.kept for h in alive):
-            self._abandon(run, actions)      # the program holds a tensor that the server released
+            self._abandon(run, actions)      # the program still holds a tensor that is released
             return
         actions.append(Finish(run.number, alive))
         metas = dict(sequence.metas)

@@ -17,7 +17,7 @@ from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
 
-FAILURES = 1024   # maximum number of remembered failed calls; a later call may name their results
+FAILURES = 1024   # maximum number of failed calls remembered, as later calls may use their results
 REACH = 1 << 16   # maximum number of tensors that one call creates
 
 

@@ -77,7 +77,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # left before `yield`, so that the caller is not in it
+            with torch.inference_mode():   # ends before `yield`, so the caller is not in it
                 ready = next(values, None)
             if ready is None:
                 break

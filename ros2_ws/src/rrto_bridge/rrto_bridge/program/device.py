@@ -63,7 +63,7 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                return self.dispatch(function, args, kwargs)   # other threads made calls meanwhile
+                return self.dispatch(function, args, kwargs)   # other threads made calls in between
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -99,7 +99,7 @@ class Device:
             result = self._call(facts, facts.name, arguments, keywords, given)
         except NotOnDevice:
             return placement.execute(self, function, facts, args, kwargs)
-        except (Refused, Unsendable) as error:   # the server runs it, but not with these arguments
+        except (Refused, Unsendable) as error:   # refused with these arguments only
             return self._run_on_cpu(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 

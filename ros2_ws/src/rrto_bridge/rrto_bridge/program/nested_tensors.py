@@ -17,7 +17,7 @@ _layer = torch.ops.aten._transformer_encoder_layer_fwd.default
 
 
 class NestedTensor(torch.Tensor):
-    """A nested tensor on the device; `mask` is True at the values of `padded`, not at padding."""
+    """A nested tensor on the device; `mask` is True where `padded` has values, not padding."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     is_nested = True

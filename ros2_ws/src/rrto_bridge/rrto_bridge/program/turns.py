@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 GAP = 0.003      # seconds without a call after which another thread may continue
-LONGEST = 0.1    # s; after this wait, a thread continues as soon as the holder has read a value
+LONGEST = 0.1    # s; after waiting so long, a thread continues once the holder has read a value
 
 
 class Turns:

@@ -216,7 +216,7 @@ class Server:
                                             known.status.name, time.monotonic()))
 
     def _on_gone(self) -> None:
-        """Start another fork server after the old one, and all programs' processes, have ended.
+        """Start a new fork server, after the old one and all programs' processes have ended.
 
         New programs wait until it is ready.
         """

@@ -292,7 +292,7 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method, so that a number means a CUDA device even in a PyTorch without CUDA."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.overrides.has_torch_function_unary(self):   # its class gets `call`, not `method`
+        if torch.overrides.has_torch_function_unary(self):   # then its class gets `call`
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])
