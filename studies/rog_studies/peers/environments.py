@@ -31,7 +31,7 @@ _UNREACHABLE = ('No matching distribution', 'Could not find a version', 'Connect
 
 
 class EnvironmentFault(RogError):
-    """No environment of a peer can be made; ``unreachable``: whether pip reached no registry."""
+    """A peer's environment cannot be made; ``unreachable``: whether pip reached no registry."""
 
     def __init__(self, text: str, unreachable: bool = False) -> None:
         super().__init__(text)

@@ -42,7 +42,7 @@ def _cupy() -> Any:
 
 
 def usable(values: Array) -> bool:
-    """Whether kernels can work on ``values``: it is on a CUDA device, and cupy is installed."""
+    """Return whether kernels can work on ``values``: on a CUDA device, with cupy installed."""
     return not isinstance(values, np.ndarray) and values.is_cuda and _cupy() is not None
 
 

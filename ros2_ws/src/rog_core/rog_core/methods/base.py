@@ -281,7 +281,7 @@ class Method:
         return 'pipeline' in self.options
 
     def goes_ahead(self, staleness: int) -> bool:
-        """Whether a robot ``staleness`` iterations ahead may already compute the next one."""
+        """Return whether a robot ``staleness`` iterations ahead may compute the next one now."""
         return self.pipelined and staleness + 1 < self.bound
 
     @property
@@ -324,7 +324,7 @@ class Method:
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
-        """Whether a push of this iteration is still used; if not, the server ends it at once."""
+        """Return whether a push of this iteration is still used; if not, the server ends it."""
         return True
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int

@@ -343,7 +343,7 @@ class Sender:
         return out
 
     def _room(self, nbytes: int, window: int) -> bool:
-        """Whether ``nbytes`` more bytes may be in flight; see `LinkEstimate.window_bytes`."""
+        """Return whether the window (`LinkEstimate.window_bytes`) has room for ``nbytes`` bytes."""
         return self._in_flight == 0 or self._in_flight + nbytes < window
 
     def _transmit(self, sent: _Sent, now: float, window: int) -> Chunk:
@@ -407,7 +407,7 @@ class Sender:
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
-        """Whether every chunk of this transfer has been sent once; lost chunks may remain."""
+        """Return whether every chunk of this transfer was sent once; some may be lost."""
         if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
             return True
         return self._over(now) and self._window >= self.plan.mandatory \

@@ -80,7 +80,7 @@ class Pushes:
         computation_of(step).keep(self.shared.accumulator, gradient, sgd)
 
     def _fits_grant(self) -> bool:
-        """Whether the computed gradient fits the iteration and the step that the server granted."""
+        """Return whether the computed gradient fits the granted iteration and step."""
         made, asked = self.shared.order, self.shared.command.step
         return made is None or made.step == asked and (
             asked.exchangeable or made.iteration == self.shared.iteration)
