@@ -84,7 +84,7 @@ class Run:
     """A run of the study.
 
     ``fleet``: robots, links, minutes and seed. ``settings``: settings of the task. ``targets``:
-    accuracies, 0 to 1, for which the time to reach them is measured. ``scale``: factor on the
+    accuracies, 0 to 1; the time until each is reached is measured. ``scale``: factor on the
     recorded rates. ``data``: folder with the files of the task. ``folder``: folder of the run.
     """
 

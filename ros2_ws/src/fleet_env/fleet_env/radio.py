@@ -121,7 +121,7 @@ class Radio:
 
     @property
     def deadline(self) -> float:
-        """Time at which `release` has something to do; infinity: never."""
+        """Time at which `release` has something to do; infinity means never."""
         return min(self._channel.deadline, self._out[0][0] if self._out else math.inf)
 
     def report(self, now: float) -> dict[str, Any]:

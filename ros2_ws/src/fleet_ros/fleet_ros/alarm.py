@@ -31,7 +31,7 @@ class Alarm:
         self._thread.start()
 
     def set(self, at: float) -> None:
-        """Ring at ``at`` instead of the former time; infinity: do not ring."""
+        """Ring at ``at`` instead of the former time; infinity means: do not ring."""
         with self._changed:
             if at < self._at:
                 self._at = at

@@ -31,7 +31,7 @@ _parent = 0    # process id of the parent; 0 without a launcher
 
 
 class Interruption:
-    """The signals that this process has received; false as long as it has received none.
+    """The signals that this process has received; false until the first one arrives.
 
     ``at_once``: whether the process must end at once. This is so after a second signal, and after a
     signal that comes when the launcher has already ended.

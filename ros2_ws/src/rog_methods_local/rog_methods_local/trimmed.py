@@ -19,8 +19,8 @@ class Trimmed(Holding):
 
     Source: coordinate-wise trimmed mean, Yin et al., Byzantine-robust distributed learning: towards
     optimal statistical rates, ICML 2018. A push is held back until all robots have pushed. Then the
-    model changes by the trimmed mean of the pushes, even if up to K robots send wrong values. The
-    method needs 2 K + 1 robots; while fewer are present, it takes the median.
+    model changes by the trimmed mean of the pushes. Up to K robots may send any values. The method
+    needs 2 K + 1 robots; while fewer are present, it takes the median.
     """
 
     name = 'trimmed'

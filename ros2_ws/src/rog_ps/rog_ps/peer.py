@@ -139,5 +139,5 @@ class Peers(dict[str, Peer]):
 
     @property
     def deadline(self) -> float:
-        """Time of the next `release`; infinity: there is nothing to send."""
+        """Time of the next `release`; infinity means: there is nothing to send."""
         return min((link.deadline for link in self._emulated), default=math.inf)

@@ -16,7 +16,7 @@ class TrainingTime:
     def __init__(self, now: float) -> None:
         self.before = 0.0                    # seconds before the server's last restart
         self._began: float | None = None     # when the first robot joined
-        self._paused_at = now                # when the run was paused; infinity: not paused
+        self._paused_at = now                # when the run was paused; infinity means: not paused
 
     def begin(self, now: float) -> bool:
         """Count from ``now`` on; return False if this has been called before."""

@@ -1,7 +1,8 @@
 """CRUDA: robots adapt a shared recogniser to fog and a change of brightness (ROG, Section VI).
 
-The recogniser is trained on clean images. Then the world changes: fog and brightness spoil every
-image. As in the paper, the fleet adapts with labelled examples: the training images, now spoilt.
+The recogniser is trained on clean images. Then the surroundings change: fog and brightness spoil
+every image. As in the paper, the fleet adapts with labelled examples: the training images, now
+spoilt.
 """
 
 import inspect

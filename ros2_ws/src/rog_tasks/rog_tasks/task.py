@@ -41,9 +41,10 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> 'nn.Module':
-        """Return a new model, initialised the same for the same seed.
+        """Return a new model; equal seeds must give equal models.
 
-        Only parameters are exchanged: buffers (batch normalisation's statistics) stay local.
+        Only parameters are exchanged. Buffers, such as the statistics of batch normalisation, stay
+        local.
         """
 
     @abstractmethod

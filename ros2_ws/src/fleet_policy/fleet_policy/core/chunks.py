@@ -54,8 +54,7 @@ class ActionQueue:
     :param half_life: seconds. It decides what happens if several chunks have an action for a tick.
         If it is 0, take the action of the latest observation. Otherwise take the weighted mean of
         the actions: the weight halves for each ``half_life`` by which an observation is older.
-        ``observed`` of the mean is the mean of the observations' times, with equal weights to those
-        of the actions.
+        ``observed`` of the mean is the mean of the observations' times, weighted like the actions.
     """
 
     def __init__(self, half_life: float = 0.0) -> None:

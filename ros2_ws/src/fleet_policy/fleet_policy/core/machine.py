@@ -249,7 +249,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return the longest time, s, for which the queue can last when a request is sent.
+        """Return how long, in s, the queue can last at most when a request is sent.
 
         ``latency``: seconds from a request to its answer.
         """
@@ -301,7 +301,7 @@ class PolicyMachine:
         return self.command.kind == ACT and self.command.age > self.settings.stale
 
     def begin_report(self) -> None:
-        """Begin a new report: `warnings` then covers all ticks since this call."""
+        """Begin a new report: from now on `warnings` covers all ticks since this call."""
         self._reported = self.counts.copy()
 
     @property

@@ -1,6 +1,6 @@
 """Plans: which interval of every operator each side computes, and what then crosses the link.
 
-A plan may run only after `check` has proved from the footprints that every operator gets all its
+A plan may run only after `check` has verified from the footprints that every operator gets all its
 inputs (thesis 4.4.2 and 4.4.3). Transfers are not stored: both sides derive the same list.
 """
 

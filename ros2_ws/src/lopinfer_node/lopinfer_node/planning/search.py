@@ -155,7 +155,7 @@ def _path(p, w, value, sums):
 def _mark(p, w, value, on_path):
     """Mark the critical path of the last evaluation in `on_path`.
 
-    Change nothing if the plan is invalid, or if a deadline makes the energy the objective.
+    Change nothing for an invalid plan, or if a deadline makes the energy the objective.
     """
     if p.deadline == np.inf and np.isfinite(value[0]):
         compiled.critical(p, w, on_path)
@@ -281,7 +281,7 @@ def _centre(on_path, rng):
 
 @kernel
 def _window(nodes, positions, centre, rng):
-    """Draw a range of operators around `centre`; half of the draws end at two `positions`."""
+    """Draw a range of operators near `centre`; in half of the draws its ends are in `positions`."""
     if len(positions) > 1 and rng.random() < 0.5:
         before = np.searchsorted(positions, centre)
         size = int((len(positions) + 1) ** rng.random())

@@ -79,7 +79,7 @@ class PlanTable(Sequence[Plan]):
 
     @classmethod
     def load(cls, graph: Graph, path: str | os.PathLike[str]) -> PlanTable:
-        """Read a file and prove every plan valid for `graph`.
+        """Read a file, and check that every plan is valid for `graph`.
 
         :raises ProfileError: the file cannot be read, is damaged, or belongs to another model.
         """

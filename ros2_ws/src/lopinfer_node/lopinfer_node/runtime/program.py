@@ -59,7 +59,7 @@ def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Int
 class Program:
     """The work of `side` in each inference with `plan`.
 
-    The constructor first proves the plan valid (`plan.check`), so every program is valid.
+    The constructor first checks the plan (`plan.check`), so every program is valid.
     """
 
     def __init__(self, traced: Traced, plan: Plan, side: int) -> None:

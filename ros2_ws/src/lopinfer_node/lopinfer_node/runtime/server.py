@@ -49,7 +49,7 @@ from .wire import (
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
 MAX_NAME = 200   # maximum characters of a client's name; ROS refuses longer topics
 MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and hashes together
-REFUSALS = 64    # maximum number of refused models for which the reason of the refusal is kept
+REFUSALS = 64    # maximum number of refused models whose reason of refusal is kept
 TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
 
@@ -470,7 +470,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def work(self) -> Work | None:
-        """Return the next steps to compute, for the clients in turn; None: nothing to do."""
+        """Return the next steps to compute, for the clients in turn; None means nothing to do."""
         for name, session in self._sessions.items():
             if session.execution is not None:
                 steps = session.execution.runnable()

@@ -267,7 +267,7 @@ class Method:
 
     @property
     def deadline(self) -> float:
-        """Time in s at which the server must call `on_time`; infinity: never."""
+        """Time in s at which the server must call `on_time`; infinity means never."""
         return math.inf
 
     def on_time(self, now: float) -> None:

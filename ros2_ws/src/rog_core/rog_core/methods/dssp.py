@@ -13,8 +13,8 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
     """Return after how many extra iterations, 0 to ``most``, a robot waits least (Algorithm 2).
 
     ``latest``: time of the robot's last push. ``interval``: time between its last two pushes.
-    ``slowest_latest``, ``slowest_interval``: the same times of the slowest robot. All are in
-    seconds. The function assumes that both intervals stay the same. After the returned number of
+    ``slowest_latest``, ``slowest_interval``: these two times of the slowest robot. All are in
+    seconds. The function assumes that both intervals will not change. After the returned number of
     iterations, the robot's push is closest in time to a push of the slowest robot. If several
     numbers are equally good, the function returns the lowest.
     """

@@ -14,7 +14,7 @@ from ..methods import Method
 from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import OWED, SHARE, Member
 
-ITERATIONS = 4  # iterations for which the fleet waits for a member that makes no progress
+ITERATIONS = 4  # iterations that the fleet waits for a member that makes no progress
 
 # A member that sends heartbeats but makes no progress must register again after the patience plus
 # OUT_OF_STEP times the heartbeat limit. It must be out of step: hardly any link is so bad that it
@@ -91,7 +91,7 @@ class Deadlines:
         return member.progress + self.patience + OUT_OF_STEP * self.silence
 
     def due(self, member: Member) -> float:
-        """Return the time at which the server must act on a member; infinity: never."""
+        """Return the time at which the server must act on a member; infinity means never."""
         if not member.alive:
             return math.inf
         due = min(self.away_at(member), self.retires_at(member), self.back_at(member))

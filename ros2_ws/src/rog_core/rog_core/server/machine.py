@@ -180,7 +180,7 @@ class ServerMachine(Shared):
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` must be called, or a little earlier; infinity: never."""
+        """Time at which `on_time` must be called, or a little earlier; infinity means never."""
         return self.overdue.next
 
     def deadline_of(self, robot: str) -> float:

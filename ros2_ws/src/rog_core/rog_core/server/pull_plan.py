@@ -46,7 +46,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
                                   config.importance_magnitude, config.importance_age)
-        # Not in the paper: staleness is bounded for pulled rows as for pushed rows.
+        # Not in the paper: pulled rows have a staleness bound, too, as pushed rows have.
         plan = plans.by_importance(partition, sending, scores, age, candidates, time)
     else:
         plan = plans.everything(partition, np.flatnonzero(candidates))

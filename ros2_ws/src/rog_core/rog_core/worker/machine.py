@@ -118,7 +118,7 @@ class WorkerMachine(Shared):
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` must be called; infinity: never."""
+        """Time at which `on_time` must be called; infinity means never."""
         if self.state == REGISTERING:
             return self.registration.due
         if self.state == PUSHING and self.push is not None:

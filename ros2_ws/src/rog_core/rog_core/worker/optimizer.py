@@ -60,7 +60,7 @@ class RogOptimizer(torch.optim.Optimizer):
 
     @property
     def iteration(self) -> int:
-        """Iteration to compute next; 0: the run is over."""
+        """Iteration to compute next; 0 means that the run is over."""
         return self._order.iteration if self._order else 0
 
     @property

@@ -54,7 +54,7 @@ class CameraSource(Source):
 
     @property
     def label_topic(self) -> str:
-        """Topic of the labels, as the task names it; '': the labels do not come from a topic."""
+        """Topic of the labels, as the task names it; '' if the labels do not come from a topic."""
         return self._label_spec.target if self._label_spec.kind == 'topic' else ''
 
     # -- the side that receives messages ---

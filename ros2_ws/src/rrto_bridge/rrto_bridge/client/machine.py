@@ -30,7 +30,7 @@ from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
 POSTED = 16  # number of queued calls that are sent even if the program waits for none
-KNOWN = 1 << 16  # maximum number of remembered results; then all are forgotten
+KNOWN = 1 << 16  # maximum number of remembered results; beyond it, all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
 _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered

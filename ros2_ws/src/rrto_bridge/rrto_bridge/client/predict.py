@@ -17,7 +17,7 @@ from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
 WAITS = 16       # number of waits for calls of known kinds after which slow rules are tried, too
-KINDS = 4096     # maximum number of remembered kinds of calls; then all are forgotten
+KINDS = 4096     # maximum number of remembered kinds of calls; beyond it, all are forgotten
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 

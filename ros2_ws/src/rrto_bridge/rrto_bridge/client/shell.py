@@ -51,7 +51,7 @@ from .port import Port
 from .settings import START_LIMIT, STARTING
 
 SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
-LINGER = 0.0005       # minimum seconds between messages for which the program does not wait
+LINGER = 0.0005       # minimum s between two messages if the program waits for no reply
 TURN = 30.0           # seconds within which the server must have started the program's process
 ASKED = 4             # maximum number of requests for a session, within 2 * `LIMIT` seconds in all
 GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too

@@ -55,7 +55,7 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Undo the open run `run`, and run sequence `number` from its beginning instead.
+    """Undo the open run `run`, and run the sequence `number` from its beginning instead.
 
     The inputs and bound handles received so far stay valid, because both sequences agree up to
     here. The run gets the number `new`, so that the client does not take values of the undone run

@@ -26,7 +26,7 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-# Maximum sum of known tags and calls of the open partial sequence; then all are forgotten.
+# Maximum sum of known tags and calls of the open partial sequence; beyond it, all are forgotten.
 LIMIT = 1 << 15
 FED = 16           # number of partial sequences after which a tree node gets a new `Search`
 

@@ -77,7 +77,7 @@ def reshape(call: Call) -> Division:
 
 
 def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
-    """Return the first axis longer than 1 for which the product of earlier sizes is `before`.
+    """Return the first axis that is longer than 1 and follows sizes with the product `before`.
 
     Return None if `shape` has no such axis.
     """
