@@ -202,7 +202,7 @@ def _chart(title: str) -> ui.echart:
             'grid': {'left': 44, 'right': 16, 'top': 40, 'bottom': 40},
             'legend': {'top': 0, 'left': '45%', 'right': 0, 'type': 'scroll', 'icon': 'roundRect',
                        'itemHeight': 4},
-            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # richText is not HTML
+            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # never as HTML
             'textStyle': {'fontFamily': 'Roboto, sans-serif'},
             'xAxis': {'type': 'value', 'name': 's', 'nameLocation': 'middle', 'nameGap': 24},
             'yAxis': {'type': 'value', 'scale': title.startswith('accuracy')},

@@ -104,7 +104,7 @@ class Sender:
     _arrived: int = 0         # number of chunks that have arrived
     _mandatory_arrived: int = 0
     _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
-    _order: int = 0           # number of the next transmission, counted over all chunks
+    _order: int = 0           # number of the next transmission; one count for all chunks
     _newest: int = -1         # highest number of a transmission that has arrived
     # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
