@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig, LinkConfig
 from fleet_env.fleet_file import link_trace
 from fleet_env.settings import changed
@@ -487,8 +488,8 @@ def text_tables(data: Mapping[str, Any]) -> str:
 
 
 def _write(data: Mapping[str, Any], out: Path) -> None:
-    (out / RIVALS_FILE).write_text(json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
-    (out / 'rivals.md').write_text('\n'.join(
+    write_text(out / RIVALS_FILE, json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
+    write_text(out / 'rivals.md', '\n'.join(
         f'{title}\n\n{markdown(rows)}' for title, rows in tables(data)))
 
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.settings import changed
 from fleet_env.summary import Summary, finite
@@ -118,8 +119,8 @@ def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | 
     comparisons = {name: collect(case, out / name) for name, case in jobs.items()}
     data = {'schema': SCHEMA, 'study': study.name,
             'cases': {name: dataclasses.asdict(c) for name, c in comparisons.items()}}
-    (out / STUDY_FILE).write_text(json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
-    (out / 'study.md').write_text('\n'.join(
+    write_text(out / STUDY_FILE, json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
+    write_text(out / 'study.md', '\n'.join(
         f'{title}\n\n{markdown(rows)}' for title, rows in tables(study, comparisons)))
     return comparisons
 

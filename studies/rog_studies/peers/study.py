@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig
 from fleet_env.settings import changed
 from fleet_env.summary import finite
@@ -241,8 +242,8 @@ def gathered(plan: Plan, results: list[dict[str, Any]], missing: Mapping[str, st
 
 
 def _write(data: dict[str, Any], out: Path) -> dict[str, Any]:
-    (out / PEERS_FILE).write_text(json.dumps(finite(data), indent=1, sort_keys=True) + '\n')
-    (out / 'peers.md').write_text('\n'.join(
+    write_text(out / PEERS_FILE, json.dumps(finite(data), indent=1, sort_keys=True) + '\n')
+    write_text(out / 'peers.md', '\n'.join(
         f'{title}\n\n{markdown(rows)}' for title, rows in tables(data)))
     return data
 

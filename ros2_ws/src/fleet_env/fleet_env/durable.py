@@ -8,11 +8,13 @@ that a process can detect damage before it imports anything else.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,23 @@ from typing import Any, NamedTuple
 from fleet_env.errors import DurableError
 
 _PROBE = 1 << 16  # bytes that `Kept.probe` writes as a test
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file; an OSError refuses devices and pipes, which may have no end."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, 'it is not a regular file', os.fspath(path))
+    return Path(path).read_bytes()
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file; an OSError names the file, also if the disk is full."""
+    try:
+        Path(path).write_text(text, encoding='utf-8')
+    except OSError as error:
+        error.filename = os.fspath(path)   # unlike open(), write() does not name it
+        raise
 
 
 def hold(path: Path, who: str) -> int:
@@ -149,7 +168,7 @@ class Kept:
         """Return a save, or the reason why it cannot be used."""
         path = self.path(number)
         try:
-            content = path.read_bytes()
+            content = read_file(path)
             header, body = _split(content)
             digest = header['__metadata__'].pop('digest')
             if digest == _digest(header, body):

@@ -26,6 +26,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import read_file
 from fleet_env.errors import RecordError, why_unread
 
 SCHEMA = 'rog-run/1'
@@ -251,7 +252,7 @@ def read_run(directory: str | PathLike[str], damaged: list[RecordError] | None =
     """
     path = Path(directory) / RUN_FILE
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     read = (_event_or_error(line, str(path), number)

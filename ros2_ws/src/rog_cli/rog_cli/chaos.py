@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet, link_trace, with_overrides
 from fleet_env.radio import Conditions
@@ -77,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     run = _Run(fleet, out, faults, options.bound)
     run.do()
     result = run.result()
-    (out / RESULT).write_text(json.dumps(result, indent=1) + '\n')
+    write_text(out / RESULT, json.dumps(result, indent=1) + '\n')
     _tell(result, out)
     return 1 if result['violations'] else 0
 
@@ -119,7 +120,7 @@ class _Run:
             for name in ('logs', 'parameters'):  # only results are on the small disk
                 (self.out / name).mkdir()
                 (self.disk / name).symlink_to(self.out / name)
-            (self.out / 'fleet.yaml').write_text(dump_fleet(self.fleet))
+            write_text(self.out / 'fleet.yaml', dump_fleet(self.fleet))
             with EmulatedNetwork(self.fleet, self.out) as self.network, \
                     Monitor(self.fleet.network.namespace) as self.monitor:
                 self.processes = EmulatedFleet(self.network, self.disk, self.names)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import child_fleets, dump_fleet, explained_fleet, load_fleet
 from fleet_env.records import RUN_FILE
@@ -171,7 +172,7 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
     former = _version(out)
     for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
         folder.mkdir(exist_ok=True)
-        (folder / 'fleet.yaml').write_text(dump_fleet(one))
+        write_text(folder / 'fleet.yaml', dump_fleet(one))
         if not emulate:
             print(f'{one.name}: ' * bool(below) + where_traffic_goes(one.network), flush=True)
     with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network:

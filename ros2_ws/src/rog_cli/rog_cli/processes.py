@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import child_fleets
 from fleet_ros.ending import LAST, SIGNALS, launched
@@ -132,7 +133,7 @@ class FleetProcesses:
         folder = self.out / 'parameters'
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f'{name}.yaml'
-        path.write_text(yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
+        write_text(path, yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
         return path
 
     # -- watching ---

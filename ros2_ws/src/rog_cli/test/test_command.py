@@ -190,6 +190,12 @@ def test_the_table_of_a_former_run_is_not_taken_for_that_of_one_that_failed(caps
     assert 'robot2' in ended(capsys, tmp_path, 1, former)[1]
 
 
+def test_a_full_disk_at_the_start_is_said_with_the_file(capsys, tmp_path):
+    (tmp_path / 'fleet.yaml').symlink_to('/dev/full')
+    code, _, error = run(capsys, 'fleet', 'up', 'indoor', '--out', str(tmp_path))
+    assert (code, error) == (2, f'rog: {tmp_path}/fleet.yaml: No space left on device\n')
+
+
 def test_a_full_disk_costs_the_pictures_and_no_checkpoint_is_promised(
         capsys, monkeypatch, tmp_path):
     def full(out):

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet_env.durable import Kept, hold
+from fleet_env.durable import Kept, hold, read_file
 from fleet_env.errors import DurableError
 
 FORMER = 'checkpoint.safetensors'  # checkpoint of earlier versions, which wrote no digest
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
 def run_in(out: Path) -> int:
     """Return the identity of the run in a directory; 0 if there is no run."""
     try:
-        return _served((out / SERVED).read_bytes()).run
+        return _served(read_file(out / SERVED)).run
     except OSError:
         return 0
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env.durable import read_file
 from fleet_env.errors import RecordError, why_unread
 from fleet_env.summary import finite
 
@@ -159,7 +160,7 @@ def read_comparison(directory: str | PathLike[str]) -> Comparison:
     """
     path = Path(directory) / COMPARISON_FILE
     try:
-        data = json.loads(path.read_text(encoding='utf-8'))
+        data = json.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     schema = data.get('schema') if isinstance(data, dict) else None

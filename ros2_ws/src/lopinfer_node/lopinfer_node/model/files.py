@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fleet_env.durable import write_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -30,7 +31,7 @@ GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
 def save(traced: Traced, directory: Path) -> None:
     """Write both files; weights that share memory are written separately."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / GRAPH).write_text(as_json(traced.name, traced.axes, traced.tape))
+    write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},
               str(directory / WEIGHTS))
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env.durable import write_text
 from fleet_env.errors import why_unread
 
 from ..errors import ProfileError
@@ -98,7 +99,7 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Write a profile file."""
-        Path(path).write_text(json.dumps(self.as_json(), indent=1) + '\n', encoding='utf-8')
+        write_text(path, json.dumps(self.as_json(), indent=1) + '\n')
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

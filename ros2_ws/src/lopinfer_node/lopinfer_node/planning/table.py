@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from fleet_env.durable import write_text
 from fleet_env.power import PowerModel
 
 from ..errors import PlanError, ProfileError
@@ -74,7 +75,7 @@ class PlanTable(Sequence[Plan]):
             'latency': self.latency, 'plans': [p.own.ravel().tolist() for p in different],
             'bins': [number[p] for p in self.plans]}, separators=(',', ':'))
         unfinished = Path(f'{os.fspath(path)}.tmp')
-        unfinished.write_text(text)
+        write_text(unfinished, text)
         unfinished.replace(path)
 
     @classmethod
