@@ -49,6 +49,15 @@ def opened(rate=20e6):
     return machine
 
 
+def test_a_call_that_finds_no_service_is_repeated_soon():
+    machine = ClientMachine(5)
+    assert machine.on_time(0.0) == [CallOpen()]
+    assert machine.deadline == 2.0, 'a call that was made may take that long'
+    machine.on_no_service(0.0)
+    assert machine.deadline < 0.5
+    assert machine.on_time(machine.deadline) == [CallOpen()]
+
+
 def begin(machine, now):
     bin_ = machine.choose(now)
     program = Program(machine.table.plans[bin_], DEVICE)

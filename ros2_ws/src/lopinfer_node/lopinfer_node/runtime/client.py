@@ -46,7 +46,7 @@ OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
     'opening', 'uploading', 'planning', 'checking', 'open')
 
 CALL_LIMIT = 2.0       # seconds after which a call is repeated
-PREPARING_WAIT = 0.2   # seconds until a call is repeated if the answer was "ask again"
+SOON = 0.2             # seconds until a call is repeated if there is no service, or it says so
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
 BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
@@ -211,7 +211,7 @@ class ClientMachine:
             return []
         self.reason = reply.reason
         if reply.status == PREPARING:
-            self._again = now + PREPARING_WAIT
+            self._again = now + SOON
             return []
         if reply.status == MISSING:
             self._enter(UPLOADING, 'the server lacks the model')
@@ -231,6 +231,10 @@ class ClientMachine:
             return self.on_time(now)
         self._again = math.inf
         return [MakePlans(reply.fixed, reply.per_share)]
+
+    def on_no_service(self, now: float) -> None:
+        """Repeat a call soon that could not be made; a server needs time to be discovered."""
+        self._again = now + SOON
 
     def on_uploaded(self, reason: str, now: float) -> list[Action]:
         """Handle the end of the upload; ``reason`` says why it failed, '' if it succeeded."""
@@ -261,7 +265,7 @@ class ClientMachine:
         self.reason = reason
         if status == REFUSED:
             self._enter(OPENING, reason)
-        self._again = now + (PREPARING_WAIT if status == PREPARING else CALL_LIMIT)
+        self._again = now + (SOON if status == PREPARING else CALL_LIMIT)
         return []
 
     def _enter(self, state: str, reason: str) -> None:
