@@ -53,7 +53,7 @@ BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwi
 HYSTERESIS = 0.02      # share by which another plan must be faster than the table's chosen plan
 TRY = 0.1              # share by which the estimate of a plan without measurements may be too high
 # An answer is late after LATER times the longest latency of recent requests, but not earlier than
-# LEAST_WAIT seconds after the expected time.
+# LEAST_WAIT seconds after the expected time, nor before the robot alone would have been ready.
 LATER = 1.25
 LEAST_WAIT = 0.02
 MAX_PENALTY = 30.0     # longest time without the server after consecutive fallbacks, s
@@ -380,13 +380,16 @@ class ClientMachine:
         Without measurements, it waits for twice the expected time, or until the setting `deadline`
         has passed after the expected time, if that is later. A request that waits so long and then
         runs alone takes about three times the expected time. After enough measurements it waits
-        less, because an answer that takes longer than any recent answer is unlikely to come soon.
+        less, because an answer that takes longer than any recent answer is unlikely to come soon;
+        but as long as the robot alone would take, because to give up sooner costs more than that.
         """
         most = max(2 * known, known + self.settings.deadline)
         plan, estimate = self._way
         longest = estimate * self._feedback.longest(plan, now)
+        alone, seconds = self._alone_way()
+        seconds *= self._feedback.factor(alone, now)
         return most if not math.isfinite(longest) else min(most, max(
-            LATER * longest, known + LEAST_WAIT))
+            LATER * longest, known + LEAST_WAIT, seconds if math.isfinite(seconds) else 0.0))
 
     def work(self, now: float) -> range | None:
         """Return the steps to compute now.
