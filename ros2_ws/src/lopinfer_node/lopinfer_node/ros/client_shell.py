@@ -266,6 +266,7 @@ class Client:
 
     def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         if not client.service_is_ready():
+            self.machine.on_no_service(time.monotonic())
             if strange := other_middleware(self.node, client.srv_name):
                 self.node.get_logger().error(strange, throttle_duration_sec=5.0)
             if self._reminder.due(time.monotonic()):

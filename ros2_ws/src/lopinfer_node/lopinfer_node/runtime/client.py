@@ -46,14 +46,14 @@ OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
     'opening', 'uploading', 'planning', 'checking', 'open')
 
 CALL_LIMIT = 2.0       # seconds after which a call is repeated
-PREPARING_WAIT = 0.2   # seconds until a call is repeated if the answer was "ask again"
+SOON = 0.2             # seconds until a call is repeated if there is no service, or it says so
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
 BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
 HYSTERESIS = 0.02      # share by which a plan must be faster to replace the table's chosen plan
 TRY = 0.1              # share by which the estimate of an unmeasured plan may be too high
 # An answer is late after LATER times the longest latency of recent requests, but not earlier than
-# LEAST_WAIT seconds after the expected time.
+# LEAST_WAIT seconds after the expected time, nor before the robot alone would have been ready.
 LATER = 1.25
 LEAST_WAIT = 0.02
 MAX_PENALTY = 30.0     # s; after consecutive fallbacks, longest time without the server
@@ -211,7 +211,7 @@ class ClientMachine:
             return []
         self.reason = reply.reason
         if reply.status == PREPARING:
-            self._again = now + PREPARING_WAIT
+            self._again = now + SOON
             return []
         if reply.status == MISSING:
             self._enter(UPLOADING, 'the server lacks the model')
@@ -231,6 +231,10 @@ class ClientMachine:
             return self.on_time(now)
         self._again = math.inf
         return [MakePlans(reply.fixed, reply.per_share)]
+
+    def on_no_service(self, now: float) -> None:
+        """Repeat a call soon that could not be made; a server needs time to be discovered."""
+        self._again = now + SOON
 
     def on_uploaded(self, reason: str, now: float) -> list[Action]:
         """Handle the end of the upload; ``reason`` says why it failed, '' if it succeeded."""
@@ -261,7 +265,7 @@ class ClientMachine:
         self.reason = reason
         if status == REFUSED:
             self._enter(OPENING, reason)
-        self._again = now + (PREPARING_WAIT if status == PREPARING else CALL_LIMIT)
+        self._again = now + (SOON if status == PREPARING else CALL_LIMIT)
         return []
 
     def _enter(self, state: str, reason: str) -> None:
@@ -376,13 +380,16 @@ class ClientMachine:
         Without measurements, it waits for twice the expected time, or for the expected time plus
         the setting `deadline`, whichever is longer. A request that waits so long and then runs
         alone takes about three times the expected time. After enough measurements it waits less,
-        because an answer that takes longer than any recent answer is unlikely to come soon.
+        because an answer that takes longer than any recent answer is unlikely to come soon. It
+        never waits less than the robot alone would take, because giving up costs that time anyway.
         """
         most = max(2 * known, known + self.settings.deadline)
         plan, estimate = self._way
         longest = estimate * self._feedback.longest(plan, now)
+        alone, seconds = self._alone_way()
+        seconds *= self._feedback.factor(alone, now)
         return most if not math.isfinite(longest) else min(most, max(
-            LATER * longest, known + LEAST_WAIT))
+            LATER * longest, known + LEAST_WAIT, seconds if math.isfinite(seconds) else 0.0))
 
     def work(self, now: float) -> range | None:
         """Return the steps to compute now.

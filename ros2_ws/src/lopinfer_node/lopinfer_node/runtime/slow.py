@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,15 +64,22 @@ class _SlowRun:
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:
         self.deliver, self.piece = run.deliver, run.piece
-        self.outputs, self.finish_alone = run.outputs, run.finish_alone
+        self.outputs = run.outputs
         self._run, self._steps = run, steps
         self._pause = Pause(factor)
 
     def compute(self, position: int) -> None:
-        start = computing_time()
-        self._run.compute(position)
         last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
-        self._pause.after(computing_time() - start, last)
+        self._slow(partial(self._run.compute, position), last)
+
+    def finish_alone(self) -> Any:
+        return self._slow(self._run.finish_alone, True)
+
+    def _slow(self, compute: Callable[[], Any], at_once: bool) -> Any:
+        start = computing_time()
+        result = compute()
+        self._pause.after(computing_time() - start, at_once)
+        return result
 
 
 def slowed(program: AnyProgram, factor: float) -> AnyProgram:

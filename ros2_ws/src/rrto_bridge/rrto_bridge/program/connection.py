@@ -102,11 +102,21 @@ class Connection:
         self.follower = engine.follower
 
     def _found(self) -> bool:
-        """Connect to a server that has become visible; return whether that succeeds."""
+        """Connect to a server that has become visible; return whether it answers.
+
+        This waits for one answer, because a link may be too bad for data when a server is visible;
+        the program would wait for it in the middle of an inference.
+        """
         try:
-            self._next = self._connect()
+            found = self._connect()
         except RrtoError:
             return False
+        try:
+            found.settle(found.machine.synchronize())
+        except RrtoError:
+            found.port.close()
+            return False
+        self._next = found
         return True
 
     def resume(self) -> None:
