@@ -123,8 +123,8 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
                ) -> str:
     """Return how a run ended, for people.
 
-    A run counts as stopped if no robot trained in its last share `IDLE`, and this last pause is
-    more than twice as long as every earlier pause. Without the second condition, a program that
+    A run counts as stopped if no robot trained in the last part `IDLE` of the run, and this pause
+    is more than twice as long as every earlier pause. Without the second condition, a program that
     pauses after each batch, because it exchanges every batch over a slow link, could count as
     stopped.
 

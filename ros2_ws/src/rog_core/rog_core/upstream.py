@@ -22,16 +22,18 @@ from .server.machine import ServerMachine
 from .worker.accumulator import Accumulator
 from .worker.machine import WorkerMachine
 
-# The SGD settings of an account: the change already includes learning rate and momentum.
+# With these settings the parent fleet's server applies a child fleet's change unaltered, because
+# the change already includes learning rate and momentum.
 AS_IT_IS = SgdConfig(learning_rate=1.0, momentum=0.0, weight_decay=0.0, nesterov=False)
 
 
 class Upstream:
     """Connects a child fleet's server with the worker that represents it in the parent fleet.
 
-    ``base``, float32 (elements,): the master rows without the fleet's changes since its last
-    account. So base - master is the change that the worker has not received yet. After a restart,
-    pass the ``base`` of the checkpoint. The default is the present master rows.
+    An *account* is a change of the model that the worker is given to push. ``base``, float32
+    (elements,): the master rows without the fleet's changes since the last account. So base -
+    master is the change that the worker has not received yet. After a restart, pass the ``base`` of
+    the checkpoint. The default is the present master rows.
 
     An iteration of the worker is H iterations of the fleet, or more if the parent fleet takes
     longer. H is the number of local steps that the parent fleet's method asks for.
@@ -41,7 +43,7 @@ class Upstream:
                  ) -> None:
         self.server, self.worker = server, worker
         self.base = copy_of(server.master) if base is None else base
-        self._handed: Array | None = None  # the last account; None after `_take`
+        self._handed: Array | None = None  # change in the last account; None after `_take`
         self._kept = worker.accumulator.kept  # `Accumulator.kept` at the last account
         self._accounted = server.iteration    # the fleet's iteration at the last account
         self._due = math.inf                  # the fleet's iteration for the next account

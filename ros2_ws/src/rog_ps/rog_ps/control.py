@@ -30,9 +30,9 @@ class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
     A call counts only if its time is later than the times of all calls that were carried out.
-    If the time of a call is in the future by the server's clock, it is remembered but left out of
-    this comparison. So a caller whose clock is ahead does not make the calls of others look old.
-    Calls also do not look old after all clocks were ahead and have been set back.
+    A call whose time is in the future by the server's clock is carried out once, but later calls
+    are not compared with it. So a caller whose clock is ahead does not make the calls of others
+    look old. New calls are also accepted if all clocks were ahead and have been set back.
     """
 
     def __init__(self) -> None:

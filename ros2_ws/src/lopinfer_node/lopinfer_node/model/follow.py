@@ -225,7 +225,10 @@ class Followed:
         self._todo += [(path, function.__defaults__), (path, function.__kwdefaults__)]
 
     def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
-        """Follow the globals ``names`` of a module, and of each module among these globals."""
+        """Follow those globals of a module whose names are in ``names``.
+
+        If one of them is a module itself, follow its globals with these names, too.
+        """
         passed.add(id(items))
         known = self._globals.get(id(items))
         if known is None:

@@ -25,7 +25,7 @@ from .follow import COMPUTED, ITEMS, MISSING, MODULE, Followed, Picked, join
 from .state import CONTAINERS, hooks_of, untouched
 
 LOOK = 8 << 20     # bytes of weights that one background check reads
-TURNS = 16         # number of background checks that together compare every item in full
+TURNS = 16         # each background check compares 1/TURNS of the items in full
 LARGE = 4096       # a container with more items is compared only by background checks
 _NOT_ATTRIBUTES = frozenset(vars(torch.nn.Module())) - {'training'}
 _VALUES = (type(None), bool, int, str, bytes, range, slice, torch.Size, torch.dtype, torch.device,
@@ -54,7 +54,7 @@ class Snapshot:
             raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
-        self._running = 0    # number of calls of the model in progress, which may store results
+        self._running = 0    # calls of the model in progress; each may still store results
         self._turn = 0
         self._seen = ''      # change that a background check has found
         found = self._taken.followed

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-FLOW = 1 << 30    # a known cut is scaled to this weight, because SciPy uses 32-bit integers
+FLOW = 1 << 30    # capacities are scaled so that a known cut weighs this; SciPy takes int32
 
 
 class Network:

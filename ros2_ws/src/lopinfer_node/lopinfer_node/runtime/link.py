@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from .wire import MAX_PIECE
 
-INITIAL_RATE = 5e6       # bytes/s, until the first train
+INITIAL_RATE = 5e6       # bytes/s, assumed until the first packet train has been measured
 PIECE_TIME = 0.003       # seconds that sending a piece should take; short, so a fade loses little
 MIN_PIECE = 4096         # bytes
 QUEUE_TIME = 0.02        # s; data in flight may exceed that of a round trip by this duration

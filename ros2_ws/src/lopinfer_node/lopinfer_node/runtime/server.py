@@ -140,8 +140,8 @@ class _Model:
     reason: str = ''
     kept: bool = False       # whether it is never unloaded
     loaded: int = 0          # bytes of the model
-    request: int = 0         # further bytes for each request
-    plan: int = 0            # further bytes for each plan
+    request: int = 0         # bytes for each request, in addition
+    plan: int = 0            # bytes for each plan, in addition
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
     per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
 

@@ -93,7 +93,7 @@ class Member:
         self.state = MEMBER.after(self.state, event)
 
     def take_place(self, event: str) -> None:
-        """Make the member counted or retired, as `rog_core.protocol.states.PLACE` says."""
+        """Change the place to counted or retired, as `rog_core.protocol.states.PLACE` says."""
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
@@ -136,7 +136,7 @@ class Member:
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
-        """Return the part of the fleet's ``patience``, in s, that is left; at least 1/`LEFT`."""
+        """Return how much of the fleet's ``patience``, s, is left; at least 1/`LEFT` of it."""
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:

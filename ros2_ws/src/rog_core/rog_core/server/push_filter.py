@@ -38,7 +38,7 @@ from ..transfer.receiver import Receiver, Rows
 WINDOW = 64     # for each robot the norms of its last WINDOW pushes are remembered
 ENOUGH = 8      # with fewer norms in all, their maximum is used instead of their median
 SMALL = 1e-3    # share of the norm of the model; the usual norm is at least this
-UNKNOWN = 1e6   # usual norm before the first push if the model is zero
+UNKNOWN = 1e6   # norm taken as usual before the first push, if all values of the model are zero
 LARGEST = 1e18  # largest norm allowed, whatever the limits; keeps sums in float32 finite
 LAST = 8        # for ``clip`` only the last LAST pushes of each robot count
 MAJORITY = 3    # in a fleet of fewer robots ``clip`` scales nothing

@@ -319,7 +319,7 @@ class ReplayClient:
         sequence = run.leader.sequence
         alive = run.alive(self._position)
         if not all(h - run.base in sequence.kept for h in alive):
-            self._abandon(run, actions)      # the program still holds a tensor that is released
+            self._abandon(run, actions)      # the program holds a tensor that the sequence frees
             return
         actions.append(Finish(run.number, alive))
         metas = dict(sequence.metas)

@@ -62,7 +62,7 @@ class Turns:
         self.made_call()
 
     def has_value(self) -> None:
-        """Record that the holder has read a value, so its inference may be over."""
+        """Record that the thread whose turn it is has read a value; its inference may be over."""
         self._open = False
         self._last = time.monotonic()
 

@@ -29,7 +29,8 @@ class Known:
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()
-    fast: list[Step | None] = field(default_factory=list)  # None: a step for `PrefixTree.bind`
+    # Each step, or None in place of a step that only `PrefixTree.bind` can compare with a call.
+    fast: list[Step | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Derive the persistent handles and the fast steps."""

@@ -18,7 +18,7 @@ from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name
 
 AT_ONCE = 4     # number of processes that may start one after another without a pause
-PACE = 1.0      # s between further starts, because a start slows other processes down
+PACE = 1.0      # s between two starts after these; each start slows other processes down
 FAULT = 4.0     # seconds by which a process that has failed delays the next start
 LONGEST = 10.0  # maximum delay of the next start, s
 
