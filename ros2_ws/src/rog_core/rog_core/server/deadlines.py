@@ -151,8 +151,8 @@ def patience(member: Member, members: Sequence[Member], method: Method) -> float
     """Return how long the mandatory rows of a transfer may take before others wait for a member.
 
     The result is a product: the median time between two pushes of the other members, times the
-    share of the staleness bound that is left for the member's oldest row. It is infinite if the method
-    never uses a smaller codec (option ``sparse``), or if no other member has pushed twice.
+    share of the staleness bound that is left for the member's oldest row. It is infinite if the
+    method never uses a smaller codec (option ``sparse``), or if no other member has pushed twice.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]
