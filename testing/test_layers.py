@@ -121,7 +121,8 @@ def test_package_xml_names_what_its_tests_import(package):
     used = {'pytest'}.union(*map(imported, [place / 'test', place / 'bench']))
     # What lies beside the tests: pytest.ini says where they look.
     local = {file.stem for where in ('testing', '*/test', '*/bench', 'ros2_ws/src/*/test',
-                                     'ros2_ws/src/*/bench', '*/test/*', 'ros2_ws/src/*/test/*')
+                                     'ros2_ws/src/*/bench', '*/test/*', 'ros2_ws/src/*/test/*',
+                                     '*/bench/*', 'ros2_ws/src/*/bench/*')
              for file in ROOT.glob(f'{where}/*.py')}
     above = {other for other in PLACES if package in needs(other) | manifest(other, 'test_depend')}
     named = manifest(package, 'depend', 'exec_depend', 'test_depend')

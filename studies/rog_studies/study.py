@@ -42,8 +42,8 @@ class Case:
     """Variants of a fleet to compare.
 
     ``variants``: label -> fleet; tables compare each variant with the first. ``seeds``: number of
-    seeds of each variant. ``prepare``: function that completes a fleet after its seed is set,
-    before the run.
+    seeds of each variant. ``prepare``: function that completes a fleet before the run, when its
+    seed is set.
     """
 
     variants: dict[str, FleetConfig]
@@ -53,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: a row for each case whose name begins with ``cases``, a column for each variant.
+    """A table with a row for each case whose name begins with ``cases``, a column per variant.
 
     ``cell``: function that returns the text of a cell from the results of a variant and of the
     first variant of the same case.
@@ -75,7 +75,7 @@ class Study:
     server_every: float
 
     def only(self, prefixes: list[str]) -> Study:
-        """Return the study with only the cases whose names begin with one of ``prefixes``.
+        """Return the study with only those cases whose names begin with one of ``prefixes``.
 
         :raises ConfigError: no case begins with one of the prefixes.
         """
@@ -150,6 +150,7 @@ def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
               server_every: float) -> Summary:
     from rog_sim.simulation import simulate  # imports PyTorch, which the parent process avoids
 
-    # The server must retire no robot: in the papers a method always waits for slow robots.
+    # The server must not retire robots, because in the papers a method always waits for slow
+    # robots.
     patient = changed(fleet, server={'patience': math.inf})
     return simulate(patient, out, progress, server_every)

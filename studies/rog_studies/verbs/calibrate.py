@@ -1,4 +1,4 @@
-"""`rog calibrate`: simulate the published outdoor runs, and compare with the published figures."""
+"""`rog calibrate`: simulate the published outdoor runs; compare them with published figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves that survive a crash and a full disk; a digest shows whether a save is damaged.
+"""Saves that survive a crash and a full disk. A digest in each save shows whether it is damaged.
 
 A *save* is a safetensors file, for example ``NAME-000012.safetensors``. Its metadata hold the
 values that are not tensors, and a digest of everything else in the file. It is written to a
@@ -112,7 +112,8 @@ class Kept:
     def probe(self) -> None:
         """Raise :class:`DurableError` unless the directory can be written now.
 
-        The probe does not create the directory, because a later check may still end the run.
+        The directory is not created if it does not exist, because a later check may still refuse
+        the run.
         """
         try:
             self.tidy()
@@ -144,7 +145,7 @@ class Kept:
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
         for old in [*there, number][:-self.keep]:
-            with suppress(OSError):  # the new save is there, and the other old ones must go, too
+            with suppress(OSError):  # this old save remains, but the new save exists
                 self.path(old).unlink()
         return path
 

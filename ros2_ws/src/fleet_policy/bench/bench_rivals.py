@@ -22,16 +22,14 @@ contestant; `--out` also gets the ages over time, which draw_rivals.py draws.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,6 @@ import torch
 from act import CONTRACT, RATE, ActPolicy
 from bench_policy import DELAY, RECORD, measured
 from diagnostic_msgs.msg import DiagnosticStatus
-from fleet_env.bucket import TokenBucket
 from fleet_env.trace import LinkTrace, read_trace, write_trace
 from fleet_policy import qos
 from fleet_policy.contract import make_contract
@@ -51,9 +48,19 @@ from lopinfer_node.cli.rig import private_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / 'testing'))
+from tcp_link import (  # noqa: E402
+    OUTAGES,
+    SECONDS,
+    Forwarder,
+    Output,
+    after_the_robot,
+    its_own,
+    process,
+    with_outages,
+)
+
 HERE = Path(__file__).parent
-OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))   # s: when the link dies, and for how long
-SECONDS = 80.0
 BIN = 0.5                # s of a point of the ages over time
 ROBOT = 1.0              # s of an inference on the robot
 SERVER_THREADS = 1
@@ -61,7 +68,6 @@ READY = 300.0            # s in which a contestant must act
 OURS, ALONE = 'ours', 'robot alone'
 LEROBOT, OPENPI = 'LeRobot async_inference', 'openpi-client'
 PYTHONS = {LEROBOT: 'LEROBOT_PYTHON', OPENPI: 'OPENPI_PYTHON'}
-AHEAD = 0.02             # s that the forwarder reads ahead, so that a late timer loses no rate
 NODE = 'import sys; from {}; sys.exit(main())'
 
 Acted = list[tuple[float, float]]   # time in the run and age, s, of each action that was executed
@@ -73,122 +79,7 @@ def links() -> dict[str, LinkTrace]:
     return found | ({'outdoor record': read_trace(RECORD)} if RECORD.exists() else {})
 
 
-def with_outages(trace: LinkTrace, lead: float = 0.0) -> LinkTrace:
-    """The trace of a run after ``lead`` s without limit."""
-    edges = [edge for at, last in OUTAGES for edge in (at, at + last)]
-    times = sorted({0.0, *(t for t in trace.times.tolist() if t < SECONDS), *edges})
-    rates = [0.0 if any(at <= t < at + last for at, last in OUTAGES) else trace.rate(t)
-             for t in times]
-    before = ([0.0], [1e4]) if lead else ([], [])
-    return LinkTrace(before[0] + [lead + t for t in times], before[1] + rates,
-                     lead + SECONDS + 60)
-
-
 # -- rivals ----------------------------------------------------------------------------------------
-
-class Forwarder:
-    """Forwards TCP connections to a port; from `begin` on by a trace, in both directions."""
-
-    def __init__(self, target: int) -> None:
-        self.bytes, self.port = 0, 0
-        self._target = target
-        self._trace: tuple[LinkTrace, float] | None = None
-        self._ready = threading.Event()
-        threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
-        if not self._ready.wait(10.0):
-            raise SystemExit('the forwarder does not start')
-
-    def begin(self, trace: LinkTrace, now: float) -> None:
-        self.bytes, self._trace = 0, (trace, now)
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connect, '127.0.0.1', 0, limit=1 << 16)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await server.serve_forever()
-
-    async def _connect(self, reader: Any, writer: Any) -> None:
-        there, back = await asyncio.open_connection('127.0.0.1', self._target, limit=1 << 16)
-        await asyncio.gather(*(self._pass(*ends) for ends in ((reader, back), (there, writer))),
-                             return_exceptions=True)
-
-    async def _pass(self, reader: Any, writer: Any) -> None:
-        on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        arriving = asyncio.create_task(self._arrive(on_the_way, writer))
-        bucket: TokenBucket | None = None
-        while data := await reader.read(16384):
-            now = leaves = time.monotonic()
-            if self._trace is not None:
-                bucket = bucket or TokenBucket(*self._trace)
-                leaves = bucket.offer(len(data), now)
-            self.bytes += len(data)
-            on_the_way.put_nowait((leaves + DELAY, data))
-            await asyncio.sleep(max(0.0, leaves - now - AHEAD))
-        on_the_way.put_nowait((0.0, b''))
-        await arriving
-
-    async def _arrive(self, on_the_way: asyncio.Queue[tuple[float, bytes]], writer: Any) -> None:
-        while True:
-            at, data = await on_the_way.get()
-            await asyncio.sleep(max(0.0, at - time.monotonic()))
-            if not data:
-                writer.close()
-                return
-            writer.write(data)
-            await writer.drain()
-
-
-class Output:
-    """The lines of a process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.lines: list[str] = []
-        self._came = threading.Condition()
-        self._over = False
-        self._stream = process.stdout
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._stream is not None
-        for line in self._stream:
-            with self._came:
-                self.lines.append(line.strip())
-                self._came.notify_all()
-        with self._came:
-            self._over = True
-            self._came.notify_all()
-
-    def first(self, what: str) -> None:
-        """Wait for the first line."""
-        with self._came:
-            self._came.wait_for(lambda: self.lines or self._over, READY)
-        if not self.lines:
-            raise SystemExit(f'{what} ' + ('has ended' if self._over else
-                                           f'says nothing for {READY:g} s'))
-
-
-def after_the_robot() -> None:
-    """Let this process, a server, compute only on what the robot's processes leave free."""
-    if os.sched_getscheduler(0) == os.SCHED_FIFO:
-        os.sched_setparam(0, os.sched_param(os.sched_getparam(0).sched_priority - 1))
-    else:
-        os.nice(5)
-
-
-@contextmanager
-def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended at the end, with SIGTERM, then with SIGKILL."""
-    started = subprocess.Popen(command, text=True, **options)
-    try:
-        yield started
-    finally:
-        started.terminate()
-        try:
-            started.wait(20)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
-
 
 def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: list[str]
           ) -> dict[str, Any]:
@@ -200,17 +91,17 @@ def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: l
         serving = held.enter_context(process(*program, 'server', port, *server,
                                              env=its_own(SERVER_THREADS), cwd=folder,
                                              stdout=subprocess.PIPE, preexec_fn=after_the_robot))
-        Output(serving).first(f'the server of {side}')
-        forwarder = Forwarder(int(port))
+        Output(serving).until(len, READY, f'the server of {side}')
+        forwarder = Forwarder(int(port), DELAY)
         acting = held.enter_context(process(*program, 'client', str(forwarder.port), *client,
                                             env=its_own(1), cwd=folder,
                                             stdout=subprocess.PIPE))
         output = Output(acting)
-        output.first(f'the client of {side}')
+        output.until(len, READY, f'the client of {side}')
         begin = time.monotonic()
         forwarder.begin(with_outages(trace), begin)
         time.sleep(SECONDS)
-        sent = forwarder.bytes
+        sent = sum(forwarder.bytes)
     acted, error = [], ''
     for line in output.lines:
         if line.startswith('ended: '):
@@ -219,12 +110,6 @@ def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: l
             acted.append((float(parts[0]) - begin, float(parts[1])))
     acted = [(t, age) for t, age in acted if 0 <= t < SECONDS]
     return figures(lost_ticks(acted), acted, sent, **({'error': error} if error else {}))
-
-
-def its_own(threads: int) -> dict[str, str]:
-    """The environment of a rival, which must not find the packages of this one."""
-    kept = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    return {**kept, 'OMP_NUM_THREADS': str(threads)}
 
 
 def lost_ticks(acted: Acted) -> list[float]:

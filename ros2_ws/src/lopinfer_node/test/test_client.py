@@ -49,6 +49,15 @@ def opened(rate=20e6):
     return machine
 
 
+def test_a_call_that_finds_no_service_is_repeated_soon():
+    machine = ClientMachine(5)
+    assert machine.on_time(0.0) == [CallOpen()]
+    assert machine.deadline == 2.0, 'a call that was made may take that long'
+    machine.on_no_service(0.0)
+    assert machine.deadline < 0.5
+    assert machine.on_time(machine.deadline) == [CallOpen()]
+
+
 def begin(machine, now):
     bin_ = machine.choose(now)
     program = Program(machine.table.plans[bin_], DEVICE)
@@ -307,14 +316,15 @@ def test_one_slow_request_changes_nothing():
             for now, seconds in enumerate(taken, 1)] == [2] * 7
 
 
-def test_a_request_waits_no_longer_than_the_latest_ones_took():
-    machine = with_others(0.5, 0.4)
+@pytest.mark.parametrize(('alone', 'waits'), [(0.13, 1.25 * 0.11), (0.17, 0.17), (0.5, 2 * 0.11)])
+def test_a_request_waits_as_the_latest_ones_took_or_as_the_robot_alone_would_take(alone, waits):
+    machine = with_others(alone, 0.4)
     for now in range(1, 20):
         ask(machine, now, {2: 0.11})
     machine.choose(30.0)
     program = Program(machine.table.plans[2], DEVICE)
     machine.begin(2, program.steps, program.start(INPUT), 30.0)
-    assert machine.limit == pytest.approx(30 + 1.25 * 0.11)
+    assert machine.limit == pytest.approx(30 + waits)
 
 
 def test_the_time_of_the_check_is_in_what_is_expected_and_in_no_plans_record():

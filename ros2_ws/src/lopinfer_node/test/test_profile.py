@@ -141,11 +141,15 @@ def test_a_slowed_robot_pauses_for_what_it_computed_and_not_for_what_others_did(
     slept = []
 
     class Run:
-        deliver = piece = outputs = finish_alone = None
+        deliver = piece = outputs = None
 
         def compute(self, position):
             clocks['thread_time'] += 0.01
             clocks['perf_counter'] += 0.5      # another process had the processor
+
+        def finish_alone(self):
+            self.compute(0)
+            return 'outputs'
 
     class Program:
         steps = [SimpleNamespace(sends=())] * 3
@@ -164,6 +168,8 @@ def test_a_slowed_robot_pauses_for_what_it_computed_and_not_for_what_others_did(
         run = slow.slowed(Program(), 3.0).start(None)
         for position in range(3):
             run.compute(position)
+        assert sum(slept) == pytest.approx(3 * 0.01 * 2)
+        assert run.finish_alone() == 'outputs'
     finally:
         torch.set_num_threads(threads)
-    assert sum(slept) == pytest.approx(3 * 0.01 * 2)
+    assert sum(slept) == pytest.approx(4 * 0.01 * 2)

@@ -37,11 +37,11 @@ ROBOTS = '5'
 DISK_MIB = 64        # size of the server's disk, which the disk-full fault fills, MiB
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-DRAIN = 120.0        # seconds to end the run after its minutes plus the server's absences
+DRAIN = 120.0        # seconds that the run may take beyond its minutes and the server's absences
 START = 60.0         # seconds that a process may take from its start to its first status
-HELD_UP = 1.0        # seconds; if this process is delayed longer, the machine counts as overloaded
+HELD_UP = 1.0        # seconds; the machine counts as overloaded if it delays this process longer
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
-FADED = 0.05         # Mbit/s; a link whose rate or share of the air is lower counts as faded
+FADED = 0.05         # Mbit/s; a link counts as faded if its rate, or its share of the air, is lower
 SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
 STEP = 0.25          # seconds between two checks of the fleet
 
@@ -90,15 +90,15 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # The server counts the silence of a robot from its last heartbeat, which may be a period
-        # old. It looks for silent robots once in a period.
+        # Allow heartbeat periods in addition: the server counts the silence of a robot from its
+        # last heartbeat, which may be a period old, and looks for silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # processes that were killed and not started again
         self.checkpoints = 0
         self.held_up = 0                    # how often the machine was overloaded
         self._held_until = -math.inf
-        self._started: dict[str, float] = {}  # process -> time of its restart
+        self._started: dict[str, float] = {}  # process -> time of its last restart
         self.ended = 0.0
         self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
                         if robot.link.trace or robot.link.rate}

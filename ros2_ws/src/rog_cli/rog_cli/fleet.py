@@ -97,7 +97,7 @@ def _up(options: argparse.Namespace) -> int:
             raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
                                              'each fleet separately')
         _check_places(fleet, below)
-        for one in (fleet, *below.values()):  # check here once, instead of in every process
+        for one in (fleet, *below.values()):  # check here once, not in every process
             check_task(one.training.task, one.training.task_options)
         if 'server' in names:  # a machine with only robots may lack the method's package
             from rog_core.method_check import check_method  # imports numba, which is slow
@@ -201,7 +201,7 @@ def _end(processes: FleetProcesses, interruption: Interruption) -> None:
 
 
 def _version(out: Path) -> tuple[int, int] | None:
-    """Return a value that changes with each new summary in a directory; None without a summary."""
+    """Return a value that each new summary in a directory changes; None without a summary."""
     try:
         found = (out / SUMMARY_FILE).stat()
     except FileNotFoundError:

@@ -7,7 +7,8 @@
     seeds        seeds of the runs
     target       accuracy, 0 to 1, to which target_s and target_j refer
     times        times to which accuracy_at refers, s
-    rounds       iterations to which accuracy_after refers: the fewest of a run that did not diverge
+    rounds       iterations to which accuracy_after refers: the fewest iterations of all runs that
+                 did not diverge
     methods      one entry per method, in the requested order: the fields of MethodResult
 
 The counts ``reached`` and ``diverged`` are plain numbers. Every other number of a method is

@@ -29,7 +29,7 @@ GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
 
 
 def save(traced: Traced, directory: Path) -> None:
-    """Write both files; if weights share memory, write each of them separately."""
+    """Write both files; weights that share memory are written separately."""
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},
@@ -52,7 +52,7 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory; tensors that safetensors loads change if the file changes."""
+    """Read tensors into new memory; tensors mapped from the file would change with it."""
     with safe_open(str(path), 'pt') as file:   # checks the header
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}

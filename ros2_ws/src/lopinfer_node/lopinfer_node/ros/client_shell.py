@@ -76,8 +76,8 @@ class ClientOptions:
     server's profile, in s per operator. The client uses each table until the next table is made.
     ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
     emulated link; by default the real link alone. ``power``: W in each state, used if there is no
-    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, by
-    which this machine computes more slowly to emulate a robot.
+    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, on
+    this machine's computing time, to emulate a slower robot.
     """
 
     planner: Planner
@@ -105,7 +105,7 @@ class Client:
         self._changed = threading.Condition()   # guards machine and link
         self._turn = threading.Lock()           # one inference at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # have left the emulated link, not yet published
+        self._ready: list[Piece | Ack] = []     # messages that left the emulated link, to publish
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
@@ -131,7 +131,7 @@ class Client:
     def close(self) -> None:
         """Stop the threads; call it before the node is destroyed.
 
-        A running job goes on, without effect: to plan or to send a model can take minutes.
+        A running job continues without effect; to wait for its end could take minutes.
         """
         with self._changed:
             self._closing = True
@@ -165,7 +165,7 @@ class Client:
                 self._meter.enter('stalled', time.monotonic())
 
     def note_whole(self, reason: str) -> None:
-        """Count a request that runs whole on the robot, by the original model.
+        """Count a request that the original model computes whole on the robot.
 
         ``reason``: why the request is not shared.
         """
@@ -199,7 +199,7 @@ class Client:
                 return run.outputs()
 
     def _next_steps(self) -> range | None:
-        """Wait for steps to compute; return None if the robot must finish the request alone."""
+        """Wait for the next steps; return them, or None if the robot must finish alone."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -278,6 +278,7 @@ class Client:
         if not ready or about is not self._about:
             self._forget_calls()
         if not ready:
+            self.machine.on_no_service(time.monotonic())
             if strange := other_middleware(self.node, client.srv_name):
                 self.node.get_logger().error(strange, throttle_duration_sec=5.0)
             if self._reminder.due(time.monotonic()):
@@ -340,7 +341,7 @@ class Client:
                 send_model(Path(folder), self.traced.digest, self._send_part)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:   # such as a full disk, which libraries report differently
+        except Exception as error:   # such as a full disk; each library raises its own type
             reason = f'the model cannot be sent: {type(error).__name__}: {error}'
         self._step(lambda now: self.machine.on_uploaded(reason, now))
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # s; the overhead of a shorter pause is longer than the pause
+SHORTEST = 1e-3   # s; shorter pauses are not worth their overhead
 
 
 def computing_time() -> float:
     """Return the present time in s of a clock that measures the computing time of this thread.
 
     If one thread computes, the clock is the thread's processor time. It excludes the time of other
-    processes, because a pause would multiply this time, too. If several threads compute, the clock
-    is the wall clock, because the calling thread waits for the others.
+    processes; otherwise the pauses would also lengthen this time. If several threads compute, the
+    clock is the wall clock, because the calling thread waits for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
@@ -63,15 +64,22 @@ class _SlowRun:
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:
         self.deliver, self.piece = run.deliver, run.piece
-        self.outputs, self.finish_alone = run.outputs, run.finish_alone
+        self.outputs = run.outputs
         self._run, self._steps = run, steps
         self._pause = Pause(factor)
 
     def compute(self, position: int) -> None:
-        start = computing_time()
-        self._run.compute(position)
         last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
-        self._pause.after(computing_time() - start, last)
+        self._slow(partial(self._run.compute, position), last)
+
+    def finish_alone(self) -> Any:
+        return self._slow(self._run.finish_alone, True)
+
+    def _slow(self, compute: Callable[[], Any], at_once: bool) -> Any:
+        start = computing_time()
+        result = compute()
+        self._pause.after(computing_time() - start, at_once)
+        return result
 
 
 def slowed(program: AnyProgram, factor: float) -> AnyProgram:

@@ -77,7 +77,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # must not be active in the caller, during `yield`
+            with torch.inference_mode():   # ends before `yield`, so the caller is not in it
                 ready = next(values, None)
             if ready is None:
                 break
@@ -90,12 +90,12 @@ class Performer:
         """Record that an item has failed; the next reply reports the first error."""
         said = described(error)
         self._failure = self._failure or said
-        if type(item) is tuple and item:   # position of the first handle that the item creates
+        if type(item) is tuple and item:   # `place`: position of the first new handle in the item
             place = 1 if item[0] in (HTOD, KEEP, FIND) else 3 if item[0] not in _ITEMS else 1 << 30
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """Encode a value of a run; add the error of an earlier item that no reply has reported."""
+        """Encode a value of a run, and the error of an earlier item if not yet reported."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None
@@ -105,7 +105,7 @@ class Performer:
         """Apply a replay action; an error raises RemoteError, which ends the session.
 
         Two errors do not end the session, because a program can cause them: a tensor is missing
-        because an earlier call has failed, or memory is exhausted. The next reply reports them.
+        because an earlier call has failed, or no memory is left. The next reply reports the error.
         """
         try:
             self.replay.apply(from_item(item))

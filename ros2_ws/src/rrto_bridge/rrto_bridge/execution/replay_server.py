@@ -1,9 +1,10 @@
-"""The replaying server: executes the open run, which may be ahead of the program.
+"""The replaying server: executes one run at a time, possibly ahead of the program.
 
-A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run holds its tensors
-in registers. The server can undo a run until `Finish`: it drops the new tensors of the run, and
-restores the older tensors to which the run writes. It saves the values of these tensors when it
-puts them into registers. Everything that a run holds counts as the client's memory.
+A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run is open from
+`Start` until `Finish` or `Abandon`. It holds its tensors in registers. The server can undo an open
+run: it drops the tensors that the run has created, and restores the older tensors that the run has
+changed. For this purpose it saves the values of an older tensor when it puts the tensor into a
+register. Everything that a run holds counts as the client's memory.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Run:
         # Numbers of executed steps, of inputs that they used, and of values that they returned.
         self.position = self.used = self.values = 0
         self.differs = False     # the last metas differ from the plan; the run waits for `Abandon`
-        self.stopped = False     # an error has stopped the run
+        self.stopped = False     # whether an error has stopped the run
         self.error: Exception | None = None   # an error not yet reported to the client
         self.random = self.executor.random()
         self.saved: list[tuple[Any, Any]] = []

@@ -148,7 +148,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **{getattr(getattr(aten, name), which): _no_other_library   # of older versions of PyTorch
+    **{getattr(getattr(aten, name), which): _no_other_library   # exists only in older versions
        for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
        for which in getattr(aten, name).overloads() if which != 'out'},
     aten.scaled_dot_product_attention.default: _attention,

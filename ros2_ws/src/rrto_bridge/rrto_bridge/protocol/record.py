@@ -38,7 +38,7 @@ class Ref(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Stands for tensor argument number `place` in a `signature`, which contains no handles."""
+    """Stands for tensor argument number `place` in a `signature`, which has no handles."""
 
     place: int
 
@@ -90,9 +90,9 @@ def _handles(value: Any) -> Iterator[int]:
 def signature(call: Call, input_metas: tuple[Meta | None, ...]) -> tuple[Any, ...]:
     """Return a hashable value that identifies a call and contains no handles.
 
-    The same call in two inferences has equal signatures. `input_metas`: metas of `call.inputs()`.
-    The signature distinguishes the types of scalars (1, 1.0 and True differ), and says which
-    results are returned arguments.
+    A call that two inferences make alike has equal signatures in both. `input_metas`: metas of
+    `call.inputs()`. The signature distinguishes the types of scalars (1, 1.0 and True differ), and
+    says which results are returned arguments.
     """
     given = call.inputs()
     slots = iter(range(len(given)))
@@ -117,7 +117,7 @@ def _template(value: Any, slots: Iterator[int]) -> Any:
 
 
 class Persistent(NamedTuple):
-    """Role of a tensor that exists before the pass and is the same in every pass (a parameter)."""
+    """Role of a tensor that exists before every pass and is always the same (a parameter)."""
 
     handle: int
 

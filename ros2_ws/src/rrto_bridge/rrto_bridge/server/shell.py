@@ -122,7 +122,7 @@ class ForkServerProcess:
 
 
 class _Program:
-    """The shell's status file and publisher of one program."""
+    """What the shell holds for one program: its status file and the publisher to it."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
@@ -142,7 +142,7 @@ class Server:
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
-            if name in wait_for_servers(node, wanted=name):   # while PyTorch loads
+            if name in wait_for_servers(node, wanted=name):   # PyTorch loads meanwhile
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
             facts = self._fork_server.ready()
@@ -220,7 +220,7 @@ class Server:
                                             known.status.name, time.monotonic()))
 
     def _on_gone(self) -> None:
-        """Start another fork server after the old one, and all programs' processes, have ended.
+        """Start a new fork server, after the old one and all programs' processes have ended.
 
         New programs wait until it is ready.
         """
@@ -258,7 +258,8 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Keep the publisher for a while: if the reason is lost, DDS repeats it.
+                        # Keep the publisher for a while, so that DDS can repeat the reason if it is
+                        # lost.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)

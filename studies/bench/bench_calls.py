@@ -1,0 +1,335 @@
+"""LOPInfer and RRTO beside a plain server call: openpi-client's websocket, LeRobot's gRPC.
+
+The same model, images in bytes and link for all; robot and server are processes on this machine,
+one thread each. Rivals send an image as it is (`raw`) or as a JPEG; LOPInfer and RRTO get it as a
+tensor. The robot is slowed: what it computes of the model and its JPEGs takes `SLOWDOWN` times as
+long. The link of rivals is a forwarder of TCP; LOPInfer and RRTO emulate the same rate, delay and
+outages in their senders. Rivals need environments of their own, whose Pythons two variables name:
+
+    python -m venv build/openpi && build/openpi/bin/pip install -r calls/openpi.txt
+    python -m venv build/lerobot && build/lerobot/bin/pip install -r ROS2_WS/.../rivals/lerobot.txt
+    OPENPI_PYTHON=build/openpi/bin/python LEROBOT_PYTHON=build/lerobot/bin/python \
+        python bench_calls.py [--outages] --out runs.jsonl
+
+With none of them nothing is measured. One JSON line for each model, link and contestant:
+
+- median and 95th percentile of ``--count`` inferences, one after the other, once it has settled
+- bytes up and down per inference, with the framing of websocket and gRPC, without that of TCP and
+  DDS
+- `cold_s`: from the start of the client's process to the first result, and to the first with the
+  server; the server is up and has the weights (ours: from a client before it)
+
+With ``--outages`` inferences begin every 0.1 s, or when the last one ends. A tick of a control loop
+at 10 Hz is starved if no result has come since the tick before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fleet_env.trace import LinkTrace, write_trace
+from lopinfer_node.cli.rig import SERVER, private_domain
+from PIL import Image
+from rrto_bridge.cli.run import find
+from sklearn.datasets import load_sample_image
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / 'calls'), str(HERE.parents[1] / 'testing')]
+from loop import jpeg, picture  # noqa: E402
+from our_side import model_of, tensor  # noqa: E402
+from tcp_link import (  # noqa: E402
+    DOWN,
+    OUTAGES,
+    SECONDS,
+    UP,
+    Forwarder,
+    Output,
+    after_the_robot,
+    its_own,
+    process,
+    with_outages,
+)
+
+SLOWDOWN = 3.0
+DELAY = 0.002        # s one way
+RATE = 10            # Hz of the control loop
+# Model -> rows and columns of its images.
+SIDES = {'resnet50': 224, 'resnet18': 224, 'mobilenet_v3_small': 224, 'vgg11_bn': 224,
+         'fcn_resnet50': 128}
+IMAGES = 16
+READY = 240.0        # s in which a contestant must have a result
+ALONE, LOPINFER, RRTO = 'robot alone', 'LOPInfer', 'RRTO'
+LOCAL = 'RRTO, on_loss local'
+RIVALS = {f'{name} {form}': (f'{name}_side.py', variable, form)
+          for name, variable in (('openpi', 'OPENPI_PYTHON'), ('grpc', 'LEROBOT_PYTHON'))
+          for form in ('raw', 'jpeg')}
+WHO = (ALONE, *RIVALS, LOPINFER, RRTO)
+# s after the first result with the server: LOPInfer measures, plans and tries plans, RRTO learns.
+SETTLE = {LOPINFER: 20.0, RRTO: 6.0}
+LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}   # s before the run in which ours settle
+
+Client = tuple[Output, Forwarder | None, float]   # ..., monotonic time of its start
+Start = Callable[[float], Any]                    # period of inferences -> context with a client
+
+
+# -- the world -------------------------------------------------------------------------------------
+
+def prepare(name: str, folder: Path) -> dict[str, Any]:
+    """Write images, the model and its outputs; return what a JPEG changes."""
+    side = SIDES[name]
+    images = np.stack([crop(k, side) for k in range(IMAGES)])
+    model = model_of(name)
+    np.save(folder / 'images.npy', images)
+    torch.save(model, folder / 'model.pt')
+    torch.export.save(torch.export.export(model, (tensor(images[0]),)), folder / 'model.pt2')
+    with torch.no_grad():
+        want, other = (np.concatenate([model(tensor(picture(form(image)))).numpy()
+                                       for image in images]) for form in (np.copy, jpeg))
+    np.save(folder / 'outputs.npy', want[:, None])
+    rms = float(np.sqrt(np.square(other - want).mean()))
+    return {'image_bytes': images[0].nbytes, 'output_bytes': want[0].nbytes,
+            'weights_mbyte': round(sum(p.nbytes for p in model.parameters()) / 1e6, 1),
+            'jpeg_bytes': round(np.mean([len(jpeg(image)) for image in images])),
+            'jpeg_error': float(f'{np.abs(other - want).max() / np.abs(want).max():.2g}'),
+            'jpeg_rms_of_images': round(rms / float(np.std(want, 0).mean()), 3)}
+
+
+def crop(number: int, side: int) -> np.ndarray:
+    """One of a few views, uint8 (side, side, 3), of scikit-learn's two photographs."""
+    photo = Image.fromarray(load_sample_image(('china.jpg', 'flower.jpg')[number % 2]))
+    scale = 1.3 * side / photo.height   # smaller than the photograph, so its own JPEG is gone
+    photo = photo.resize((round(photo.width * scale), round(photo.height * scale)))
+    left = (photo.width - side) * number // IMAGES
+    top = (photo.height - side) * (number * 5 % IMAGES) // IMAGES
+    return np.asarray(photo.crop((left, top, left + side, top + side)))
+
+
+@contextmanager
+def client_of(command: list[str], environment: dict[str, str], forwarder: Forwarder | None = None,
+              folder: Path | None = None) -> Iterator[Client]:
+    began = time.monotonic()
+    with process(*command, env=environment, stdout=subprocess.PIPE, cwd=folder) as started:
+        yield Output(started), forwarder, began
+
+
+@contextmanager
+def rival(who: str, folder: Path, trace: LinkTrace | None) -> Iterator[Start]:
+    """A rival's server, and how to start its client; without a trace the link is not limited."""
+    side, variable, form = RIVALS[who]
+    port = str(20000 + os.getpid() % 20000)
+    program = (os.path.abspath(os.environ[variable]), str(HERE / 'calls' / side))
+    with process(*program, 'server', port, str(folder), env=its_own(1), stdout=subprocess.PIPE,
+                 cwd=folder, preexec_fn=after_the_robot) as serving:   # LeRobot logs into it
+        Output(serving).until(lambda lines: 'serving' in lines, READY, f'the server of {who}')
+        forwarder = Forwarder(int(port), DELAY)
+
+        def start(period: float) -> Any:
+            if trace is not None:
+                forwarder.begin(trace, time.monotonic())
+            return client_of([*program, 'client', str(forwarder.port), str(folder), form,
+                              str(SLOWDOWN), str(period)], its_own(1), forwarder, folder)
+        yield start
+
+
+@contextmanager
+def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
+    """Our server, which has the weights, and how to start the client; the trace begins now."""
+    write_trace(folder / 'link.txt', trace)
+    epoch, path = time.time(), folder / 'link.txt'
+    side = [sys.executable, str(HERE / 'calls/our_side.py')]
+    here = {**os.environ, 'OMP_NUM_THREADS': '1'}
+    given = {'threads': 1, 'link.trace': path, 'link.latency': DELAY, 'link_epoch': epoch}
+    name = f'calls_{os.getpid()}'
+    if who == LOPINFER:
+        server, given['directory'] = ['-c', SERVER, '--ros-args', '-r', '__ns:=/lopinfer'], folder
+    else:
+        server, given['name'] = ['-m', 'rrto_bridge.server.main', '--ros-args'], name
+
+    def client(period: float, link: str, delay: float) -> Any:
+        if who == LOPINFER:
+            return client_of([*side, 'lopinfer', str(folder), str(SLOWDOWN), str(period), link,
+                              str(delay), str(epoch)], here)
+        emulated = ['--link-trace', link] if link else []
+        return client_of([sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', name,
+                          '--on-loss', 'local' if who == LOCAL else 'error', *emulated,
+                          '--link-latency', str(delay), '--link-epoch', str(epoch), '--',
+                          *side, 'rrto', str(folder), str(SLOWDOWN), str(period)], here)
+
+    with process(sys.executable, *server, '--log-level', 'warn',
+                 *(part for key, value in given.items() for part in ('-p', f'{key}:={value}')),
+                 env=here, preexec_fn=after_the_robot):
+        if who != LOPINFER and not find(READY, name):
+            raise SystemExit('the server of RRTO was not found')
+        with client(0.0, '', 0.0) as (output, _, _):   # brings the weights
+            output.until(with_server, READY, f'the first client of {who}')
+        yield lambda period: client(period, str(path), DELAY)
+
+
+@contextmanager
+def robot(folder: Path) -> Iterator[Start]:
+    yield lambda period: client_of(
+        [sys.executable, str(HERE / 'calls/our_side.py'), 'alone', str(folder), str(SLOWDOWN),
+         str(period)], {**os.environ, 'OMP_NUM_THREADS': '1'})
+
+
+def started(who: str, folder: Path, trace: LinkTrace) -> Any:
+    return robot(folder) if who == ALONE else \
+        rival(who, folder, trace) if who in RIVALS else ours(who, folder, trace)
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+def numbers(lines: list[str]) -> np.ndarray:
+    """What the client has printed: one row for each inference, see loop.py."""
+    return np.array([[float(part) for part in line.split()] for line in lines
+                     if line and line[0].isdigit()]).reshape(-1, 7)
+
+
+def with_server(lines: list[str]) -> bool:
+    return bool(numbers(lines)[:, 2].any())
+
+
+def steady(who: str, folder: Path, trace: LinkTrace, count: int) -> dict[str, Any]:
+    """The figures of inferences one after the other."""
+    with started(who, folder, trace) as start, start(0.0) as (output, forwarder, began):
+        output.until(len, READY, f'the client of {who}')
+        turns = forwarder.turns if forwarder else 0
+        output.until(len if who == ALONE else with_server, READY, f'{who} with the server')
+        time.sleep(SETTLE.get(who, 2.0))
+        now = len(output.lines)   # the next inference begins when it has ended
+        output.until(lambda lines: len(lines) > now, READY, f'{who}: one result')
+        first, before = len(output.lines), list(forwarder.bytes) if forwarder else []
+        output.until(lambda lines: len(lines) >= first + count, READY, f'{who}: {count} results')
+        after = list(forwarder.bytes) if forwarder else []
+        rows = numbers(output.lines)
+    ms = rows[first:first + count, 1] * 1e3
+    sent = np.diff(rows[[first - 1, -1]][:, 3:5], axis=0)[0] if not forwarder else \
+        np.subtract(after, before)
+    served = rows[rows[:, 2] > 0]
+    return {'median_ms': round(float(np.median(ms)), 1),
+            'p95_ms': round(float(np.percentile(ms, 95)), 1),
+            'with_server': int(rows[first:first + count, 2].sum()),
+            'kb_up': round(sent[UP] / (len(rows) - first) / 1e3, 1),
+            'kb_down': round(sent[DOWN] / (len(rows) - first) / 1e3, 1),
+            'cold_s': round(rows[0, 0] - began, 2),
+            'cold_with_server_s': round(served[0, 0] - began, 2) if len(served) else None,
+            'cold_round_trips': turns or int(served[0, 5]) if len(served) else 0,
+            'error': float(f'{rows[:, 6].max():.2g}')}
+
+
+def disturbed(who: str, folder: Path, trace: LinkTrace) -> dict[str, Any]:
+    """The figures of a control loop over a link with outages."""
+    with ExitStack() as held:
+        begin = time.monotonic() + LEAD.get(who, 0.0)
+        start = held.enter_context(
+            ours(who, folder, with_outages(trace, LEAD[who])) if who in LEAD else
+            rival(who, folder, None) if who in RIVALS else robot(folder))
+        output, forwarder, _ = held.enter_context(start(1 / RATE))
+        output.until(with_server if who != ALONE else len, READY, f'{who} with the server')
+        if who not in LEAD:
+            time.sleep(2.0)
+            begin = time.monotonic()
+        elif time.monotonic() > begin:
+            raise SystemExit(f'{who} is not ready after {LEAD[who]:g} s')
+        if forwarder:
+            forwarder.begin(with_outages(trace), begin)
+        time.sleep(max(0.0, begin + SECONDS - time.monotonic()))
+        rows, ended = numbers(output.lines), [x for x in output.lines if x.startswith('ended')]
+    return {**control(rows[:, 0] - begin, rows[:, 2] > 0), **({'ended': ended[0]} if ended else {}),
+            'error': float(f'{rows[:, 6].max():.2g}')}
+
+
+def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
+    """What a control loop gets of results.
+
+    ``came``: the times at which they come, s; ``shared``: which of them the server took part in.
+    A part of the run reaches from the start of an outage to that of the next one.
+    """
+    ticks = np.arange(1, round(SECONDS * RATE) + 1) / RATE
+    fresh = np.diff(np.searchsorted(np.sort(came), [0.0, *ticks], side='right')) > 0
+    edges = [0.0, *(at for at, _ in OUTAGES), SECONDS]
+    names = ['before', *(f'{last:g} s' for _, last in OUTAGES)]
+    inside = np.array([((at < ticks) & (ticks <= at + last)) for at, last in OUTAGES])
+    found: dict[str, Any] = {'starved': int((~fresh).sum()), 'ticks': len(ticks), 'outages': {}}
+    for k, name in enumerate(names):
+        part = (edges[k] < ticks) & (ticks <= edges[k + 1])
+        row = {'starved': int((~fresh[part]).sum()), 'ticks': int(part.sum())}
+        if k:
+            at, last = OUTAGES[k - 1]
+            row |= {'starved_inside': int((~fresh[inside[k - 1]]).sum()),
+                    'goes_on_s': after(came, at + last, edges[k + 1]),
+                    'with_server_s': after(came[shared], at + last, edges[k + 1])}
+        found['outages'][name] = row
+    return found
+
+
+def after(came: np.ndarray, end: float, limit: float) -> float | None:
+    """Seconds from ``end`` to the first result after it; None: none before ``limit``."""
+    later = came[(came >= end) & (came < limit)]
+    return round(float(later.min() - end), 2) if len(later) else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--model', nargs='*', choices=SIDES)
+    parser.add_argument('--rates', nargs='*', type=float, metavar='MB/S')
+    parser.add_argument('--who', nargs='*', choices=[*WHO, LOCAL])
+    parser.add_argument('--outages', action='store_true', help='count starved ticks instead')
+    parser.add_argument('--count', type=int, default=20)
+    parser.add_argument('--out', type=Path,
+                        help='file to which lines are appended; what it has is not measured again')
+    options = parser.parse_args()
+    variables = {variable for _, variable, _ in RIVALS.values()}
+    if not variables & set(os.environ):
+        print(f'not measured: none of {", ".join(sorted(variables))} names a Python',
+              file=sys.stderr)
+        return
+    outages = options.outages
+    torch.set_num_threads(1)
+    for model in options.model or (['resnet18'] if outages else ['resnet50', 'vgg11_bn']):
+        cases = [(rate, who) for rate in options.rates or ([8.0] if outages else [2.0, 8.0, 40.0])
+                 for who in options.who or ([*WHO, LOCAL] if options.outages else WHO)]
+        measure_all(model, cases, options)
+
+
+def measure_all(model: str, cases: list[tuple[float, str]], options: argparse.Namespace) -> None:
+    """Print a line for each case that the file lacks."""
+    path: Path | None = options.out
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    known = {json.loads(line)['bench'] for line in lines}
+    with tempfile.TemporaryDirectory() as name, private_domain():
+        folder = Path(name)
+        said = prepare(model, folder)
+        for rate, who in cases:
+            title = f'calls: {model}, {rate:g} MB/s, {who}' + options.outages * ', outages'
+            if title in known:
+                continue
+            if who in RIVALS and RIVALS[who][1] not in os.environ:
+                print(f'left out: {who}, because {RIVALS[who][1]} names no Python',
+                      file=sys.stderr)
+                continue
+            trace = LinkTrace([0.0], [rate * 8])
+            figures = disturbed(who, folder, trace) if options.outages else \
+                steady(who, folder, trace, options.count)
+            found = json.dumps({'bench': title, **said, **figures})
+            print(found, flush=True)
+            if path:
+                with path.open('a') as file:
+                    file.write(found + '\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,76 @@
+"""What every side of bench_calls.py does, in any environment with numpy, Pillow and PyTorch.
+
+A client infers one image after the other until it is ended, and prints for each inference: the
+monotonic time of its end, its seconds, whether the server took part, bytes up, bytes down and round
+trips so far (0: not known here), and the largest error relative to the largest element of the
+output. After the first it waits for `FIRST`, in which the bench notes what the first has cost.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+QUALITY = 90        # of JPEG
+FIRST = 0.5         # s
+Infer = Callable[[np.ndarray], np.ndarray]   # uint8 (rows, columns, 3) -> the output
+
+
+def run(infer: Infer, folder: str, period: float,
+        told: Callable[[], tuple[bool, int, int, int]] = lambda: (True, 0, 0, 0)) -> None:
+    """Infer; the next inference begins ``period`` s after the last began, or at its end."""
+    images, want = (np.load(Path(folder, f'{name}.npy')) for name in ('images', 'outputs'))
+    for k in itertools.count():
+        began = time.monotonic()
+        try:
+            got = infer(images[k % len(images)])
+        except Exception as error:   # the call is lost: the program ends, as its user's would
+            print(f'ended: {type(error).__name__}: {error}', flush=True)
+            return
+        ended = time.monotonic()
+        right = want[k % len(images)]
+        print(ended, ended - began, *map(int, told()),
+              float(np.abs(got - right).max() / np.abs(right).max()), flush=True)
+        time.sleep(max(0.0 if k else FIRST, began + period - time.monotonic()))
+
+
+def encoder(form: str, slowdown: float) -> Callable[[np.ndarray], Any]:
+    """What a client sends of an image: the array (``raw``) or a JPEG, by a slowed robot."""
+    def encode(image: np.ndarray) -> bytes:
+        began = time.thread_time()
+        data = jpeg(image)
+        time.sleep((time.thread_time() - began) * (slowdown - 1))
+        return data
+    return encode if form == 'jpeg' else lambda image: image
+
+
+def jpeg(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, 'JPEG', quality=QUALITY)
+    return file.getvalue()
+
+
+def picture(data: Any) -> np.ndarray:
+    """The image that has been sent."""
+    return np.asarray(Image.open(io.BytesIO(data))) if isinstance(data, bytes) else data
+
+
+def server_of(folder: str) -> Callable[[Any], np.ndarray]:
+    """The model of a server: from what a client sends to the output; on one thread."""
+    import torch
+    torch.set_num_threads(1)
+    model = torch.export.load(Path(folder, 'model.pt2')).module()
+
+    def answer(data: Any) -> np.ndarray:
+        image = torch.from_numpy(picture(data).transpose(2, 0, 1)[None].copy())
+        with torch.inference_mode():
+            return model(image).numpy()
+    answer(np.load(Path(folder, 'images.npy'))[0])
+    return answer

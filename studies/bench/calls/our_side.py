@@ -1,0 +1,119 @@
+"""The robot alone, LOPInfer's `offload`, and an ordinary program, which runs under `rrto run`.
+
+    python our_side.py alone FOLDER SLOWDOWN PERIOD
+    python our_side.py lopinfer FOLDER SLOWDOWN PERIOD TRACE DELAY EPOCH
+    rrto run OPTION ... -- python our_side.py rrto FOLDER SLOWDOWN PERIOD
+
+FOLDER also has model.pt, the module of `model_of`. All infer images in bytes, as cameras give them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fleet_env.shaped import ShapedLink
+from fleet_env.trace import read_trace
+from loop import run
+from lopinfer_node.model import zoo
+from lopinfer_node.model.pictures import MEAN, STD, OfImages
+from lopinfer_node.runtime.slow import Pause, computing_time
+
+
+class Map(torch.nn.Module):
+    """A segmentation model that returns its map instead of a dict."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.model(image)['out']
+
+
+def model_of(name: str) -> torch.nn.Module:
+    """A model of torchvision with random weights, which normalises images itself."""
+    model = zoo.load(name)
+    dense = type(model).__module__.startswith('torchvision.models.segmentation')
+    return OfImages(Map(model) if dense else model, MEAN, STD)
+
+
+def tensor(image: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(image.transpose(2, 0, 1)[None].copy())
+
+
+def slowed(infer: Callable[[np.ndarray], np.ndarray], slowdown: float,
+           here: Callable[[], bool] = lambda: True) -> Callable[[np.ndarray], np.ndarray]:
+    """Infer as slowly as the robot where it is this machine (``here``) that computes."""
+    def slow(image: np.ndarray) -> np.ndarray:
+        began = computing_time()
+        got = infer(image)
+        if here():
+            Pause(slowdown).after(computing_time() - began, at_once=True)
+        return got
+    return slow
+
+
+def alone(model: torch.nn.Module, folder: str, slowdown: float, period: float) -> None:
+    run(slowed(lambda image: model(tensor(image)).numpy(), slowdown), folder, period,
+        lambda: (False, 0, 0, 0))
+
+
+class CountingLink(ShapedLink):
+    """A link that counts what is sent."""
+
+    sent = 0
+
+    def send(self, nbytes: int, *others: Any, **more: Any) -> None:
+        self.sent += nbytes
+        super().send(nbytes, *others, **more)
+
+
+def lopinfer(model: torch.nn.Module, folder: str, slowdown: float, period: float, trace: str,
+             delay: str, epoch: str) -> None:
+    from lopinfer_node import offload
+    from lopinfer_node.ros.client_shell import ClientOptions
+    from lopinfer_node.runtime.planner import TablePlanner
+    link = CountingLink(read_trace(trace) if trace else None, float(delay), float(epoch))
+    offloaded = 0
+    with offload(model, example=tensor(np.load(Path(folder, 'images.npy'))[0]),
+                 options=ClientOptions(
+                     TablePlanner(slowdown=slowdown), link=link, slowdown=slowdown)) as shared:
+        def told() -> tuple[bool, int, int, int]:
+            nonlocal offloaded
+            report = shared.report
+            before, offloaded = offloaded, report.offloaded
+            return offloaded > before, link.sent, report.bytes_down, 0
+        run(lambda image: shared(tensor(image)).numpy(), folder, period, told)
+        print(shared.reason, file=sys.stderr)
+
+
+def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) -> None:
+    from rrto_bridge.program.remote import Hook  # only to count
+    model = model.to('cuda')
+
+    def port() -> Any:
+        return Hook.dispatch.__self__.connection.engine.port
+
+    def here() -> bool:
+        return not hasattr(port(), 'sender')
+
+    def told() -> tuple[bool, int, int, int]:
+        return (False, 0, 0, 0) if here() else (
+            True, port().sender.bytes, port().receiver.bytes, port().machine.round_trips)
+    run(slowed(lambda image: model(tensor(image).to('cuda')).cpu().numpy(), slowdown, here),
+        folder, period, told)
+
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    zoo.torchvision()   # its classes are in the file
+    side, folder_, slowdown_, period_, *rest = sys.argv[1:]
+    with torch.no_grad():
+        {'alone': alone, 'lopinfer': lopinfer, 'rrto': rrto}[side](
+            torch.load(Path(folder_, 'model.pt'), weights_only=False), folder_, float(slowdown_),
+            float(period_), *rest)
