@@ -10,6 +10,7 @@ import pytest
 from fleet_env.fleet_file import load_fleet
 from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_testing import LIMIT
 from rog_bringup import FLEETS
 from rog_cli import fleet as fleet_module
 from rog_cli import main as main_module
@@ -279,5 +280,5 @@ def test_a_name_that_the_terminal_cannot_write_is_no_error(tmp_path):
     done = subprocess.run([sys.executable, '-m', 'rog_cli.main', 'trace', 'generate', 'indoor',
                            '--minutes', '1', '--out', str(tmp_path / 'größe.txt')],
                           capture_output=True, env={**os.environ, 'PYTHONIOENCODING': 'ascii'},
-                          timeout=120, check=False)
+                          timeout=LIMIT, check=False)
     assert done.returncode == 0 and b'gr\\xf6\\xdfe.txt' in done.stdout, done.stderr
