@@ -7,7 +7,7 @@ writes, also through views.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,6 +73,8 @@ class Executor(Protocol):
         """Add a tensor; it replaces a tensor with the same handle. Raises OutOfMemory."""
     def free(self, handle: int) -> None:
         """Free a tensor; ignore an unknown handle."""
+    def failed(self, first: int, kind: str, text: str) -> None:
+        """Record why the tensor with handle `first` does not exist."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,14 @@ class Instruction:
     release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
     frees: list[int]                        # registers whose memory is free after this step
+
+    def reads(self) -> Iterator[int]:
+        """Yield the registers of the arguments."""
+        for _, hole in (*self.holes, *self.keyword_holes):
+            if type(hole) is int:
+                yield hole
+            else:
+                yield from (v for is_tensor, v in hole if is_tensor)
 
 
 class Plan:
