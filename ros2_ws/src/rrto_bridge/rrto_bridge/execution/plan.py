@@ -92,6 +92,7 @@ class Instruction:
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
     results: list[tuple[int, int]]          # (index among the results, register) of new tensors
+    returned: list[tuple[int, int]]         # the same of all tensors, also of returned arguments
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
     needs: int                              # number of bound tensors that must be known
@@ -168,10 +169,9 @@ class Plan:
         if any(not isinstance(r, Own | None) and r not in roles for r in step.results):
             raise RemoteError('a step must return new tensors or its arguments')
         inputs = [self.places[role] for role in roles]
-        results, seen = [], set(inputs)
-        for index, role in enumerate(step.results):
-            if role is not None and self.places[role] not in seen:
-                results.append((index, self.places[role]))
+        returned = [(index, self.places[role]) for index, role in enumerate(step.results)
+                    if role is not None]
+        results = [(index, place) for index, place in returned if place not in inputs]
         self.note_writes(step, kernel, inputs, [place for _, place in results])
         arguments, holes = [], []
         for position, value in enumerate(step.arguments):
@@ -187,7 +187,7 @@ class Plan:
         needs = max((r.index + 1 for r in roles if type(r) is Bound), default=0)
         return Instruction(
             step.op if kernel is None else '', kernel.call if kernel else None, arguments, holes,
-            keywords, keyword_holes, results,
+            keywords, keyword_holes, results, returned,
             step.metas if step.wanted or kernel is None else (), step.wanted, needs, [],
             [place for _, place in results if kernel is None or kernel.fresh], [])
 

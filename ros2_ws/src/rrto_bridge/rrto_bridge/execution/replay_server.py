@@ -206,7 +206,7 @@ class _Run:
         metas: tuple[Meta | None, ...] = ()
         if step.metas:
             row: list[Meta | None] = list(step.metas)
-            for index, place in step.results:
+            for index, place in step.returned:
                 row[index] = self.executor.meta(self.registers[place])
             metas = tuple(row)
             self.differs = any(
