@@ -167,6 +167,14 @@ def test_linearize_is_refused_and_jvp_is_right(engine):
 
 
 
+def test_a_tensor_says_which_other_one_is_the_same_memory(engine):
+    def said(x):
+        return [x.is_set_to(y) for y in (x, x.view(6), x.detach(), x[1:], x.clone(),
+                                         x.view(2, 3), torch.ones(6))]
+
+    assert said(torch.ones(6).cuda()) == said(torch.ones(6))
+
+
 def _shifted(x):
     y = x.clone()
     y[1:] = x[:-1] * 2

@@ -118,6 +118,12 @@ def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
 
 
+def _is_set_to(on: Runner, /, one: torch.Tensor, other: torch.Tensor) -> bool:
+    memory = on.lifetimes.memory
+    return isinstance(one, RemoteTensor) and isinstance(other, RemoteTensor) \
+        and meta_of(one) == meta_of(other) and memory(one).key == memory(other).key
+
+
 def _storage_numel(on: Runner, tensor: RemoteTensor) -> int:
     return on.lifetimes.memory(tensor).size // tensor.itemsize
 
@@ -186,6 +192,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.set_.source_Storage: _set_storage,
     aten.set_.source_Storage_storage_offset: _set_storage,
     aten.resize_as_.default: _resize_as,
+    aten.is_set_to.default: _is_set_to,
     aten._has_same_storage_numel.default: _has_same_storage_numel,
     aten._new_zeros_with_same_feature_meta.default: _new_zeros_with_same_feature_meta,
     aten._efficientzerotensor.default: _efficientzerotensor,
