@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..execution.context import Context
+from ..protocol.errors import described
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
@@ -100,8 +101,11 @@ class Journal:
                 assert call.results[0] is not None and call.metas[0] is not None
                 context.upload(call.results[0], call.metas[0], node.data)
             else:
-                first = min(call.fresh(), default=0)
-                context.execute(call.op, call.arguments, call.keywords, first)
+                first = min(call.fresh(), default=None)
+                try:
+                    context.execute(call.op, call.arguments, call.keywords, first or 0)
+                except Exception as error:   # it has failed on the server, too
+                    context.failed(first, *described(error))
         for handle in [h for h in context.tensors if h not in self._nodes]:
             context.free(handle)
 

@@ -3,9 +3,9 @@
 A detector selects objects by score, so the shapes of all later tensors differ in every inference.
 Without predictions, the client would wait for the result of every later call. A shape rule is a
 function that computes the metas of results from the metas of arguments. The *kind* of a call is its
-operator, the types of its scalars, and the dtypes, ranks and layouts of its tensors. A shape rule
-may predict the results of a kind only if it reproduces the recorded result of one call of this
-kind. The server compares every prediction with the real result.
+operator, the types of its scalars, the dtypes, ranks and layouts of its tensors, and which of them
+are the same. A shape rule may predict the results of a kind only if it reproduces the recorded
+result of one call of this kind. The server compares every prediction with the real result.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
 
 
 def _kind(call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-    return call.op, _form(call.arguments), _form(call.keywords), tuple(
+    first: dict[int, int] = {}   # which arguments are the same tensor decides which is returned
+    same = tuple([first.setdefault(handle, k) for k, handle in enumerate(call.inputs())])
+    return call.op, _form(call.arguments), _form(call.keywords), same, tuple(
         m and (m.dtype, _layout(m)) for m in inputs)
 
 

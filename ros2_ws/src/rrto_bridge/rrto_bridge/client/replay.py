@@ -175,14 +175,16 @@ class ReplayClient:
         return actions
 
     def failed(self) -> list[Action]:
-        """End the open run after an operator failed on the server; the run's tensors are lost."""
+        """End the open run because an operator has failed; the other calls before now count."""
         run = self._run
         assert run is not None
-        actions: list[Action] = [Abandon(run.number, 0, ())]
+        count = self._position - 1   # the last call, which has waited, has no result
+        actions: list[Action] = [Abandon(run.number, count, run.alive(count), True)]
         self._tree.forget(run.leader, actions)
         self.search.restart()
         self.partial.restart()
         self._boundary = True
+        self.closed = partial(self._calls, run, count)
         self._close()
         return actions
 

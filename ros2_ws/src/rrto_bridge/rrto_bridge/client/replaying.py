@@ -171,7 +171,9 @@ class Replaying(PerCall):
             self.last = self.machine.round_trips - self._round_trips
             self._round_trips = self.machine.round_trips
         if value.error:
-            self._act(self.replay.failed())
+            actions = self.replay.failed()
+            self._note_closed()
+            self._act(actions)
             name, _, text = value.error.partition(': ')
             raise_named(name, text)
         actions = self.replay.received(value)

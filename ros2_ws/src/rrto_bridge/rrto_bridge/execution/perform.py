@@ -10,7 +10,7 @@ import torch
 
 from ..protocol.actions import Value
 from ..protocol.allow import resolve
-from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
+from ..protocol.errors import OutOfMemory, RemoteError, described
 from ..protocol.operators import operator
 from ..protocol.record import DTOH, HTOD, Meta, metas
 from ..protocol.requests import (
@@ -104,16 +104,17 @@ class Performer:
     def _apply(self, item: tuple[Any, ...]) -> None:
         """Apply a replay action; an error raises RemoteError, which ends the session.
 
-        Two errors do not end the session, because a program can cause them: a tensor is missing
-        because an earlier call has failed, or no memory is left. The next reply reports the error.
+        Two errors do not end the session, because a program can cause them: an operator of a run
+        has failed, or no memory is left. The next reply reports the error.
         """
         try:
-            self.replay.apply(from_item(item))
+            failed = self.replay.apply(from_item(item))
         except Exception as error:
-            said = described(error)
-            if not isinstance(error, Missing) and said[0] != OutOfMemory.__name__:
+            failed = error
+            if described(error)[0] != OutOfMemory.__name__:
                 raise RemoteError(f'{item[0]}: {error}') from error
-            self._failure = self._failure or said
+        if failed is not None:
+            self._failure = self._failure or described(failed)
 
     def item(self, item: Any) -> Any:
         """Execute one item and return its result."""

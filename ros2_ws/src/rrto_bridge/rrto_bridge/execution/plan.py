@@ -7,7 +7,7 @@ or through a view. An older tensor is one that exists before the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,6 +73,8 @@ class Executor(Protocol):
         """Add a tensor; if its handle is in use, replace the old tensor. Raises OutOfMemory."""
     def free(self, handle: int) -> None:
         """Free a tensor; ignore an unknown handle."""
+    def failed(self, first: int, kind: str, text: str) -> None:
+        """Record why the tensor with handle `first` does not exist."""
 
 
 @dataclass(slots=True)
@@ -91,12 +93,21 @@ class Instruction:
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
     results: list[tuple[int, int]]          # (index among the results, register) of new tensors
+    returned: list[tuple[int, int]]         # the same of all tensors, also of returned arguments
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
     needs: int                              # bound tensors that must have arrived before this step
     release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
     frees: list[int]                        # registers whose memory is unused after this step
+
+    def reads(self) -> Iterator[int]:
+        """Yield the registers of the arguments."""
+        for _, hole in (*self.holes, *self.keyword_holes):
+            if type(hole) is int:
+                yield hole
+            else:
+                yield from (v for is_tensor, v in hole if is_tensor)
 
 
 class Plan:
@@ -159,10 +170,9 @@ class Plan:
         if any(not isinstance(r, Own | None) and r not in roles for r in step.results):
             raise RemoteError('a step must return new tensors or its arguments')
         inputs = [self.places[role] for role in roles]
-        results, seen = [], set(inputs)
-        for index, role in enumerate(step.results):
-            if role is not None and self.places[role] not in seen:
-                results.append((index, self.places[role]))
+        returned = [(index, self.places[role]) for index, role in enumerate(step.results)
+                    if role is not None]
+        results = [(index, place) for index, place in returned if place not in inputs]
         self.note_writes(step, kernel, inputs, [place for _, place in results])
         arguments, holes = [], []
         for position, value in enumerate(step.arguments):
@@ -178,7 +188,7 @@ class Plan:
         needs = max((r.index + 1 for r in roles if type(r) is Bound), default=0)
         return Instruction(
             step.op if kernel is None else '', kernel.call if kernel else None, arguments, holes,
-            keywords, keyword_holes, results,
+            keywords, keyword_holes, results, returned,
             step.metas if step.wanted or kernel is None else (), step.wanted, needs, [],
             [place for _, place in results if kernel is None or kernel.fresh], [])
 

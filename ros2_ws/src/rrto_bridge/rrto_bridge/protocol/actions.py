@@ -69,11 +69,15 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Undo the run, execute its first `count` steps again, and end it; keep `alive` (handles)."""
+    """Undo the run, execute its first `count` steps again, and end it; keep `alive` (handles).
+
+    `failed`: the client ends the run because of an error in it; do not report this error again.
+    """
 
     run: int
     count: int
     alive: tuple[int, ...]
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
