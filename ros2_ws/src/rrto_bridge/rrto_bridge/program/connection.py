@@ -119,6 +119,11 @@ class Connection:
         self._next = found
         return True
 
+    @property
+    def returning(self) -> bool:
+        """Whether `resume` has something to do."""
+        return self._next is not None
+
     def resume(self) -> None:
         """Continue on a server that has returned, if there is one.
 

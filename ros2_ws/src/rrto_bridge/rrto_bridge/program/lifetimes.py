@@ -134,12 +134,13 @@ class Lifetimes:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def collect(self) -> None:
+    def collect(self, at_once: bool = False) -> None:
         """Free on the server the tensors that the program no longer references.
 
-        This happens only when there are at least `engine.batch` of them. Each call first fetches
-        the values of tensors with long chains of calls in the journal; the journal (the calls from
-        which the client can compute its tensors again) then replaces each chain by the values.
+        This happens only when there are at least `engine.batch` of them, or ``at_once``. Each call
+        first fetches the values of tensors with long chains of calls in the journal; the journal
+        (the calls from which the client can compute its tensors again) then replaces each chain by
+        the values.
         """
         connection = self._connection
         engine = connection.engine
@@ -147,7 +148,7 @@ class Lifetimes:
         if journal is not None and connection.follower.expected is None:
             for handle in journal.deep():
                 journal.fetched(handle, *connection.ask('download', handle))
-        if len(released) < connection.engine.batch:
+        if len(released) < connection.engine.batch and not at_once:
             return
         dropped = []
         while released:
