@@ -87,8 +87,7 @@ class Connection:
     def _go_local(self, error: LinkError) -> None:
         lost = self.engine
         assert lost.journal is not None
-        for call, data in lost.lost():
-            lost.journal.made(call, data)
+        lost.lost()
         port = InProcess(ClientMachine('async').follow(lost.machine))
         with torch.inference_mode():
             lost.journal.rebuild(port.performer.context)
