@@ -188,6 +188,7 @@ NOT_RUN = {
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
     'python bench/': 'a measurement; make bench runs it',
     'python ros2_ws/src/fleet_policy/bench/': 'a measurement of minutes',
+    'python studies/bench/': 'a measurement of minutes',
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'rog study rivals': "takes long; studies/test runs a shorter one",

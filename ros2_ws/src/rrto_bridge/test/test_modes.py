@@ -165,3 +165,27 @@ def test_a_program_returns_to_a_server_that_is_back(mode, passes, capsys):
     assert told.index('continuing on this machine') < told.index('the server is back')
     assert remote.device().connection.engine is found and found.port.waits > 5
     assert found.inferences > 4 or mode != 'replay'
+
+
+@pytest.mark.parametrize(('mode', 'lives'), [('async', 0), ('replay', 9), ('replay', 12)])
+def test_a_server_that_is_back_gets_no_tensor_that_the_program_has_dropped(mode, lives,
+                                                                           monkeypatch):
+    from rrto_bridge.program import connection
+    lost = remote.start(mode, lives, journal=True)
+    remote.another(mode)
+    migrate, moved = connection.migrate, []
+    monkeypatch.setattr(connection, 'migrate', lambda context, to: moved.append(
+        len(context.tensors)) or migrate(context, to))
+    state = torch.ones(4).cuda()
+
+    def infer():
+        result = torch.ones(4).cuda()
+        for _ in range(20):
+            result = result + state
+        return result.cpu()
+
+    for _ in range(1 + lives):   # the last ones on this machine
+        assert torch.equal(infer(), torch.full((4,), 21.0))
+    assert lost.port.back()
+    assert torch.equal(infer(), torch.full((4,), 21.0))
+    assert moved == [1], 'the state alone'

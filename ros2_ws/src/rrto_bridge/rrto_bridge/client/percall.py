@@ -140,9 +140,8 @@ class PerCall:
         if not self.machine.quiet:
             self.settle(self.machine.synchronize())
 
-    def lost(self) -> list[tuple[Call, Any]]:
-        """Return (call, data) of the calls that the journal lacks, after the server is lost."""
-        return []
+    def lost(self) -> None:
+        """Complete the journal after the server is lost."""
 
     def settle(self, result: Any) -> Any:
         """Return `result`; if it is a ticket, wait for it."""

@@ -129,9 +129,14 @@ class Replaying(PerCall):
         self._note_closed()
         self._act(actions)
 
-    def lost(self) -> list[tuple[Call, Any]]:
-        """Forget the open run after the server is lost; return (call, data) of its calls."""
-        return self.replay.lost()
+    def lost(self) -> None:
+        """Record the calls of the open run in the journal, without the tensors dropped by now."""
+        assert self.journal is not None
+        for call, data in self.replay.lost():
+            self.journal.made(call, data)
+        for handle in self._dropped:
+            self.journal.freed(handle)
+        self._dropped.clear()
 
     def _decide(self, call: Call, data: Any = None) -> Decision:
         decision = self.replay.call(call, data)

@@ -87,8 +87,7 @@ class Connection:
     def _go_local(self, error: LinkError) -> None:
         lost = self.engine
         assert lost.journal is not None
-        for call, data in lost.lost():
-            lost.journal.made(call, data)
+        lost.lost()
         port = InProcess(ClientMachine('async').follow(lost.machine))
         with torch.inference_mode():
             lost.journal.rebuild(port.performer.context)
@@ -118,6 +117,11 @@ class Connection:
             return False
         self._next = found
         return True
+
+    @property
+    def returning(self) -> bool:
+        """Whether `resume` has something to do."""
+        return self._next is not None
 
     def resume(self) -> None:
         """Continue on a server that has returned, if there is one.

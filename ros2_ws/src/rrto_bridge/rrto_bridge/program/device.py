@@ -154,8 +154,9 @@ class Device:
         check_dense(tensor)
         meta, data = pack(tensor)
         with self.connection.lock:
+            # A server that has returned gets no tensor that the program has dropped.
+            self.lifetimes.collect(at_once=self.connection.returning)
             self.connection.resume()
-            self.lifetimes.collect()
             weight = getattr(self._thread, 'weights', False)
             return make(self.connection.ask('upload', meta, data, weight), meta)
 

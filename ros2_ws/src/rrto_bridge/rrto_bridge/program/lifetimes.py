@@ -134,12 +134,13 @@ class Lifetimes:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def collect(self) -> None:
+    def collect(self, at_once: bool = False) -> None:
         """Free on the server the tensors that the program no longer references.
 
-        Tensors are freed in batches of at least `engine.batch`. The journal holds the calls from
-        which the client can compute its tensors again. If a tensor depends on a long chain of these
-        calls, first fetch its values, which then replace the chain in the journal.
+        Tensors are freed in batches of at least `engine.batch`, or all with ``at_once``. The journal
+        holds the calls from which the client can compute its tensors again. If a tensor depends on
+        a long chain of these calls, first fetch its values, which then replace the chain in the
+        journal.
         """
         connection = self._connection
         engine = connection.engine
@@ -147,7 +148,7 @@ class Lifetimes:
         if journal is not None and connection.follower.expected is None:
             for handle in journal.deep():
                 journal.fetched(handle, *connection.ask('download', handle))
-        if len(released) < connection.engine.batch:
+        if len(released) < connection.engine.batch and not at_once:
             return
         dropped = []
         while released:
