@@ -8,9 +8,15 @@ from dataclasses import dataclass, field
 
 # Lower limit of `LinkEstimate.chunk_bytes`; with a header, a message of this size has 1300 bytes.
 MIN_CHUNK = 1260
+# Longest round trip of a link without a queue, s. If even the shortest of the last round trips is
+# longer, it is due to a queue, which larger windows would only prolong.
+MAX_UNQUEUED = 0.5
 QUEUE_TIME = 0.02      # seconds of data that may queue on the link, beyond the round trip
-MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of the time-out, s
+MIN_RTO, MAX_RTO = 0.05, 60.0  # limits of the time-out, s
+# Limits of the time-out when the peer is heard but answers nothing: the longer one of both counts.
+SOON, PATIENT = 2.0, 8  # s; factor of the usual time-out
 MIN_RATE = 1e3         # lower limit of the estimated rate, bytes/s
+STATUS_SHARE = 0.1     # most of a link's rate that statuses use
 
 
 @dataclass
@@ -19,8 +25,9 @@ class LinkEstimate:
 
     The window is the number of bytes that may be unacknowledged: 1.25 * delivery rate * (shortest
     round trip + `QUEUE_TIME`). So the rate can grow while the link has room, and no long queue
-    builds up when the link fades. A chunk has as many bytes as the link carries in ``chunk_time``
-    seconds.
+    builds up when the link fades. After the second time-out in a row it is one chunk, and grows by
+    twice what arrives (slow start), until the round trip is known again. A chunk has as many bytes
+    as the link carries in ``chunk_time`` seconds.
 
     ``scale``: in a simulation a small model may stand for a large model; each byte here then counts
     as ``scale`` bytes on the air.
@@ -36,6 +43,7 @@ class LinkEstimate:
     backoff: float = 1.0      # factor of `timeout`: doubled by each time-out, 1 after an answer
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time at which the time-out last fired, s
+    _delivered_then: int = 0        # `delivered` at that time
 
     def __post_init__(self) -> None:
         self.rate /= self.scale
@@ -49,12 +57,42 @@ class LinkEstimate:
     @property
     def window_bytes(self) -> int:
         """Maximum number of bytes that may be unacknowledged."""
-        return int(max(1.25 * self.rate * (self.shortest + QUEUE_TIME), 2 * self.chunk_bytes))
+        window = max(1.25 * self.rate * (self.unqueued + QUEUE_TIME), 2 * self.chunk_bytes)
+        if self.is_stuck:
+            window = min(window, 2 * (self.delivered - self._delivered_then))
+        return int(window)
+
+    @property
+    def unqueued(self) -> float:
+        """Seconds of a round trip without a queue on the link."""
+        return min(self.shortest, MAX_UNQUEUED)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether chunks have timed out twice without a measured round trip in between."""
+        return self.backoff > 2
+
+    @property
+    def usual_timeout(self) -> float:
+        """Seconds after which an unacknowledged chunk counts as lost, unless others were lost."""
+        return min(max(3 * self.round_trip, MIN_RTO), MAX_RTO)
+
+    @property
+    def heard_timeout(self) -> float:
+        """Longest time-out, s, when the peer is heard but answers nothing."""
+        return max(SOON, PATIENT * self.usual_timeout)
 
     @property
     def timeout(self) -> float:
         """Seconds after which an unacknowledged chunk counts as lost."""
-        return min(max(3 * self.round_trip, MIN_RTO) * self.backoff, MAX_RTO)
+        return min(self.usual_timeout * self.backoff, MAX_RTO)
+
+    def pause(self, nbytes: int, least: float, most: float) -> float:
+        """Return the seconds from a status of ``nbytes`` to the next one: ``least`` to ``most``.
+
+        Statuses use at most `STATUS_SHARE` of the rate, and only one of them waits for the link.
+        """
+        return min(max(nbytes / (STATUS_SHARE * self.rate), self.round_trip, least), most)
 
     def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float,
                full: bool = True) -> None:
@@ -76,29 +114,42 @@ class LinkEstimate:
             self.shortest = min(trips)
         # After a time-out the old estimate was wrong, so the first new sample replaces it.
         weight = 1 / 8 if self.backoff == 1 else 1.0
+        # So does a chunk that waited long, half: a slow link is measured too seldom for 1/8.
+        rate_weight = 1 / 2 if self.is_stuck or elapsed > 2 * MAX_UNQUEUED else 1 / 8
         self.round_trip += (elapsed - self.round_trip) * weight
         self.backoff = 1.0
         delivered = self.delivered - delivered_then
         measured = delivered / elapsed
         if not full:
-            held_up, ahead = max(elapsed - self.shortest, 1e-6), delivered - nbytes
+            held_up, ahead = max(elapsed - self.unqueued, 1e-6), delivered - nbytes
             most = min(1.25 * self.rate, ahead / held_up) if ahead else \
                 min(self.rate, nbytes / held_up)
             measured = max(measured, most)
-        self.rate += (measured - self.rate) / 8
+        self.rate += (measured - self.rate) * rate_weight
+
+    def unsure(self, nbytes: int, most: float) -> None:
+        """Note the arrival of a chunk whose round trip is unknown, as it was sent repeatedly.
+
+        ``most``: upper limit of the round trip, s. After a time-out it becomes the usual time-out,
+        so that the next chunk is not sent again before its round trip is measured.
+        """
+        self.delivered += nbytes
+        if self.is_stuck:
+            self.round_trip, self.backoff = max(self.round_trip, most / 3), 2.0
 
     def is_back(self) -> None:
-        """Handle the first message of a peer that was silent: lost chunks can be sent again now."""
-        self.backoff = 1.0
+        """Handle a sign that the link works: a long time-out must not go on."""
+        self.backoff = min(self.backoff, self.heard_timeout / self.usual_timeout)
 
     def timed_out(self, now: float) -> None:
         """Handle a chunk that was not acknowledged in time: halve the rate, double the time-out.
 
         Otherwise a link whose round trip grows beyond the time-out would never be measured again:
-        only chunks that were sent once give a sample, and every chunk would be sent repeatedly.
-        Within one time-out only the first call has an effect.
+        only chunks that were sent once give a sample, and every chunk would be sent repeatedly. The
+        copies would keep the link busy and the round trip long. Within one time-out only the first
+        call has an effect.
         """
         if now >= self._backed_off + self.timeout:
-            self._backed_off = now
+            self._backed_off, self._delivered_then = now, self.delivered
             self.rate = max(self.rate / 2, MIN_RATE / self.scale)
             self.backoff = min(2 * self.backoff, MAX_RTO / MIN_RTO)

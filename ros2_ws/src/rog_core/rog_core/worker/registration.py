@@ -19,10 +19,10 @@ from ..transfer.receiver import Receiver
 from .pushes import Pushes
 from .shared import Shared
 
-REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
+REGISTER_INTERVAL = 1.0  # seconds between the first two registration attempts on a fast link
 # Maximum seconds between attempts. The interval doubles with each attempt, because a slow link
-# delays the answer.
-MAX_REGISTER_INTERVAL = 4.0
+# delays the answer, and with each attempt the server begins its transfer again.
+MAX_REGISTER_INTERVAL = 32.0
 
 
 class Registration:
@@ -45,7 +45,7 @@ class Registration:
         # Iteration 0 says that the gradient under way fits no iteration that will be granted.
         shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
-        self.due = now + self._interval
+        self.due = now + max(self._interval, shared.link.usual_timeout)
         self._requests += 1
         partition, pull = shared.partition, shared.pull
         parameters = tuple((p.name, p.shape) for p in partition.parameters)
@@ -110,19 +110,24 @@ class Registration:
         missed = not known or incarnation != shared.server
         self._unknown = self._unknown + 1 if missed else 0
         # The server may have sent the first such heartbeat before it accepted this worker.
-        if self._unknown < 2:
-            return []
-        shared.move('lost', now)
-        return self.register(now)
+        if self._unknown >= 2:
+            shared.move('lost', now)
+            return self.register(now)
+        return self._wake(now, silent=False)
 
     def on_contact(self, now: float) -> list[Action]:
         """Handle the server's first message after a silence: send lost messages again at once."""
         shared = self.shared
         if shared.state == REGISTERING:
             return self.register_soon(now)
-        if shared.state != PUSHING or shared.push is None:
+        return self._wake(now, silent=True)
+
+    def _wake(self, now: float, silent: bool) -> list[Action]:
+        """Send overdue chunks of the push again; see `Sender.wake`."""
+        push = self.shared.push
+        if self.shared.state != PUSHING or push is None:
             return []
-        shared.push.wake(now)
+        push.wake(now, silent)
         return self.pushes.poll(now)
 
     def on_time(self, now: float) -> list[Action]:
