@@ -6,12 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 from hostile import fingerprint
-from rog_core.codecs import get_codec
+from rog_core.codecs import decode_ids, get_codec
 from rog_core.errors import RemoteProtocolError
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
 from rog_core.protocol.states import CLOSING, DONE, SENDING
-from rog_core.transfer.link import MAX_RTO, MIN_CHUNK, SOON, LinkEstimate
+from rog_core.transfer.link import MAX_RTO, MIN_CHUNK, LinkEstimate
 from rog_core.transfer.plan import Plan
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
@@ -103,6 +103,21 @@ def test_only_rows_that_the_budget_is_likely_to_carry_are_encoded_ahead(budget, 
     assert all(values.size == ROW_BYTES and values[2] == ids[0] for ids, values in parts)
 
 
+def test_small_windows_share_a_chunk_whose_ids_ascend():
+    rows = Rows(0)
+    partition = partition_of([('w', (64, 64))])  # 10 bytes a row
+    sizes = RAW_LIKE.sizes(partition.lengths)
+    rows.encode = lambda codec, ids: np.zeros(int(sizes[ids].sum()), np.uint8)
+    windows = [np.arange(k, 64, 8) for k in range(7, -1, -1)]
+    machine = Sender(TRANSFER, partition, Plan(windows, 3, 64), RAW_LIKE, rows,
+                     LinkEstimate(1300, 0.004), 0.0, COMMAND)
+    first, second, end = machine.poll(0.0)
+    ids = [decode_ids(chunk.ids, chunk.segments, partition) for chunk in (first, second)]
+    assert ids[0].tolist() == sorted(np.concatenate(windows[:3]))
+    assert ids[1].tolist() == sorted(np.concatenate(windows[3:]))
+    assert end.chunks == 2
+
+
 def test_without_a_budget_every_row_arrives_whatever_is_lost():
     noise = np.random.default_rng(1)
     machine, encoded = sender()
@@ -180,8 +195,8 @@ def test_the_end_is_repeated_with_growing_pauses_until_its_receipt_is_there():
         times.append(now)
         now = machine.deadline
     pauses = np.diff(times)
-    assert (np.diff(pauses) >= 0).all()
-    assert pauses.max() == 12.8
+    assert (np.diff(pauses) > -1e-9).all()
+    assert pauses.max() == pytest.approx(4.0)
     assert machine.on_receipt(Receipt(TRANSFER, 1, b'\1'), now)
     assert machine.state == DONE
     assert machine.poll(now + 9) == []
@@ -326,22 +341,18 @@ def test_a_link_on_which_a_chunk_takes_seconds_is_not_filled_with_copies(rate, b
     assert copies(sent).total() < 1.5 * chunks, 'the link is known'
 
 
-def test_a_peer_that_is_heard_causes_no_copies_of_what_waits_for_a_slow_link():
+def test_an_answer_that_comes_late_makes_the_next_transfer_wait_for_it():
     machine, _ = sender(windows=3, mandatory=3, rate=10e6)
     machine.link.round_trip = machine.link.shortest = 0.005
     sent = []
-    for beat in range(80):  # the answer takes 40 s
-        machine.wake(0.5 * beat, silent=False)
+    for beat in range(30):  # the answer takes 15 s
         sent += [(0.5 * beat, message) for message in machine.poll(0.5 * beat)]
-    assert copies(sent).total() <= 40 / SOON + 12
-    machine.on_ack(Ack(TRANSFER, 3, 0), 40.0)
-    assert machine.link.usual_timeout >= 40.0
-    other, _ = sender(windows=3, mandatory=3, now=41.0)
+    assert copies(sent).total() <= 15 / MAX_RTO + 12
+    machine.on_ack(Ack(TRANSFER, 3, 0), 15.0)
+    assert machine.link.usual_timeout >= 15.0
+    other, _ = sender(windows=3, mandatory=3, now=16.0)
     other.link = machine.link
-    sent = [(0, message) for message in other.poll(41.0)]
-    for beat in range(60):
-        other.wake(41.0 + 0.5 * beat, silent=False)
-        sent += [(0, message) for message in other.poll(41.0 + 0.5 * beat)]
+    sent = [(0, message) for beat in range(30) for message in other.poll(16.0 + 0.5 * beat)]
     assert copies(sent) == {0: 1, 1: 1, 2: 1}
 
 
@@ -352,7 +363,7 @@ def test_after_a_silence_what_was_lost_is_sent_again_at_once():
     while now < 5.0:
         now = machine.deadline
         machine.poll(now)
-    assert machine.deadline > now + 4, 'the time-outs have grown'
+    assert machine.deadline > now + 1, 'the time-outs have grown'
     machine.wake(now + 0.01)
     assert machine.poll(now + 0.01) == [], 'the last transmission may be on its way'
     assert machine.deadline == now + machine.link.usual_timeout

@@ -48,7 +48,7 @@ class Deadlines:
 
     def silence_of(self, member: Member) -> float:
         """Return the seconds after which a silent member is away; more for a slow link."""
-        late = max(member.pause, min(member.link.round_trip, self.silence))
+        late = max(member.pause, min(member.link.usual_timeout / 3, self.silence))
         return max(self.silence, MISSED * late)
 
     def away_at(self, member: Member) -> float:

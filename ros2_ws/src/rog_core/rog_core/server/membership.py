@@ -14,7 +14,7 @@ from ..protocol.messages import (
     RegisterRequest,
     RegisterResponse,
 )
-from ..protocol.states import COMPUTING, JOINING, RETIRED, STARVED
+from ..protocol.states import COMPUTING, JOINING, STARVED
 from ..transfer.link import LinkEstimate
 from ..transfer.receiver import Receiver
 from .admission import refusal
@@ -137,10 +137,9 @@ class Membership:
                 and now >= deadlines.out_of_step_at(member):
             return self._register_again(member, now)
         back = silent > max(deadlines.silence_of(member) / 2, member.link.usual_timeout)
-        if member.sender is None or math.isinf(deadlines.patience) \
-                or not (back or member.place == RETIRED):
+        if member.sender is None or not back or math.isinf(deadlines.patience):
             return []
-        member.sender.wake(now, back)
+        member.sender.wake(now)
         return self.pulls.poll(member, now)
 
     def _register_again(self, member: Member, now: float) -> list[Action]:

@@ -12,9 +12,9 @@ MIN_CHUNK = 1260
 # longer, it is due to a queue, which larger windows would only prolong.
 MAX_UNQUEUED = 0.5
 QUEUE_TIME = 0.02      # seconds of data that may queue on the link, beyond the round trip
-MIN_RTO, MAX_RTO = 0.05, 60.0  # limits of the time-out, s
-# Limits of the time-out when the peer is heard but answers nothing: the longer one of both counts.
-SOON, PATIENT = 2.0, 8  # s; factor of the usual time-out
+# Limits of the time-out, s. If the usual time-out is long, `MOST` usual ones are the upper limit.
+MIN_RTO, MAX_RTO, MOST = 0.05, 2.0, 3
+MAX_GUESS = 20.0       # s, longest round trip that is taken from a chunk that was sent repeatedly
 MIN_RATE = 1e3         # lower limit of the estimated rate, bytes/s
 STATUS_SHARE = 0.1     # most of a link's rate that statuses use
 
@@ -44,6 +44,7 @@ class LinkEstimate:
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time at which the time-out last fired, s
     _delivered_then: int = 0        # `delivered` at that time
+    guess: float = 0.0        # upper limit of the round trip, s; 0: it is measured
 
     def __post_init__(self) -> None:
         self.rate /= self.scale
@@ -75,24 +76,20 @@ class LinkEstimate:
     @property
     def usual_timeout(self) -> float:
         """Seconds after which an unacknowledged chunk counts as lost, unless others were lost."""
-        return min(max(3 * self.round_trip, MIN_RTO), MAX_RTO)
-
-    @property
-    def heard_timeout(self) -> float:
-        """Longest time-out, s, when the peer is heard but answers nothing."""
-        return max(SOON, PATIENT * self.usual_timeout)
+        return max(3 * self.round_trip, self.guess, MIN_RTO)
 
     @property
     def timeout(self) -> float:
         """Seconds after which an unacknowledged chunk counts as lost."""
-        return min(self.usual_timeout * self.backoff, MAX_RTO)
+        usual = self.usual_timeout
+        return min(usual * self.backoff, max(MOST * usual, MAX_RTO))
 
     def pause(self, nbytes: int, least: float, most: float) -> float:
         """Return the seconds from a status of ``nbytes`` to the next one: ``least`` to ``most``.
 
         Statuses use at most `STATUS_SHARE` of the rate, and only one of them waits for the link.
         """
-        return min(max(nbytes / (STATUS_SHARE * self.rate), self.round_trip, least), most)
+        return min(max(nbytes / (STATUS_SHARE * self.rate), self.usual_timeout / 3, least), most)
 
     def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float,
                full: bool = True) -> None:
@@ -113,11 +110,11 @@ class LinkEstimate:
         elif forgotten == self.shortest:
             self.shortest = min(trips)
         # After a time-out the old estimate was wrong, so the first new sample replaces it.
-        weight = 1 / 8 if self.backoff == 1 else 1.0
+        weight = 1.0 if self.guess or self.backoff > 1 else 1 / 8
         # So does a chunk that waited long, half: a slow link is measured too seldom for 1/8.
         rate_weight = 1 / 2 if self.is_stuck or elapsed > 2 * MAX_UNQUEUED else 1 / 8
         self.round_trip += (elapsed - self.round_trip) * weight
-        self.backoff = 1.0
+        self.backoff, self.guess = 1.0, 0.0
         delivered = self.delivered - delivered_then
         measured = delivered / elapsed
         if not full:
@@ -130,16 +127,16 @@ class LinkEstimate:
     def unsure(self, nbytes: int, most: float) -> None:
         """Note the arrival of a chunk whose round trip is unknown, as it was sent repeatedly.
 
-        ``most``: upper limit of the round trip, s. After a time-out it becomes the usual time-out,
-        so that the next chunk is not sent again before its round trip is measured.
+        ``most``: upper limit of the round trip, s. On a link that is stuck it becomes the usual
+        time-out, so that the next chunk is not sent again before its round trip is measured.
         """
         self.delivered += nbytes
         if self.is_stuck:
-            self.round_trip, self.backoff = max(self.round_trip, most / 3), 2.0
+            self.guess, self.backoff = min(most, MAX_GUESS), 1.0
 
     def is_back(self) -> None:
-        """Handle a sign that the link works: a long time-out must not go on."""
-        self.backoff = min(self.backoff, self.heard_timeout / self.usual_timeout)
+        """Handle the first message of a peer that was silent: lost chunks can be sent again now."""
+        self.backoff = 1.0
 
     def timed_out(self, now: float) -> None:
         """Handle a chunk that was not acknowledged in time: halve the rate, double the time-out.

@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,9 +26,12 @@ from ..errors import RemoteProtocolError
 from ..model.partition import RowPartition
 from ..protocol.messages import Ack, Chunk, Command, End, Receipt, TransferId
 from ..protocol.states import CLOSING, DONE, SENDER, SENDING
-from .link import MAX_RTO, LinkEstimate
+from .link import MIN_CHUNK, LinkEstimate
 from .plan import Plan
 
+# Longest time, s, between two Ends: a peer ignores an End that comes before it is ready, and an End
+# is small.
+MAX_END = 4.0
 DUPLICATES = 3  # a chunk counts as lost when this many chunks sent after it have arrived
 
 
@@ -80,6 +83,24 @@ class RawRows:
         return RAW.snapshot(self._partition, self._values, ids)
 
 
+def _joined(windows: list[np.ndarray], sizes: np.ndarray, most: float) -> list[np.ndarray]:
+    """Join successive windows that together fit a chunk of ``most`` bytes.
+
+    A datagram of a few bytes would cost the link as much as its headers and its acknowledgement.
+    """
+    groups: list[list[np.ndarray]] = []
+    total = math.inf
+    for ids in windows:
+        nbytes = int(sizes[ids].sum()) + ids.size
+        if total + nbytes <= most:
+            groups[-1].append(ids)
+        else:
+            groups.append([ids])
+            total = 0
+        total += nbytes
+    return [np.sort(np.concatenate(group)) if len(group) > 1 else group[0] for group in groups]
+
+
 @dataclass
 class Sender:
     """Sends the windows of a plan. Give it messages and the time; `poll` returns what to send."""
@@ -122,6 +143,10 @@ class Sender:
 
     def __post_init__(self) -> None:
         self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of every segment
+        plan, most = self.plan, MIN_CHUNK / self.link.scale
+        first = _joined(plan.windows[:plan.mandatory], self._sizes, most)
+        rest = _joined(plan.windows[plan.mandatory:], self._sizes, most)
+        self.plan = replace(plan, windows=first + rest, mandatory=len(first))
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -176,14 +201,13 @@ class Sender:
         self.receipt = Receipt(self.transfer, self._fresh, taken, refused)
         self.state = SENDER.after(self.state, event)
 
-    def wake(self, now: float, silent: bool = True) -> None:
-        """Let `poll` soon send again what has no answer: the peer is heard, so the link works.
+    def wake(self, now: float) -> None:
+        """Let `poll` soon send again what has no answer: the link has lost it, and is back now.
 
-        ``silent``: whether the peer was silent before, so that the link has lost what was sent
-        before the usual time-out. If not, it may wait for a slow link, so a longer time-out counts.
+        What was sent within the usual time-out may still wait for a slow link.
         """
         self.link.is_back()
-        wait = self.link.usual_timeout if silent else self.link.heard_timeout
+        wait = self.link.usual_timeout
         flight = [entry for entry in self._expiry if entry[2].on_way(entry[1])]
         self._expiry = [(min(at, sent.sent_at + wait), order, sent) for at, order, sent in flight
                         if sent.sent_at + wait > now]
@@ -191,7 +215,7 @@ class Sender:
         for _, _, sent in flight:
             if sent.sent_at + wait <= now:
                 self._give_up(sent)
-        for sent in self._chunks[:self._fresh] if silent else ():
+        for sent in self._chunks[:self._fresh]:
             if sent.lost or sent.tries > 1:
                 sent.tries = 0  # the next answer is to the next transmission
         if self.state == CLOSING and self._end_sent + wait < self._resend_end:
@@ -201,7 +225,7 @@ class Sender:
     @property
     def _first_interval(self) -> float:
         """Seconds after which the End is repeated for the first time."""
-        return max(self.link.timeout, 0.2)
+        return min(max(self.link.timeout, 0.2), MAX_END)
 
     def expect(self, now: float) -> None:
         """Repeat the End soon, to get the receipt: the peer continues, so it has got the End."""
@@ -225,7 +249,7 @@ class Sender:
         if self.state == CLOSING and now >= self._resend_end:
             assert self._message is not None
             self._end_sent, self._resend_end = now, now + self._end_interval
-            self._end_interval = min(2 * self._end_interval, MAX_RTO)
+            self._end_interval = min(2 * self._end_interval, MAX_END)
             out.append(self._message)
         return out
 

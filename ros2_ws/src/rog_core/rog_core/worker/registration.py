@@ -110,24 +110,19 @@ class Registration:
         missed = not known or incarnation != shared.server
         self._unknown = self._unknown + 1 if missed else 0
         # The server may have sent the first such heartbeat before it accepted this worker.
-        if self._unknown >= 2:
-            shared.move('lost', now)
-            return self.register(now)
-        return self._wake(now, silent=False)
+        if self._unknown < 2:
+            return []
+        shared.move('lost', now)
+        return self.register(now)
 
     def on_contact(self, now: float) -> list[Action]:
         """Handle the server's first message after a silence: send lost messages again at once."""
         shared = self.shared
         if shared.state == REGISTERING:
             return self.register_soon(now)
-        return self._wake(now, silent=True)
-
-    def _wake(self, now: float, silent: bool) -> list[Action]:
-        """Send overdue chunks of the push again; see `Sender.wake`."""
-        push = self.shared.push
-        if self.shared.state != PUSHING or push is None:
+        if shared.state != PUSHING or shared.push is None:
             return []
-        push.wake(now, silent)
+        shared.push.wake(now)
         return self.pushes.poll(now)
 
     def on_time(self, now: float) -> list[Action]:
