@@ -52,7 +52,8 @@ $(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuf
 	@echo 'Building the workspace, messages included, while pip installs PyTorch and the rest: the longest part, some two'
 	@echo 'minutes on two idle cores, without output. What colcon does stands in $(VENV)/build/colcon.log.'
 	@$(BIN)/python tools/ros.py build & build=$$!; \
-	$(BIN)/pip install -q -c constraints.txt torch && $(BIN)/pip install -q -c constraints.txt -r requirements.txt; \
+	$(BIN)/pip install -q --no-warn-conflicts -c constraints.txt torch \
+		&& $(BIN)/pip install -q -c constraints.txt -r requirements.txt; \
 	code=$$?; wait $$build && exit $$code
 	$(BIN)/pip install -qq --no-build-isolation --no-deps $(addprefix -e ,$(PACKAGES)) 2> $(VENV)/setup.log \
 		|| { cat $(VENV)/setup.log; exit 1; }

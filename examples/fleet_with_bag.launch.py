@@ -1,4 +1,4 @@
-"""Start a fleet and record its statuses by rosbag2, into a folder that is named by the time.
+"""Start a fleet and record its statuses with rosbag2, in a folder named after the time.
 
     ros2 launch examples/fleet_with_bag.launch.py fleet:=examples/my_fleet.yaml
     rog plot rosbag2_*                                  # afterwards: the figures of the run
@@ -23,7 +23,7 @@ def generate_launch_description():
                            'installed ROS 2 with rosbag2 (apt install ros-$ROS_DISTRO-rosbag2)')
     fleet = IncludeLaunchDescription(PythonLaunchDescriptionSource(
         PathJoinSubstitution([FindPackageShare('rog_bringup'), 'outdoor.launch.py'])))
-    # All that is said of the training; not the rows themselves, which are most of the traffic.
+    # Record all statuses of the training, but not the rows, which are most of the traffic.
     bag = ExecuteProcess(cmd=['ros2', 'bag', 'record', '--regex', '.*(fleet|training)_status'],
                          output='screen')
-    return LaunchDescription([fleet, bag])  # the bag joins the fleet's network, which is set first
+    return LaunchDescription([fleet, bag])  # first the fleet, which sets the network for the bag

@@ -18,12 +18,12 @@ model = nn.Sequential(nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(4)
                       nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
                       nn.Flatten(), nn.Linear(64, 10)).eval()
 image = torch.randn(1, 3, 224, 224)
-# As if this machine were a robot's, which computes 8 times more slowly; leave it out on a robot.
+# Emulate a robot 8 times slower than this machine. On a real robot, leave out `slowdown`.
 robot = ClientOptions(TablePlanner(), slowdown=8)
 
 with offload(model, example=image, options=robot) as shared, torch.no_grad():
     print('alone:', 'equal' if torch.allclose(shared(image), model(image), atol=1e-5) else 'WRONG')
-    if not shared.wait(60):                             # s until the server has the model
+    if not shared.wait(60):                             # wait 60 s for the server, at most
         raise SystemExit(f'not shared: {shared.reason}')
     for _ in range(20):
         result = shared(image)

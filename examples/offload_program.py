@@ -2,8 +2,8 @@
 
 Start it like this:
 
-    rrto serve                                          # on the machine with the GPU; else a server
-    rrto run -- python examples/offload_program.py      # is started on this machine
+    rrto serve      # on the machine with the GPU; without it, `rrto run` starts a server here
+    rrto run -- python examples/offload_program.py
 """
 
 import time

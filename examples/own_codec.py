@@ -8,7 +8,7 @@ Try it in virtual time:
 import numpy as np
 from rog_core.codecs import LENGTH, OWN, Codec, elements, from_host
 
-MOST = 65504  # the largest float16; what a larger value exceeds it by stays pending
+MOST = 65504  # the largest float16; the excess of a larger value stays pending
 
 
 class Half(Codec):
@@ -17,11 +17,11 @@ class Half(Codec):
     number = 64             # names the codec on the wire; 64 to 255 are free for you
     segment_elements = 512  # cut longer rows, so that each encoded part fits into a datagram
     scales = 0              # number of bfloat16 scales that begin an encoded segment
-    compiled = False        # no loops for numpy arrays: the tensor operations below do it all
+    compiled = False        # the tensor operations below also process numpy arrays
     faults = ('chunk holds a value that is NaN or infinite',)  # texts of rules OWN, OWN + 1, ...
 
     def sizes(self, lengths):
-        """Return the number of bytes of segments that have so many elements."""
+        """Return the bytes of encoded segments; ``lengths``: their elements."""
         return 2 * lengths
 
     def _encode_dense(self, dense, lengths, magnitude):
@@ -34,7 +34,7 @@ class Half(Codec):
         values[elements(partition, ids, values)] += factor * decoded
 
     def _look(self, lengths, ids, data):
-        """Check ``data``; return the broken rule, or 0, the segment, the sum of the squares."""
+        """Check ``data``; return (broken rule or 0, its segment, sum of the squares)."""
         if data.size != self.sizes(lengths[ids]).sum():
             return LENGTH, 0, 0.0
         energy = float(np.square(data.view('<f2'), dtype=np.float64).sum())

@@ -1,13 +1,13 @@
 """A training loop of your own, which joins a fleet by its optimizer alone.
 
-The server has a fleet file, whose task has the same model; each robot runs this program:
+The server has a fleet file whose task has the same model. Each robot runs this program:
 
     # Terminal 1: the server
     rog fleet up examples/my_fleet.yaml --only server --set training.task=own_task:Digits
     # Terminal 2: a robot, in the fleet's network
     eval "$(rog fleet env examples/my_fleet.yaml)"
     python examples/own_loop.py robot1
-    # Terminal 3: the other one
+    # Terminal 3: the other robot
     eval "$(rog fleet env examples/my_fleet.yaml)"
     python examples/own_loop.py robot2
 """

@@ -1,4 +1,4 @@
-"""A method of your own: robots may be apart, and most rows may stay behind on a bad link.
+"""A method of your own: robots may be some iterations apart; a bad link may omit most rows.
 
 Try it in virtual time, beside the method to beat:
 
@@ -11,7 +11,7 @@ from rog_core.steps import Gradient, Local
 
 
 class Lag(Method):
-    """Lag:S: nobody is S exchanges ahead; a quarter of the rows, the most important ones, arrive.
+    """Lag:S: no robot is S exchanges ahead; the most important quarter of the rows always arrives.
 
     With +local an exchange, which is one push and one pull, comes after 2 local steps of SGD.
     """
@@ -19,14 +19,14 @@ class Lag(Method):
     known = ('local',)                                 # its options
 
     def bounds(self):
-        """Who may go on: within S of the slowest, now and at any later time of the run."""
+        """Return by how much a robot may be ahead of the slowest, now and in the whole run."""
         threshold = self.spec.threshold(1)          # the S of Lag:S, at least 1
         return threshold, threshold
 
     def sending(self):
-        """Which rows travel: by importance, and a transfer may end after a quarter of them."""
+        """Return which rows a transfer sends: at least a quarter, the most important ones first."""
         return Sending(minimum=0.25, threshold=int(self.bound), by_importance=True)
 
     def grant(self, robot, iteration):
-        """What a robot computes next: its next gradient, or several steps on its own model."""
+        """Return what a robot computes next: a gradient, or several steps on its own model."""
         return iteration + 1, Local(2) if 'local' in self.options else Gradient()

@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup indoor.launch.py: train the indoor fleet; --show-args: all arguments."""
+"""Train the indoor fleet; `ros2 launch rog_bringup indoor.launch.py -s` lists the arguments."""
 
 from rog_bringup.fleet_launch import fleet_launch
 

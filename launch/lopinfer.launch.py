@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup lopinfer.launch.py: share inferences; --show-args: all arguments."""
+"""Share inferences; `ros2 launch rog_bringup lopinfer.launch.py -s` lists the arguments."""
 
 from lopinfer_node.parameters import ClientSettings, ServerSettings
 from rog_bringup.pair_launch import Pair, pair_launch

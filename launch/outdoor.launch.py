@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup outdoor.launch.py: train the outdoor fleet; --show-args: arguments."""
+"""Train the outdoor fleet; `ros2 launch rog_bringup outdoor.launch.py -s` lists the arguments."""
 
 from rog_bringup.fleet_launch import fleet_launch
 

@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup policy.launch.py policy:=module:Policy; --show-args: all arguments."""
+"""Run a policy; `ros2 launch rog_bringup policy.launch.py -s` lists the arguments."""
 
 from fleet_env.settings import Text, from_flat
 from fleet_policy.parameters import PolicySettings
@@ -36,7 +36,7 @@ def _start(context):
     reach = network(context)
     texts = _PAIR.given(context, 'robot')
     texts.setdefault('server', Text(f'{reach.namespace}/lopinfer'))
-    settings = from_flat(PolicySettings, texts)  # raises if invalid, before anything starts
+    settings = from_flat(PolicySettings, texts)  # so that a wrong setting fails before the start
     if not settings.policy and set(here) - {'server'}:
         raise RuntimeError('policy must be package.module:Class, got nothing: give policy:=...')
     robots = [name for name in here if name != 'server']

@@ -1,4 +1,4 @@
-"""ros2 launch rog_bringup rrto.launch.py: a server and its programs; --show-args: arguments."""
+"""Start RRTO; `ros2 launch rog_bringup rrto.launch.py -s` lists the arguments."""
 
 import re
 import shlex
@@ -30,8 +30,8 @@ from rrto_bridge.server.parameters import ServerSettings
 
 from launch import LaunchDescription
 
-# The programs need the server's name. The server's own default, the name of its machine, is not
-# known here.
+# The programs need the server's name. By default a server is named after its machine, and this name
+# is not known here.
 _NAME = 'server'
 _SERVER = arguments(ServerSettings)
 _PROGRAM = {name: text for name, text in arguments(Settings).items()
@@ -53,7 +53,7 @@ def _start(context):
     here = chosen(context, names(context, 'robots'))
     reach = network(context)
     options = given(context, _PROGRAM)
-    from_flat(Settings, options)  # invalid options raise an error before anything starts
+    from_flat(Settings, options)  # raise an error for invalid options before anything starts
     programs = [_program(f'{reach.namespace}/{name}'.strip('/'), context, options) for name in here
                 if name != 'server' and value(context, 'program')]
     server = None

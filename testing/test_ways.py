@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fleet_testing import LIMIT
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -70,7 +71,7 @@ def called(name):
     program = (TRACER + f'sys.path.insert(0, {str(tests)!r})\n' + PROGRAMS[name]
                + "sys.setprofile(None)\nfor call in calls:\n    print(*call)\n")
     done = subprocess.run([sys.executable, '-c', program, way.package], capture_output=True,
-                          text=True, timeout=120, check=False)
+                          text=True, timeout=LIMIT, check=False)
     assert not done.returncode, done.stderr
     return [tuple(line.split()) for line in done.stdout.splitlines()]
 

@@ -20,7 +20,7 @@ PREFIX = Path(sys.prefix)
 LIBRARIES = PREFIX / 'lib'
 SITE = Path(sysconfig.get_path('purelib'))
 INDEX = PREFIX / 'share' / 'ament_index' / 'resource_index' / 'packages'
-# Folders of the machine that built the wheels; the CMake files in the wheels name them.
+# Folders of the machine that built the wheels, which the CMake files in the wheels name.
 THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
                     r'lib/python3\.\d+/site-packages/numpy/_core/include)')
 
@@ -40,7 +40,7 @@ def install(distribution: str) -> None:
         sys.exit(f'ROS must be one of {known}, got {distribution}')
     subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '-r', str(pins)],
                    check=True)
-    # This file would start each Python of the environment a second time to set LD_LIBRARY_PATH.
+    # The wheels' .pth file would start every Python a second time to set LD_LIBRARY_PATH.
     (SITE / 'ros_wheels_bootstrapper.pth').unlink(missing_ok=True)
     set_run_paths()
     set_include_paths()
@@ -73,7 +73,7 @@ def set_include_paths() -> None:
 
 
 def build(*paths: str) -> None:
-    """Build packages into the environment with colcon: those in ``paths``, or all of ours.
+    """Build packages into the environment with colcon: the packages in ``paths``, or all of ours.
 
     Changed Python files of ours need no new build.
     """

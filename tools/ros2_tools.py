@@ -1,8 +1,8 @@
-"""Installs `ros2` and launch files beside the ROS 2 of PyPI, which lacks them: `make ros2-tools`.
+"""Installs `ros2` and `ros2 launch` beside PyPI's ROS 2, which lacks them: `make ros2-tools`.
 
     ros2_tools.py DISTRIBUTION SOURCES   fetch what is not in SOURCES, then install all of it
 
-They are pure Python, but for the interfaces of one package, which colcon builds.
+All packages are pure Python, except the interfaces of one package, which colcon builds.
 """
 
 import subprocess
@@ -12,7 +12,7 @@ from pathlib import Path
 import ros
 
 ROOT = Path(__file__).parent.parent
-# The public repositories, in each the packages that are installed.
+# Public repository -> its packages that are installed.
 REPOSITORIES = {
     'osrf/osrf_pycommon': ['.'],
     'ros2/rosidl_runtime_py': ['.'],
@@ -24,7 +24,7 @@ REPOSITORIES = {
     'ros2/rcl_interfaces': [],
 }
 BUILT = 'rcl_interfaces/composition_interfaces'
-BRANCHES = {'osrf/osrf_pycommon': 'master'}       # all others: that of the distribution
+BRANCHES = {'osrf/osrf_pycommon': 'master'}       # all others: the branch of the distribution
 NEEDED = ['psutil', 'packaging', 'argcomplete', 'importlib-metadata', 'importlib-resources']
 
 

@@ -34,8 +34,8 @@ BOTH = 'fleet file and `--set`; parameter, where it has another name'
 def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:
     """Return one section: heading, text and table.
 
-    ``names``: heading of the column with the setting's names; of two names that differ, both stand
-    in it.
+    ``names``: heading of the column with the setting's name. If it is `BOTH` and the parameter has
+    another name, the column shows both names.
     """
     columns = [names, 'value', 'default', 'what it is']
     lines = [f'\n## {title}\n', *([f'{text}\n'] if text else []),

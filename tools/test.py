@@ -6,6 +6,7 @@ The last line is `N passed, N failed[, N skipped]`. The exit code is 0 only if n
 import os
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -22,7 +23,7 @@ GROUPS = {'core': ['rog_core', 'rog_methods_local'], 'sim': ['rog_sim', 'rog_cli
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.
 KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up()']
-# Groups and packages that do not use these kernels, so they need not wait for them.
+# Groups and packages that need not wait for the kernels, because they do not use them.
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The tests of these packages take longest. They begin first, so that none of them runs alone at the
 # end.
@@ -54,9 +55,9 @@ def run(commands: dict[str, list[str]], at_once: int) -> bool:
     """
     commands = {'kernels': KERNELS, **commands}
     waiting, fine = list(commands), True
-    running: dict[int, tuple[str, subprocess.Popen]] = {}
+    running: dict[int, tuple[str, float, subprocess.Popen]] = {}
     while waiting or running:
-        compiling = 'kernels' in [*waiting, *(name for name, _ in running.values())]
+        compiling = 'kernels' in [*waiting, *(name for name, _, _ in running.values())]
         ready = [n for n in waiting if n in ('kernels', *NO_KERNELS) or not compiling]
         for name in ready[:at_once - len(running)]:
             waiting.remove(name)
@@ -64,11 +65,13 @@ def run(commands: dict[str, list[str]], at_once: int) -> bool:
             (REPORTS / name / 'pytest.xml').unlink(missing_ok=True)
             with (REPORTS / name / 'tests.log').open('w') as log:
                 process = subprocess.Popen(commands[name], cwd=ROOT, stdout=log, stderr=log)
-            running[process.pid] = name, process
-        pid, status = os.wait()
-        name, process = running.pop(pid)
+            running[process.pid] = name, time.monotonic(), process
+        pid, status, used = os.wait4(-1, 0)
+        name, began, process = running.pop(pid)
         process.returncode = os.waitstatus_to_exitcode(status)
-        print(f'{name}:\n{(REPORTS / name / "tests.log").read_text()}', end='', flush=True)
+        print(f'{name}: {time.monotonic() - began:.0f} s, of a processor '
+              f'{used.ru_utime + used.ru_stime:.0f} s')
+        print((REPORTS / name / 'tests.log').read_text(), end='', flush=True)
         fine = fine and process.returncode == 0
     return fine
 
@@ -110,7 +113,7 @@ def colcon(verb: str, *arguments: str, log: str = 'log') -> list[str]:
 
 def short() -> int:
     """Run the tests of all packages, except the long tests, from the source tree."""
-    # Commands of ros2 find packages by it, if `make ros2-tools` has added them to ROS 2 of PyPI.
+    # The commands of ros2, if `make ros2-tools` has installed them, find packages by this variable.
     os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix)
     fine = run({name: pytest(name, where, *SHORT) for name, where in folders().items()},
                at_once=len(GROUPS))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PREFIX = Path(sys.prefix)
 SITE = Path(sysconfig.get_path('purelib'))
 NAME = 'rog_suite_msgs'
-# The wheels of ROS 2 that the nodes import; pip also installs the wheels that these require.
+# The wheels of ROS 2 that the nodes import; pip also installs the wheels that they require.
 RUNS = ('ros-rclpy', 'ros-rmw-fastrtps-cpp', 'ros-diagnostic-msgs', 'ros-lifecycle-msgs',
         'ros-rcl-interfaces', 'ros-rosidl-generator-py', 'ros-sensor-msgs', 'ros-std-msgs',
         'ros-std-srvs', 'ros-trajectory-msgs')

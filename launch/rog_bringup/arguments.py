@@ -31,7 +31,7 @@ def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
 def robots_and_network() -> list[DeclareLaunchArgument]:
     """Return the launch arguments `robots`, `only` and the network settings (`ReachConfig`).
 
-    Launch files without a fleet file declare them.
+    Launch files that take no fleet file declare these arguments.
     """
     return [
         DeclareLaunchArgument('robots', default_value='robot1',

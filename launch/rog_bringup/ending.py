@@ -29,15 +29,15 @@ _ASKED = {0, *(-number for number in SIGNALS), *(128 + number for number in SIGN
 
 
 class Ending:
-    """Ends the launch when its processes have ended, and makes it fail if one of them has failed.
+    """Ends the launch when its processes have ended; the launch fails if one of them has failed.
 
     :param server: process of the server; None if it does not run here. If any process has failed
-        by the time at which the server ends, the launch fails.
+        before the server ends, the launch fails.
     :param robots: processes of the robots.
-    :param run: whether the processes form a run. A run ends when all robots here have ended. It
-        also ends when the server has ended; robots then have `LINGER` seconds to end.
-    :param needed: the launch also ends when all of these processes have ended and one of them has
-        failed, whatever else still runs.
+    :param run: whether the processes form a run. A run ends when all robots here have ended, or
+        when the server has ended. In the second case robots have `LINGER` seconds to end.
+    :param needed: the launch also ends when all of these processes have ended and at least one of
+        them has failed, even if others still run.
     """
 
     def __init__(self, server: Any | None, robots: Sequence[Any], run: bool,
@@ -56,10 +56,10 @@ class Ending:
                 RegisterEventHandler(OnShutdown(on_shutdown=self._on_shutdown))]
 
     def _on_shutdown(self, event: Any, context: Any) -> list[Any]:
-        """Send SIGTERM to the processes after a SIGINT.
+        """Send SIGTERM to the processes if a SIGINT has ended the launch.
 
-        Launch itself sends nothing then, because it assumes that the terminal has sent the SIGINT
-        to the processes, too.
+        After a SIGINT, launch itself sends them nothing, because it assumes that the terminal has
+        sent the SIGINT to the processes, too.
         """
         if not event.due_to_sigint or context.noninteractive:
             return []

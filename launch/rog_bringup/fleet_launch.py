@@ -62,7 +62,7 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     fleet = with_overrides(load_fleet(value(context, 'fleet'), [FLEETS]), {
         settings[name]: text for name, text in given(context, settings).items()})
     find_tasks(fleet)
-    # A robot that is the server of a child fleet is started with that fleet, not here.
+    # A child fleet starts its own server, which is a robot of this fleet, so do not start it here.
     here = chosen(context, [r.name for r in fleet.robots if not r.fleet])
     check_task(fleet.training.task, fleet.training.task_options)
     if 'server' in here:  # only the server needs the code of the method

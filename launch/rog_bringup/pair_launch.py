@@ -58,7 +58,7 @@ class Pair:
     def given(self, context: Any, side: str) -> dict[str, Text]:
         """Return parameter -> text of its argument, for each argument that the user has given.
 
-        ``side``: whose parameters, ``server`` or ``robot``.
+        ``side``: the node whose parameters to return, ``server`` or ``robot``.
         """
         names = self.arguments(side)
         texts = given(context, names.values())

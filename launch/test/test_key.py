@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from fleet_testing import environment
+from fleet_testing import LIMIT, environment
 from fleet_under_test import HERE, Fleet
 from rog_msgs.msg import (
     FleetStatus,
@@ -160,7 +160,7 @@ def test_a_robot_with_a_key_does_not_join_a_server_that_has_none(tmp_path, keys)
 
 def rog(fleet, *words):
     return subprocess.run([sys.executable, '-m', 'rog_cli.main', 'control', *words], text=True,
-                          capture_output=True, env=environment(fleet.domain, HERE), timeout=120)
+                          capture_output=True, env=environment(fleet.domain, HERE), timeout=LIMIT)
 
 
 def test_only_who_has_the_fleets_key_controls_it(fleet, keys):

@@ -1,11 +1,11 @@
 """The study of bounds: when ASP, a method without a bound on the staleness, does harm.
 
 One robot has a slow computer or a slow link. With the slow computer, its gradients take `SLOWER`
-times as long as the gradients of the other robots. With the slow link, a push and a pull of all
-rows together take that long. With the split ``sorted``, only this robot has the data of its
-classes; with ``iid``, all robots have data of all classes. The highest learning rate is near the
-limit at which training becomes unstable. All methods train for the same time, so a method that
-waits makes fewer iterations.
+times as long as those of the other robots. With the slow link, a push and a pull of all rows
+together take as long as such a slow gradient. With the split ``sorted``, only this robot has the
+data of its classes; with ``iid``, all robots have data of all classes. The highest learning rate is
+near the limit at which training becomes unstable. All methods train for the same time, so a method
+that waits makes fewer iterations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METHODS = ('bsp', 'ssp:4', 'asp', 'rsp:4', 'rsp:20')
 RATES = (0.005, 0.02, 0.05)     # learning rates, from the task's own up to nearly unstable
 COUNTS = (4, 16)                # robots of a fleet
 PACE = 0.4                      # seconds for one gradient
-SLOWER = 10.0                   # time of a gradient, or of push and pull, of the slow robot / PACE
+SLOWER = 10.0                   # slow robot's gradient time or transfer time, in units of PACE
 PUSH_MBIT = 0.17                # Mbit in a push of all rows of DigitNet with one bit per element
 MINUTES = 5.0
 
@@ -44,7 +44,7 @@ def fleet_of(slow: str, count: int, split: str, rate: float) -> FleetConfig:
 
 
 def iterations(method: MethodResult, first: MethodResult) -> str:
-    """Return the mean number of iterations of a robot."""
+    """Return the mean number of iterations of a robot, as a cell of a `Table`."""
     return spread(method.iterations, 1, 0)
 
 

@@ -1,10 +1,10 @@
 """Simulates ROG's outdoor runs and compares the results with the published figures.
 
-All inputs are from the authors: the record that they replayed to four robots, the seconds per
-iteration for computing, for compressing and for the sleep that equalises the robots, and the bytes
-of their model. Only one number is fitted, `EFFICIENCY`: the share of a link's configured rate that
-a transfer reaches. The authors measured .97 at 1 to 10 Mbit/s and .78 at 30 to 60 Mbit/s; transfers
-spend most of their time on slow links.
+The inputs are the authors': the record that they replayed to four robots; the seconds per iteration
+for computing, for compressing and for the sleep that equalises the robots; and the bytes of their
+model. Only one number is fitted here: `EFFICIENCY`, the share of a link's configured rate that a
+transfer reaches. The authors measured .97 at 1 to 10 Mbit/s, where transfers spend most of their
+time, and .78 at 30 to 60 Mbit/s; the fitted value lies between.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ class Measured:
 
 def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: float = 60.0,
                     workers: int = 4) -> FleetConfig:
-    """Return the fleet of the published runs; write the traces of its links into ``directory``.
+    """Return the fleet of the published runs; write its links' traces into ``directory``.
 
     :param seed: seed of the training, and of the times for which a sample is held (`replay`). Seed
         0 gives the links that all published runs had.
-    :param workers: 1 to 8. Workers 5 to 8 begin in the record halfway between the published starts.
+    :param workers: 1 to 8. Workers 5 to 8 begin the record halfway between the published starting
+        points.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    # With this learning rate, BSP learns in about as many iterations as in the published curve.
+    # With this learning rate, BSP needs about as many iterations as in the published curve.
     training = TrainingConfig(pace=.92, codec_pace=.33, traffic='convmlp-m', evaluate_every=5,
                               learning_rate=2e-5)
     fleet = FleetConfig(

@@ -1,10 +1,10 @@
 """The study of gradient coding: DGH-GC, Section 6, tables 3 to 5 and figures 6 to 10.
 
 The robots of groups A and B are from Table 2. For group B, Table 2 lists 19 nodes, but the text has
-20, of which 5 run at 3 GHz; this study uses 20. A capacity is the clock rate divided by 600 MHz.
-Links have 3 to 5 MB/s, and two robots hold each part of the data (r = 2). The paper does not say
-how often nodes are late. In the cases that measure time, a third of the robots, drawn by the seed,
-are late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes `LATE` longer.
+20, including 5 at 3 GHz. This study uses 20. A capacity is the clock rate divided by 600 MHz. Links
+have 3 to 5 MB/s, and each part of the data is on two robots (r = 2). The paper does not say how
+often nodes are late. In the cases that measure time, a third of the robots, drawn by the seed, are
+late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes `LATE` longer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .study import Case, Study, Table, with_training
 CAPACITIES = {'a': [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2,
               'b': [1] * 5 + [2] * 3 + [3] * 3 + [4] * 4 + [5] * 5}
 SCHEMES = ('dgh-gc', 'gc', 'hgc', 'gcc', 'dcgc')
-PACE = 0.15              # seconds of a computer of 600 MHz for the gradient of a shard's batch
+PACE = 0.15              # s that a computer of 600 MHz takes for the gradient of a shard's batch
 LATE = 1.0               # additional seconds of a late gradient
 OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
 SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
 PERIODS = (100, 50, 30, 20, 10)  # values of b: rounds until `dgh-gc` regroups the robots
-GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # values of k: number of groups of robots
+GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # group of Table 2 -> values of k, the number of code groups
 MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # rounds after which the study reports accuracies
 # `PLAIN` has no momentum, because momentum would amplify the changes that error feedback sends
@@ -100,7 +100,7 @@ def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
 
 
 def round_time(method: MethodResult, first: MethodResult) -> str:
-    """Return the mean time between two decodings, in s."""
+    """Return a cell of a `Table`: mean time between two decodings, s."""
     return spread(method.round_s, 1, 3)
 
 
@@ -110,7 +110,7 @@ def speed_up(method: MethodResult, first: MethodResult) -> str:
 
 
 def accuracy(method: MethodResult, first: MethodResult) -> str:
-    """Return the accuracy in % after the same number of rounds."""
+    """Return a cell of a `Table`: accuracy in %, after as many rounds as every run has made."""
     return spread(method.accuracy_after, 100, 1)
 
 

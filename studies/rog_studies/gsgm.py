@@ -1,10 +1,10 @@
 """The studies of GSGM, Section V: learners that each have one or a few classes of the data.
 
-As in the paper, all methods have the same learning rate, except that it is ten times as high
-without momentum. The paper's rate applies to one push. Ours applies to the averaged gradient, so it
-is `ETA`, the rate for one push, times the number of learners. A learner takes 1 to 2 times `PACE`
-for a gradient; fast learners are spread over the ranks. One gradient in ten takes `LATE` longer.
-Without these differences no learner would get ahead of the others.
+As in the paper, all methods have one learning rate; without momentum it is ten times as high. The
+paper's rate applies to one push. Ours applies to the averaged gradient, so it is the number of
+learners times `ETA`, the rate for one push. A learner takes 1 to 2 times `PACE` for a gradient;
+fast learners are spread over the ranks. One gradient in ten takes `LATE` longer. Without these
+differences no learner would get ahead of the others.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
 PACE, LATE = 0.1, 0.1   # seconds for a gradient of the fastest learner; additional seconds if late
-ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # seconds per round of the slowest learner, with its delays
+ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # mean seconds per round of the slowest learner
 SVRG_EVERY = 20         # iterations between full gradients
-SVRG_LONGER = 4         # factor on a run's duration with SVRG: half of the work is corrections
+SVRG_LONGER = 4         # factor on a run's duration with SVRG, whose work is half corrections
 MOMENTUM = 0.9
-ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push: twice the paper's rates
+ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push, twice the paper's
 LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # minimum per run, approximately
 # Learners -> rounds of a run with noise; after these the accuracy of gsgm no longer rises.
 NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}
@@ -93,7 +93,7 @@ def _long(count: int) -> dict[str, FleetConfig]:
 
 
 def _noisy(count: int) -> dict[str, FleetConfig]:
-    """Return GSGM and SSP on noisy images, on which the error and the gradients never vanish."""
+    """Return GSGM and SSP on noisy images, where error and gradients do not fall to zero."""
     fleet = learners(count, 'mnistnet')
     options = {**fleet.training.task_options, 'data': 'rog_studies.images:noisy_digits'}
     fleet = changed(with_training(fleet, task_options=options),
@@ -117,7 +117,7 @@ def _fading() -> dict[str, FleetConfig]:
 
 
 def peak(method: MethodResult, first: MethodResult) -> str:
-    """Return the peak accuracy in %."""
+    """Return the peak accuracy in %, as a cell of a `Table`."""
     return spread(method.accuracy_peak, 100, 1)
 
 

@@ -8,8 +8,9 @@ follows:
 - `excluded` calls (`dim`, shape queries, constants) make no tensor that depends on the input. They
   do not become operators; their time counts for the next operator.
 - The authors' layer partition never cuts the model at `masked` calls. Most of these calls lie
-  inside a block of branches; at some, only one tensor passes, and a cut would be possible. The
-  column describes a limit of the authors' planner, not of the model. This module ignores it.
+  inside a block of branches. At the others the model could be cut, because only one tensor would
+  cross the cut. So the column describes a limit of the authors' planner, and this module ignores
+  it.
 - `local_dim` is the width of the image (for AGRNav, of the voxel grid). Operators without this axis
   are not divided: fully connected layers, and KAPAO's detections after `view`, which mixes width
   and height.
@@ -17,18 +18,17 @@ follows:
   it writes; later calls read only the latest version.
 - Kernel sizes are not in the file. The four torchvision models have the kernels of torchvision.
   KAPAO is yolov5l6. Its `__getitem__` of stride 2 needs one column of each pair; this module
-  assumes that it needs both. AGRNav has the kernels of LMSCNet: convolutions of size 3, with
-  dilation 1, 2 and 3 in its head, and transposed convolutions, of size 6 at stride 2, else of the
-  size of the stride.
+  assumes that it needs both. AGRNav has the kernels of LMSCNet. Its convolutions have size 3, with
+  dilation 1, 2 and 3 in its head. Its transposed convolutions have size 6 if their stride is 2;
+  otherwise their size equals their stride.
 
 The file has only the time of a whole operator, not the time of a share of it. Therefore this module
 splits the time into a fixed part and a part that is proportional to the share, with one constant
 per machine: the seconds that PyTorch needs to launch an operator. The processor launches operators
 ahead of the GPU, so operator i ends at F[i] = max(F[i-1], i * launch) + time[i]. The fixed part of
-each operator is ``launch``. The remaining time up to operator i is F[i] - i * launch, reduced to
-its minimum over i and all later operators, so that it never decreases. At share 1 both parts
-add up to the duration of the run. A network that waits for launches gains nothing from a smaller
-share.
+each operator is ``launch``. The proportional parts of the operators 0 to i add up to the smallest
+F[j] - j * launch of all j >= i; with this minimum, no part is negative. At share 1 both parts add
+up to the duration of the run. A network that waits for launches gains nothing from a smaller share.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from lopinfer_node.model.footprint import Footprint
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.profile import Profile
 
-# Seconds per launch. With 170 us the computed device-only latency is close to the published mean
-# of all six models (computed / published, ms: VGG 86.9 / 87, ConvNeXt 207 / 198, ResNet 87.5 / 87,
-# DenseNet 73 / 75, KAPAO 389 / 397, AGRNav 774 / 782). The sum of the times in the file is not
-# close to the published mean (ResNet 65, DenseNet 55). Also, ResNet152 gains nothing from computing
-# half of the columns: 87.4 ms (the authors measured 90 ms for half, 85 ms for all).
+# Seconds per launch, fitted to the published mean latencies of the device alone. Computed /
+# published, in ms: VGG 86.9 / 87, ConvNeXt 207 / 198, ResNet 87.5 / 87, DenseNet 73 / 75, KAPAO 389
+# / 397, AGRNav 774 / 782. Launches are needed, because the sum of the times in the file is too
+# small (ResNet 65, DenseNet 55). A check: with this value, half of ResNet152's columns take 87.4
+# ms, as long as all. The authors also measured no gain: 90 ms for half, 85 ms for all.
 DEVICE_LAUNCH = 170e-6
-# Seconds per launch: the largest value with which the sums of the server's times stay as published,
-# 14.5 ms for the 514 operators of ResNet.
+# Seconds per launch: the largest value with which launches do not prolong the server's published
+# times (ResNet: 14.5 ms for 514 operators).
 SERVER_LAUNCH = 28e-6
 MACHINES = ('Jetson Xavier NX', 'RTX 3080')
 _COLUMNS = ('op_name', 'device_ms', 'server_ms', 'out_bytes', 'input_from', 'out_shape0',
@@ -174,7 +174,7 @@ def _rows(lines: list[dict[str, str]]) -> list[_Row]:
             shape, axis, itemsize = target.shape, target.axis, target.itemsize
         else:
             shape = tuple(int(n) for n in r['out_shape0'].split('x'))
-            # In a tensor of fewer than four dimensions this axis is not the width of the image.
+            # This axis is not the width of the image if the tensor has fewer than four dimensions.
             axis = int(r['local_dim']) if r['local_dim'] != 'None' and len(shape) > 3 else None
             itemsize = int(r['out_bytes']) // int(np.prod(shape))
         rows[line] = _Row(line, r['op_name'], tuple(sorted(latest.values())), shape, axis, itemsize)
@@ -220,7 +220,7 @@ def _footprint(row: _Row, source: _Row, window: tuple[int, int] | None) -> Footp
     if outputs == extent:
         return footprint.identity(extent)
     if outputs == 2 * extent:
-        return footprint.merged(outputs, 2, extent)       # interpolate, nearest
+        return footprint.merged(outputs, 2, extent)       # interpolation with mode 'nearest'
     if extent == 2 * outputs:
         return footprint.divided(outputs, 2, extent)      # every second column
     raise ValueError(f'line {row.line}: {row.op} makes {outputs} columns of {extent}')

@@ -1,13 +1,13 @@
 """The links of ROG's published outdoor runs: how the authors replayed a record to four robots.
 
-The authors' script sets each sample of the record as the rate of the robot's network card. With
-probability 1/2 it then holds the sample for 10 to 90 s. Then it waits for the time until the
-record's next sample (sources: scripts/replay_bandwidth.py of hku-systems/ROG, and the Stop lines in
-the logs of its runs). So an hour of a run uses about 140 successive samples of the record, and the
-rates change slowly. The random draws depend only on the worker: a worker has the same link, sample
-by sample, in all published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these links. The table
-gives the share of the time with a rate below 5 or 10 Mbit/s, and the mean rate, of the four workers
-(a sample of 0 counts as 59 Mbit/s; standard deviation over seeds in brackets):
+The authors' script sets the rate of the robot's network card to each sample of the record in turn.
+With probability 1/2 it holds the sample for 10 to 90 s. In any case it then waits for the time
+until the record's next sample. (Sources: scripts/replay_bandwidth.py of hku-systems/ROG, and the
+Stop lines in the logs of its runs.) So an hour of a run uses about 140 successive samples of the
+record, and the rates change slowly. The random draws depend only on the worker: a worker has the
+same link, sample by sample, in all published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these
+links. The table gives the share of the time with a rate below 5 or 10 Mbit/s, and the mean rate, of
+the four workers (a sample of 0 counts as 59 Mbit/s; standard deviation over seeds in brackets):
 
                                   below 5    below 10   some of 4 below 10   mean, Mbit/s
     logs, first hour, every run   .34        .40        .96                  57.0
@@ -38,7 +38,7 @@ PUBLISHED_OVERHEAD = 0.056
 def replay(record: LinkTrace, worker: int, seed: int, duration: float, factor: float = 0.7,
            hold_probability: float = 0.5, hold_low: float = 10.0, hold_high: float = 90.0,
            zero_as: float = 59.0, start: int | None = None, overhead: float = 0.0) -> LinkTrace:
-    """Return the link that ``worker`` sees for ``duration`` seconds when ``record`` is replayed.
+    """Return the link of ``worker`` for ``duration`` seconds in which ``record`` is replayed.
 
     :param worker: number of the worker, from 1.
     :param seed: seed that draws the holds; 0 gives the holds of the published runs for workers 1

@@ -1,7 +1,7 @@
 """The study of rivals: compares all methods that a user can choose today.
 
-The study has two tasks and three kinds of links. Tuning tries the same number of settings for every
-method (`Rival.tries`), on the published links (replay 0 of the record) and with a seed that the
+The study has two tasks and three kinds of links. Tuning tries equally many settings for every
+method (`Rival.tries`). It uses the published links (replay 0 of the record) and a seed that the
 tables do not use. The study then uses the best settings of a method on all links.
 
 ``rivals.json``:
@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig, LinkConfig
 from fleet_env.fleet_file import link_trace
 from fleet_env.settings import changed
@@ -66,19 +67,19 @@ MEASURES = ('iterations', 'stall_share', 'energy_j', 'accuracy_settled')
 TRIES = 4                       # settings that tuning tries for every method
 SEED = 1000                     # seed of the tuning; the tables use the seeds 1, 2, ...
 BASE = 'bsp'                    # method whose time is the divisor in `of_bsp`
-OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # not among the rivals of `of_best`
+OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # ours, so not rivals in `of_best`
 LONGEST = 1440.0                # longest duration of a run, min
 EVALUATE_S = 15.0               # seconds between measurements of the server's model
 # Number of measurements in a mean. The best single measurement would depend on luck.
 WINDOW = 4
-# The outer step of DiLoCo. Publications use rate 0.7 and momentum 0.9, and for short runs momentum
-# 0.3 to 0.5.
+# The outer step of DiLoCo. Published values: rate 0.7 and momentum 0.9; for short runs momentum 0.3
+# to 0.5.
 OUTER = '+rate=0.7+momentum=0.5'
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A method, and the settings of `TrainingConfig` that tuning tries: `TRIES` for each method."""
+    """A method, and its `TRIES` settings of `TrainingConfig` that tuning tries."""
 
     name: str
     tries: tuple[dict[str, Any], ...]
@@ -137,8 +138,9 @@ class Plan:
                 if rival.name in (self.methods or (rival.name,))]
 
     def only(self, prefixes: Sequence[str]) -> Plan:
-        """Return the plan with the cases ``task-links`` that begin with one of ``prefixes``.
+        """Return the plan with only some cases, whose names have the form ``task-links``.
 
+        :param prefixes: keep each case whose name begins with one of these.
         :raises ConfigError: no case begins with one of the prefixes.
         """
         if not prefixes:
@@ -185,9 +187,9 @@ def cifar10(root: Path) -> Trained:
     """Return CRUDA on CIFAR-10, whose archives are in ``root``."""
     options = {'data': 'image_folder', 'data_options': {'root': str(root.absolute()), 'size': 32},
                'model': 'convmlp', 'pretrain_epochs': 6, 'pretrain_seed': 0, 'test_limit': 500}
-    # The batch size is 8 instead of the published 24, because an hour with four robots has up to
-    # 15,000 gradients. The accuracy starts at 54 %. Nearly every method exceeds 55 % at the first
-    # measurement, after 15 s, so the targets are higher.
+    # The batch size is 8 instead of the published 24, to save computing time: an hour with four
+    # robots has up to 15,000 gradients. The accuracy at the start is 54 %. The targets are far
+    # above it, because nearly every method exceeds 55 % at the first measurement, after 15 s.
     return Trained({'task': 'rog_tasks.cruda:Cruda', 'task_options': options, 'batch_size': 8},
                    (0.6, 0.65, 0.7), (0.0001, 0.0003, 0.001, 0.003))
 
@@ -340,9 +342,9 @@ def run_rivals(plan: Plan, records: Mapping[str, LinkTrace], out: Path, **option
 
 
 def keep_records(records: Mapping[str, LinkTrace], out: Path) -> None:
-    """Write the records into ``out``, if they are not there yet.
+    """Write the records into ``out`` unless they are there already.
 
-    :raises ConfigError: ``out`` already holds other records; a table must not mix runs on different
+    :raises ConfigError: ``out`` already holds other records. A table must not mix runs on different
         records.
     """
     place = out / 'records'
@@ -486,8 +488,8 @@ def text_tables(data: Mapping[str, Any]) -> str:
 
 
 def _write(data: Mapping[str, Any], out: Path) -> None:
-    (out / RIVALS_FILE).write_text(json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
-    (out / 'rivals.md').write_text('\n'.join(
+    write_text(out / RIVALS_FILE, json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
+    write_text(out / 'rivals.md', '\n'.join(
         f'{title}\n\n{markdown(rows)}' for title, rows in tables(data)))
 
 

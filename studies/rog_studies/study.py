@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.settings import changed
 from fleet_env.summary import Summary, finite
@@ -41,8 +42,8 @@ class Case:
     """Variants of a fleet to compare.
 
     ``variants``: label -> fleet; tables compare each variant with the first. ``seeds``: number of
-    seeds of each variant. ``prepare``: function that completes a fleet after its seed is set,
-    before the run.
+    seeds of each variant. ``prepare``: function that completes a fleet before the run, when its
+    seed is set.
     """
 
     variants: dict[str, FleetConfig]
@@ -52,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: a row for each case whose name begins with ``cases``, a column for each variant.
+    """A table with a row for each case whose name begins with ``cases``, a column per variant.
 
     ``cell``: function that returns the text of a cell from the results of a variant and of the
     first variant of the same case.
@@ -74,7 +75,7 @@ class Study:
     server_every: float
 
     def only(self, prefixes: list[str]) -> Study:
-        """Return the study with only the cases whose names begin with one of ``prefixes``.
+        """Return the study with only those cases whose names begin with one of ``prefixes``.
 
         :raises ConfigError: no case begins with one of the prefixes.
         """
@@ -118,8 +119,8 @@ def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | 
     comparisons = {name: collect(case, out / name) for name, case in jobs.items()}
     data = {'schema': SCHEMA, 'study': study.name,
             'cases': {name: dataclasses.asdict(c) for name, c in comparisons.items()}}
-    (out / STUDY_FILE).write_text(json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
-    (out / 'study.md').write_text('\n'.join(
+    write_text(out / STUDY_FILE, json.dumps(finite(data), indent=2, sort_keys=True) + '\n')
+    write_text(out / 'study.md', '\n'.join(
         f'{title}\n\n{markdown(rows)}' for title, rows in tables(study, comparisons)))
     return comparisons
 
@@ -149,6 +150,7 @@ def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
               server_every: float) -> Summary:
     from rog_sim.simulation import simulate  # imports PyTorch, which the parent process avoids
 
-    # The server must retire no robot: in the papers a method always waits for slow robots.
+    # The server must not retire robots, because in the papers a method always waits for slow
+    # robots.
     patient = changed(fleet, server={'patience': math.inf})
     return simulate(patient, out, progress, server_every)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rog_core.errors import ConfigError, RogError
 
-TORCH = 'torch==2.13.0'   # as constraints.txt of this suite has it; a CPU build where pip finds one
+TORCH = 'torch==2.13.0'   # as in constraints.txt of this suite; a CPU build where pip finds one
 LIMIT = 1200.0            # s that pip may take
 READY = 'ready.json'      # file in a finished environment: name of a package -> its version
 OURS = 'rog'              # our suite with the method of the fleet file ``outdoor``
@@ -31,7 +31,7 @@ _UNREACHABLE = ('No matching distribution', 'Could not find a version', 'Connect
 
 
 class EnvironmentFault(RogError):
-    """The environment of a peer cannot be made; ``unreachable``: pip reached no registry."""
+    """A peer's environment cannot be made; ``unreachable``: whether pip reached no registry."""
 
     def __init__(self, text: str, unreachable: bool = False) -> None:
         super().__init__(text)

@@ -26,7 +26,8 @@ _LINES = ('-', '--', ':')
 def draw_peers(out: Path) -> list[Path]:
     """Draw the figure ``accuracy``; return the paths of its files.
 
-    A line is the mean over the seeds; the area around it reaches from the lowest to the highest.
+    A line is the mean over the seeds; the area around it reaches from the lowest to the highest
+    seed.
     """
     data = json.loads((out / PEERS_FILE).read_text())
     names = [name for name, one in data['programs'].items() if not one['missing']]
@@ -81,7 +82,7 @@ def _draw(axes: Axes, name: str, results: list[dict[str, Any]], look: Mapping[st
 
 
 def _held(curve: list[list[float]], at: np.ndarray) -> np.ndarray:
-    """Return, for each time in ``at``, the last accuracy that was measured until then."""
+    """Return the last accuracy that was measured up to each time in ``at``."""
     times, values = np.array(curve).T
     held: np.ndarray = values[np.searchsorted(times, at, side='right') - 1]
     return held

@@ -46,12 +46,12 @@ class PeerTask(RogTask):
         return self._task.model()
 
     def batches(self, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of a robot, without end; from now on `loss` journals every batch."""
+        """Yield the batches of a robot, without end; from now on `loss` records every batch."""
         self._journal = Journal(self._folder, f'robot{rank + 1}', self._task.settings)
         return Task(self._folder, rank).batches()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean cross entropy, and note the batch in the journal.
+        """Return the mean cross entropy, and write the batch into the journal.
 
         Its computing time in the journal is `Settings.pace`, because the worker waits until each
         gradient has taken this long.
@@ -70,8 +70,8 @@ def with_training(fleet: FleetConfig, method: Method, settings: Settings, folder
     """Return the fleet with the settings of a run.
 
     :param fleet: robots, links and minutes of the run.
-    :param start_s: seconds that the start may take. The server gets more time than start and run
-        take together, so that it never ends before the study ends the run.
+    :param start_s: seconds that the start may take. The server's own limit is longer than start and
+        run together, so that only the study ends a run.
     """
     training = TrainingConfig(
         task='rog_studies.peers.ours:PeerTask', task_options={'folder': str(folder)},

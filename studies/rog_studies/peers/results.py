@@ -47,7 +47,7 @@ from .adapters.task import SERVER, Task
 
 SCHEMA = 'rog-peer-run/1'
 RESULT_FILE = 'result.json'
-IDLE = 0.1        # if no robot trained in this last share of a run, the program may have stopped
+IDLE = 0.1        # last share of a run; a program that does not train in it may have stopped
 Curve = list[tuple[float, float]]
 
 
@@ -63,7 +63,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(text)
         return found
-    except ValueError:  # a killed process left half a line, which the restarted process continued
+    except ValueError:  # half a line of a killed process, continued by the restarted one
         return None
 
 
@@ -96,8 +96,8 @@ def robot_measures(lines: Sequence[Mapping[str, Any]], start: float, end: float,
 def curve_of(found: Mapping[str, Curve], first: float, duration: float) -> Curve:
     """Return the accuracy of the shared model over time: [(t, accuracy)].
 
-    This is the accuracy of the server's model. If the server has no model, it is at each
-    measurement the mean of the newest accuracies of all processes that hold a model.
+    This is the accuracy of the server's model. If the server has no model, each measurement gives
+    the mean of the newest accuracies of all processes that hold a model.
 
     :param found: name -> [(t, accuracy)] with ascending times.
     :param first: accuracy of the model at time 0.
@@ -123,9 +123,10 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
                ) -> str:
     """Return how a run ended, for people.
 
-    A run counts as stopped if no robot trained in its last share `IDLE`, and this last pause is
-    more than twice as long as each earlier pause. The second condition is needed because a program
-    that exchanges every batch over a slow link pauses after each batch.
+    A run counts as stopped if no robot trained in the last part `IDLE` of the run, and this pause
+    is more than twice as long as every earlier pause. Without the second condition, a program that
+    pauses after each batch, because it exchanges every batch over a slow link, could count as
+    stopped.
 
     :param batches: times of the batches of all robots, s, in order.
     :param ended: name -> (time, how) of the processes that ended by themselves.

@@ -68,8 +68,8 @@ class Adapter:
         own = self._world.out / 'work' / name
         (own / 'tmp').mkdir(parents=True, exist_ok=True)
         # Each process has a home directory of its own, as on a robot, because peers keep state and
-        # settings there. Each has one thread, because the whole fleet shares this machine and the
-        # computer of a robot is small.
+        # settings there. It has one thread, because the whole fleet shares this machine and a
+        # robot's computer is small.
         return {'PATH': f'{self._python.parent}:{os.environ.get("PATH", "/usr/bin:/bin")}',
                 'PYTHONPATH': str(self._world.out / CODE), 'PYTHONUNBUFFERED': '1',
                 'HOME': str(own), 'TMPDIR': str(own / 'tmp'), 'LANG': 'C.UTF-8',
@@ -84,7 +84,7 @@ class Run:
     """A run of the study.
 
     ``fleet``: robots, links, minutes and seed. ``settings``: settings of the task. ``targets``:
-    accuracies, 0 to 1, for which the time to reach them is measured. ``scale``: factor on the
+    accuracies, 0 to 1; the time until each is reached is measured. ``scale``: factor on the
     recorded rates. ``data``: folder with the files of the task. ``folder``: folder of the run.
     """
 

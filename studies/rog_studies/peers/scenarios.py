@@ -8,7 +8,7 @@ from typing import Literal
 from rog_core.errors import ConfigError
 
 What = Literal['link down', 'link up', 'kill', 'start']
-STEADY = 20.0     # Mbit/s, rate of the links without a record, except the slow robot's link
+STEADY = 20.0     # Mbit/s, rate of links without a record; the slow robot's link is slower
 SLOW = 1.0        # Mbit/s, rate of the slow robot's link
 VICTIM = 'robot2'
 SERVER = 'server'
@@ -16,7 +16,7 @@ SERVER = 'server'
 
 @dataclass(frozen=True)
 class Event:
-    """An event that happens ``after`` seconds after ``share``, 0 to 1, of the run has passed.
+    """An event of a run, ``after`` seconds after the share ``share`` (0 to 1) of the run.
 
     ``whom``: name of the robot that it concerns, or ``server``.
     """

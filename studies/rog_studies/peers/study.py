@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig
 from fleet_env.settings import changed
 from fleet_env.summary import finite
@@ -46,7 +47,7 @@ SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
 QUICK = ('rog', 'flower')   # programs of the short study
 QUICK_MINUTES = 40 / 60
-QUICK_SCALE = 0.1          # links of full speed would never delay its small neural network
+QUICK_SCALE = 0.1          # factor on the rates; full rates would not delay its small model
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetCon
     if not scenario.record:
         return fleet
     fleet = linked(fleet, scenario.record, plan.records[scenario.record], place)
-    # In virtual time, ``scale`` is the share of a rate that transfers reach. Here the transfers are
-    # real, so ``scale`` is only the factor of the plan.
+    # `linked` sets ``scale`` for virtual time: to the share of a rate that transfers reach. Here
+    # the transfers are real, so ``scale`` is the factor of the plan alone.
     return changed(fleet, robots=tuple(
         changed(robot, link=changed(robot.link, scale=plan.scale)) for robot in fleet.robots))
 
@@ -128,7 +129,8 @@ def run_study(plan: Plan, out: Path, resume: bool = False,
     :param resume: keep the finished runs in ``out`` that have the same settings.
     :returns: the content of ``peers.json``.
     :raises ConfigError: before the first run, if ``out`` holds a run of the plan and ``resume`` is
-        False. With ``resume``, when it is the turn of a run that ``out`` holds with other settings.
+        False. Also if, with ``resume``, the turn comes to a run that ``out`` holds with other
+        settings.
     :raises NetworkError: this user or machine cannot emulate a network.
     """
     out = out.absolute()
@@ -159,8 +161,8 @@ def run_study(plan: Plan, out: Path, resume: bool = False,
 def finished(plan: Plan, out: Path) -> list[dict[str, Any]]:
     """Return the results in ``out`` of all runs with the plan's minutes, robots, scale and model.
 
-    They include scenarios and programs that only an earlier study ran. Their order is the order of
-    the tables.
+    The results include scenarios and programs that only an earlier study ran. They are in the order
+    of the tables.
     """
     found = []
     for scenario in SCENARIOS:
@@ -240,8 +242,8 @@ def gathered(plan: Plan, results: list[dict[str, Any]], missing: Mapping[str, st
 
 
 def _write(data: dict[str, Any], out: Path) -> dict[str, Any]:
-    (out / PEERS_FILE).write_text(json.dumps(finite(data), indent=1, sort_keys=True) + '\n')
-    (out / 'peers.md').write_text('\n'.join(
+    write_text(out / PEERS_FILE, json.dumps(finite(data), indent=1, sort_keys=True) + '\n')
+    write_text(out / 'peers.md', '\n'.join(
         f'{title}\n\n{markdown(rows)}' for title, rows in tables(data)))
     return data
 

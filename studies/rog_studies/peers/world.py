@@ -23,7 +23,7 @@ from rog_cli.emulated_network import INTERFACE, SERVER, EmulatedNetwork, address
 from rog_cli.processes import how_it_ended
 from rog_cli.radio import processes_in
 
-ORDERLY = 10.0  # s after SIGTERM within which processes must end, before they are killed
+ORDERLY = 10.0  # s after SIGTERM after which processes that still run are killed
 GONE = 10.0     # s within which killed processes must be gone
 _STEP = 0.05    # s between two looks at the processes
 
@@ -101,7 +101,7 @@ class World:
         self.network.change(robot, Conditions(linked=linked, delay=delay))
 
     def begin(self) -> None:
-        """Start the records of the links; before this call, the links are fast."""
+        """Let the links follow their records from now on; before this call they are fast."""
         self.network.begin()
 
     def bytes(self) -> dict[str, tuple[int, int]]:

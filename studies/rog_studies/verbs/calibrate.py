@@ -1,4 +1,4 @@
-"""`rog calibrate`: simulate the published outdoor runs, and compare with the published figures."""
+"""`rog calibrate`: simulate the published outdoor runs; compare them with published figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fleet_env.durable import write_text
 from fleet_env.fleet_file import dump_fleet
 from fleet_env.trace import read_trace
 from rog_cli.fleet_options import add_workers, at_least_one
@@ -39,8 +40,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.fleet is not None:
         path = options.fleet / 'published.yaml'
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_fleet(published_fleet(record, 0, options.fleet, 60.0,
-                                                   options.robots)))
+        write_text(path, dump_fleet(published_fleet(record, 0, options.fleet, 60.0,
+                                                    options.robots)))
         print(path)
         return 0
     with tempfile.TemporaryDirectory() as directory, \

@@ -30,8 +30,8 @@ class TokenBucket:
     def offer(self, nbytes: int, now: float) -> float:
         """Queue ``nbytes`` at time ``now``; return the time at which the last byte leaves.
 
-        The result is infinite when the rest of the trace has rate 0. If ``now`` is earlier than in
-        a previous call, the latest time given so far is used.
+        The result is infinite when the rest of the trace has rate 0. If ``now`` is earlier than the
+        latest time that a call has given, that latest time is used.
 
         :raises ValueError: when ``nbytes`` is negative.
         """

@@ -6,9 +6,9 @@ the air time: with k active flows, each carries data at 1/k of its robot's prese
 a dead link (rate 0) uses no air time. The channel is never idle while a flow is active.
 
 Between two events only one number changes: the air time that each active flow has received. While a
-robot's rate is constant, its next item leaves at a known amount of air time, independent of the
-other robots. So an event costs a few operations. The search for the robot whose item leaves first
-is a `min` of a list, which runs in C.
+robot's rate is constant, its next item leaves when this number reaches a known value, independent
+of the other robots. So an event costs a few operations. The search for the robot whose item leaves
+first is a `min` of a list, which runs in C.
 """
 
 import math
@@ -43,7 +43,7 @@ class Channel:
         self._flows = {(flow.robot, flow.uplink): (flow, index)
                        for index, air in enumerate(self._airs)
                        for pair in air.flows for flow in pair}
-        self._then = list(self._airs)            # state of each channel at its next departure
+        self._then = list(self._airs)            # each channel as it will be at its next departure
         self._due = [_NEVER for _ in self._airs]  # time of each channel's next departure
         self._soonest = _NEVER
         self._left: list[tuple[str, bool, Any]] = []
@@ -77,8 +77,8 @@ class Channel:
     def deadline(self) -> float:
         """Return the time at which :meth:`pop` has the next item; infinite if no item ever leaves.
 
-        The search for this time stops after 10,000 changes of rate. The deadline is then an earlier
-        time, at which `pop` returns nothing and continues the search.
+        The search for this time stops after 10,000 changes of rate. In that case the returned time
+        is too early: `pop` then returns nothing, and the search continues.
         """
         return self._left_at if self._left else self._soonest
 

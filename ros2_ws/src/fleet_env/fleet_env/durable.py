@@ -1,4 +1,4 @@
-"""Saves that survive a crash and a full disk; a digest shows whether a save is damaged.
+"""Saves that survive a crash and a full disk. A digest in each save shows whether it is damaged.
 
 A *save* is a safetensors file, for example ``NAME-000012.safetensors``. Its metadata hold the
 values that are not tensors, and a digest of everything else in the file. It is written to a
@@ -8,11 +8,13 @@ that a process can detect damage before it imports anything else.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,23 @@ from typing import Any, NamedTuple
 from fleet_env.errors import DurableError
 
 _PROBE = 1 << 16  # bytes that `Kept.probe` writes as a test
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file; an OSError refuses devices and pipes, which may have no end."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, 'it is not a regular file', os.fspath(path))
+    return Path(path).read_bytes()
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file; an OSError names the file, also if the disk is full."""
+    try:
+        Path(path).write_text(text, encoding='utf-8')
+    except OSError as error:
+        error.filename = os.fspath(path)   # unlike open(), write() does not name it
+        raise
 
 
 def hold(path: Path, who: str) -> int:
@@ -93,7 +112,8 @@ class Kept:
     def probe(self) -> None:
         """Raise :class:`DurableError` unless the directory can be written now.
 
-        The probe does not create the directory, because a later check may still end the run.
+        The directory is not created if it does not exist, because a later check may still refuse
+        the run.
         """
         try:
             self.tidy()
@@ -125,7 +145,7 @@ class Kept:
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
         for old in [*there, number][:-self.keep]:
-            with suppress(OSError):  # the new save is there, and the other old ones must go, too
+            with suppress(OSError):  # this old save remains, but the new save exists
                 self.path(old).unlink()
         return path
 
@@ -148,7 +168,7 @@ class Kept:
         """Return a save, or the reason why it cannot be used."""
         path = self.path(number)
         try:
-            content = path.read_bytes()
+            content = read_file(path)
             header, body = _split(content)
             digest = header['__metadata__'].pop('digest')
             if digest == _digest(header, body):

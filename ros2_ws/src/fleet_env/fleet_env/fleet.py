@@ -267,7 +267,7 @@ class FleetConfig(FleetSettings):
         return self.robots.index(self.robot(name))
 
     def share(self, name: str) -> tuple[int, int]:
-        """Return a robot's rank and the number of robots, over all fleets that share the data."""
+        """Return a robot's rank, and the number of robots, among all fleets that share the data."""
         above = self.upstream
         return above.rank + self.rank(name), above.world or above.rank + len(self.robots)
 
@@ -284,8 +284,8 @@ class FleetConfig(FleetSettings):
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a fleet file, with every setting written out.
 
-        A robot's entry holds only the settings that differ from the fleet's. So an override of a
-        fleet's setting reaches every robot that does not set it.
+        A robot's entry holds only the settings that differ from the fleet's. So if a setting of the
+        fleet is overridden, every robot without its own value for the setting follows.
         """
         head = {'name': self.name, 'description': self.description}
         usual = (self.robot_defaults(*place) for place in enumerate(self.capacities))

@@ -32,7 +32,8 @@ class LinkProfile:
         .9, .95, .99 and 1 of the samples lie.
     :param slow_share: share of the variance that the slow process contributes, 0 to 1.
     :param slow_time, fast_time: time constants of the two processes, s.
-    :param calm: strength of the fast process where the link is worst, relative to where it is best.
+    :param calm: strength of the fast process where the link is worst, divided by its strength where
+        the link is best.
     """
 
     mean: float
@@ -45,14 +46,14 @@ class LinkProfile:
 
 _OUTDOOR = (0, 0, .82, 2.06, 4.25, 4.94, 9.71, 43.0, 90.8, 133.3, 189.0, 212.7, 256.6, 355.7)
 
-# Quantiles: from the indoor record of LOPInfer and the outdoor record of ROG (facts.md, Links). The
-# indoor quantiles have the mean 85 Mbit/s; the published mean, 93 Mbit/s, is from another record.
-# The mean here, 91, is within 10 % of both. Times: fitted to two published measures. The rate
-# changes by 20 % every .4 s and by 40 % every 1.2 s. The autocorrelation at .5 s and at 10 s is .78
-# and .58 indoors, .93 and .90 outdoors. An autocorrelation of .90 at 10 s, with 38 % of the time
-# below 10 Mbit/s, means fades of one or two minutes. But in ROG's own outdoor record the
-# autocorrelation at 10 s is .11, and a fade lasts 4.9 s on average and at most 25 s;
-# `outdoor_fades` is fitted to these values.
+# Quantiles: from LOPInfer's indoor record and ROG's outdoor record (facts.md, Links). The mean of
+# the indoor record is 85 Mbit/s, and the published mean is 93. Chosen: 91, which is within 10 % of
+# both. Times of `indoor` and `outdoor`: fitted to two published properties. First, the rate changes
+# by 20 % every .4 s and by 40 % every 1.2 s. Second, the autocorrelation at .5 s and at 10 s is .78
+# and .58 indoors, .93 and .90 outdoors. Outdoors this means fades of one or two minutes, because
+# the rate is below 10 Mbit/s for 38 % of the time. Times of `outdoor_fades`: fitted to ROG's
+# outdoor record, in which the autocorrelation at 10 s is .11, and a fade lasts 4.9 s on average and
+# at most 25 s.
 PROFILES: dict[str, LinkProfile] = {
     'indoor': LinkProfile(
         mean=91.0, quantiles=(6.4, 7.5, 12.0, 17.1, 61.7, 67.3, 73.4, 83.7, 92.0, 106.8, 135.0,

@@ -1,6 +1,6 @@
-"""An energy meter: it measures power with jetson-stats (``jtop``) where this is installed.
+"""An energy meter that measures power with jetson-stats (``jtop``) where this is installed.
 
-Elsewhere the meter computes the power from the robot's state (`fleet_env.power`).
+Where it is not installed, the meter computes the power from the robot's state (`fleet_env.power`).
 """
 
 import logging

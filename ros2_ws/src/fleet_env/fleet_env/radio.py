@@ -34,8 +34,8 @@ class Conditions:
     jitter: float = 0.0      # s, largest random addition to the delay; frames keep their order
     loss: float = 0.0        # probability that a frame is lost after it has used its air time
     duplicate: float = 0.0   # probability that a frame arrives twice
-    reorder: float = 0.0     # probability that a frame is held back until later ones have passed
-    reorder_time: float = 0.05  # s for which such a frame is held back
+    reorder: float = 0.0     # probability that a frame is held back, so that later frames pass it
+    reorder_time: float = 0.05  # s for which a frame is held back to reorder it
 
     def __post_init__(self) -> None:
         for name in ('delay', 'jitter', 'reorder_time'):
@@ -65,7 +65,7 @@ class Radio:
     """Compute when each frame arrives over a robot's link.
 
     Until `begin` every link has the rate `AT_BASE`, because robots receive the model before they
-    drive out. (In virtual time there is no such phase: robots hold the model from the start.)
+    drive out. Virtual time has no such phase, because there robots hold the model from the start.
 
     :param traces: robot -> rate of its link, Mbit/s; at rate 0 every frame sent is lost.
     :param conditions: robot -> its conditions at the start; default: a perfect link.
@@ -121,7 +121,7 @@ class Radio:
 
     @property
     def deadline(self) -> float:
-        """Time at which `release` has something to do; infinity: never."""
+        """Time at which `release` has something to do; infinity means never."""
         return min(self._channel.deadline, self._out[0][0] if self._out else math.inf)
 
     def report(self, now: float) -> dict[str, Any]:

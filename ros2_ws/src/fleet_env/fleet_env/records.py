@@ -26,6 +26,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import read_file
 from fleet_env.errors import RecordError, why_unread
 
 SCHEMA = 'rog-run/1'
@@ -158,8 +159,8 @@ class RunWriter:
     def close(self) -> None:
         """Close the file. The writer buffers nothing, so no event is lost if this is not called.
 
-        :raises RecordError: another file has replaced the record. The record was then moved to a
-            directory beside the run's directory; the message names its new path.
+        :raises RecordError: another file has replaced the record. In this case the record is now in
+            a directory beside the run's directory, and the message names its new path.
         """
         if self._file < 0:
             return
@@ -215,8 +216,8 @@ class RunWriter:
 def _open(path: Path, flags: int) -> int:
     """Open a record, and hold a shared lock on it while it is open.
 
-    Remove an incomplete last line, because the next line would continue it, unless another writer
-    has the file open: it may be in the middle of this line.
+    If no other writer has the file open, remove an incomplete last line, because the next line
+    would continue it. Another writer could still be writing this line.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | flags, 0o644)
@@ -251,7 +252,7 @@ def read_run(directory: str | PathLike[str], damaged: list[RecordError] | None =
     """
     path = Path(directory) / RUN_FILE
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     read = (_event_or_error(line, str(path), number)

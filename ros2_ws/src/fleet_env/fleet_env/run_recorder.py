@@ -53,9 +53,9 @@ class RobotReport:
 class _Robot:
     """What the recorder knows of one robot."""
 
-    life: str = ''                                       # identity of its present process
-    present: Counter = field(default_factory=Counter)    # counters of its present process
-    former: Counter = field(default_factory=Counter)     # sums over its former processes
+    life: str = ''                                       # identity of the robot's present process
+    present: Counter = field(default_factory=Counter)    # counters of the robot's present process
+    former: Counter = field(default_factory=Counter)     # sums over the robot's ended processes
     iteration: int = 0
     evaluated_at: int = 0
     accuracy: float = math.nan

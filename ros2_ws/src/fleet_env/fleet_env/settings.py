@@ -41,7 +41,7 @@ def setting(default: Any, description: str, unit: str = '', *, form: str = '', e
 
 
 class Text(str):
-    """Text from a command line; unlike other text, it may stand for a number or another type."""
+    """Text from a command line, which may stand for a value of another type, such as a number."""
 
 
 class Settings(BaseModel):
@@ -165,7 +165,7 @@ def arguments(model: type[Settings]) -> dict[str, str]:
 
 
 def flat(settings: Settings) -> dict[str, Any]:
-    """Return parameter name -> value of all settings."""
+    """Return all settings as a dict parameter name -> value."""
     return {knob.name: functools.reduce(getattr, knob.path, settings)
             for knob in knobs(type(settings))}
 

@@ -77,7 +77,7 @@ class ShapedLink:
 
     @property
     def deadline(self) -> float:
-        """Time at which `release` has something to do; infinity: never."""
+        """Time at which `release` has something to do; infinity means never."""
         return self._queue[0][0] if self._queue else math.inf
 
     def is_dead(self, now: float) -> bool:

@@ -70,8 +70,8 @@ def autocorrelation(rates: np.ndarray, lag: int) -> float:
 def change_interval(rates: np.ndarray, share: float, step: float) -> float:
     """Return the mean time in s between large changes of the rate; infinite if there is none.
 
-    A change is large when the rate differs by more than the share ``share`` from the rate at the
-    previous large change.
+    A change is large when the rate differs from the rate at the previous large change by more than
+    the share ``share``.
     """
     reference, last, changes = float(rates[0]), 0, 0
     for i, rate in enumerate(rates.tolist()):

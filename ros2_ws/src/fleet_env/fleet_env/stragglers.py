@@ -17,7 +17,7 @@ class Pause:
 
 
 class Stragglers:
-    """Draws the pauses of one robot; the same seed and rank give the same pauses.
+    """Draws the pauses of one robot; they depend only on seed and rank.
 
     :param seed: seed of the fleet.
     :param rank: rank of the robot.

@@ -23,6 +23,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import read_file
 from fleet_env.errors import RecordError, why_unread
 from fleet_env.records import SCHEMA, parse_fields
 
@@ -102,7 +103,7 @@ def read_summary(directory: str | PathLike[str]) -> Summary:
     """
     path = Path(directory) / SUMMARY_FILE
     try:
-        data = json.loads(path.read_text(encoding='utf-8'))
+        data = json.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     values = parse_fields(Summary, data, str(path))

@@ -25,7 +25,7 @@ class LinkTrace:
     :param times: (n,) seconds, strictly increasing; all are shifted so that the first is 0.
     :param rates: (n,) Mbit/s, finite and at least 0; 0 means no link.
     :param period: seconds after which the trace repeats; by default the last sample lasts as long
-        as the one before it (1 s for a single sample).
+        as the sample before it, and a single sample lasts 1 s.
     :raises TraceError: samples are missing, not finite, negative or out of order.
     """
 
@@ -120,7 +120,7 @@ class LinkTrace:
         if not math.isfinite(offset):
             raise TraceError(f'offset {offset} s must be finite')
         offset %= self.period
-        if offset in (0.0, self.period):  # a tiny negative offset rounds up to the period
+        if offset in (0.0, self.period):  # `%` rounds a tiny negative offset up to the period
             return self
         first = int(np.searchsorted(self.times, offset, side='right')) - 1
         starts = np.concatenate(([0.0], self.times[first + 1:] - offset,

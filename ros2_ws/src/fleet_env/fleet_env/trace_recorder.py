@@ -1,4 +1,4 @@
-"""Record a link trace from the suite's transfers, or from the output of `iw`. Sans-I/O."""
+"""Records a link trace from the suite's transfers, or from the output of `iw`. Sans-I/O."""
 
 import math
 import re

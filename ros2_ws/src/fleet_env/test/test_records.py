@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
 
@@ -178,6 +179,17 @@ def test_a_full_disk_is_a_record_error(tmp_path):
     (tmp_path / RUN_FILE).symlink_to('/dev/full')
     with RunWriter(tmp_path) as writer, pytest.raises(RecordError, match='No space left'):
         writer.write(Fault(1.0, 'robot1', 'peer_lost'))
+
+
+@pytest.mark.parametrize('read, name', [(read_run, RUN_FILE), (read_summary, 'summary.json')])
+def test_a_file_without_an_end_is_refused(tmp_path, read, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RecordError, match=f'{name}: cannot be read: it is not a regular file'):
+        read(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to('/dev/zero')
+    with pytest.raises(RecordError, match=f'{name}: cannot be read: it is not a regular file'):
+        read(tmp_path)
 
 
 DAMAGE = {'not UTF-8': b'{"kind": "fault", "t": 1.0, "robot": "\xff", "what": "x"}\n',

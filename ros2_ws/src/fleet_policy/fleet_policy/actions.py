@@ -1,4 +1,4 @@
-"""Turns actions of the policy into messages; if there is no action, obeys the setting `safety`."""
+"""Turns actions of the policy into messages; without an action, does what `safety` says."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class Computing:
     :param network: is called with the model's inputs.
     :param where: returns where the last inference was computed.
     :param answer: is called with each answer, in this place's thread.
-    :param awaited: says whether a request, given by its number, still counts; if not, it is not
-        computed.
+    :param awaited: returns whether the request with a given number still counts; a request that no
+        longer counts is not computed.
     :param most: maximum number of requests that wait.
     """
 
@@ -72,7 +72,7 @@ class Computing:
         return True
 
     def close(self) -> None:
-        """Stop computing; a thread that does not end within `CLOSING` goes on without effect."""
+        """Stop computing; if the thread does not end within `CLOSING`, its results are ignored."""
         self._closing.set()
         try:
             self._waiting.put_nowait(None)
@@ -116,7 +116,7 @@ def _text(method: str, error: Exception) -> str:
 
 
 def on_device(model: torch.nn.Module, device: torch.device) -> Network:
-    """Move the model to a device; return a function that calls it with tensors of the CPU."""
+    """Move the model to a device; return a function that calls it and takes CPU tensors."""
     moved = model.to(device)
 
     def network(*inputs: torch.Tensor) -> Any:
@@ -138,7 +138,7 @@ def slowed(network: Network, factor: float) -> Network:
 
 
 def by_lopinfer(shared: OffloadedModel) -> tuple[Network, Callable[[], str]]:
-    """Return LOPInfer's network, and a function that says where its last inference was computed."""
+    """Return LOPInfer's network, and a function that returns where it was last computed."""
     before = [0]
 
     def network(*inputs: torch.Tensor) -> Any:

@@ -20,8 +20,9 @@ _NUMBERS = ('float', 'double', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint
             'uint64', 'octet', 'boolean')
 _USUAL = {'std_msgs/msg/Float64MultiArray': 'data', 'std_msgs/msg/Float32MultiArray': 'data',
           'control_msgs/msg/MultiDOFCommand': 'values'}
-# Type -> quantity -> field. JointJog has no field for positions: its displacements are relative. A
-# robot in safety mode `hold` repeats the last positions; with displacements it would go on moving.
+# Type -> quantity -> field. JointJog's displacements do not serve as positions: in safety mode
+# `hold` a robot repeats its last positions, and if these were displacements, it would continue to
+# move.
 _BY_QUANTITY = {
     TRAJECTORY: {'position': 'positions', 'velocity': 'velocities', 'effort': 'effort'},
     'sensor_msgs/msg/JointState': {'position': 'position', 'velocity': 'velocity',

@@ -38,8 +38,8 @@ class RobotSettings(Settings):
 class MockRobot(Node):
     """Publishes every observation of a contract at its rate, and takes every action.
 
-    An observation that is a list of numbers repeats the last action of the same length; without
-    such an action its numbers are 0. ``received``: (entry, monotonic s, values (d,)) of the first
+    An observation that is a list of n numbers repeats the last action of n numbers; its numbers are
+    0 until such an action comes. ``received``: (entry, monotonic s, values (d,)) of the first
     ``most`` actions. ``silent``: names of entries that are not published.
     """
 

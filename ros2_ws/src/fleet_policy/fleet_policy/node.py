@@ -35,7 +35,7 @@ from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # s between two statuses
 LOG_PERIOD = 10.0      # s between two lines of the log about stale actions, or other publishers
-LAST_WORDS = 1.0       # maximum seconds to wait until the commands for the safe state have arrived
+LAST_WORDS = 1.0       # maximum seconds to wait for the arrival of the commands for the safe state
 WARM = 2               # number of inferences before the inference that is measured
 
 
@@ -72,14 +72,14 @@ class PolicyNode(ManagedNode):
         self._bad: dict[str, str] = {}           # entry -> what is wrong with its last message
         self._undecodable: set[str] = set()      # entries whose image could not be decoded
         self._shared: Any = None
-        self._is_safe = False                    # whether the robot has its last command
+        self._is_safe = False                    # whether the safe state was commanded
         self._arrived = self.create_guard_condition(self._on_answers)
         self._open_places()
         self._open_topics()
         self._alarm = Alarm(self._on_tick, self)
         self.held.callback(self._alarm.close)
         self.held.callback(self._make_safe)
-        # A simulated clock may stop or jump back; the robot then still acts and reports.
+        # Reports use a steady clock, because a simulated clock may stop or jump back.
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(STATUS_PERIOD, self._report, clock=self._steady)
 
@@ -159,7 +159,8 @@ class PolicyNode(ManagedNode):
         self.get_logger().info(f'the robot computes {len(actions)} actions, for {lasts:.2f} s, in '
                                f'{seconds:.2f} s')
         # The actions of a chunk must last until the next chunk has been computed. A chunk begins at
-        # the time of its observation, so its own computation uses a part of it, too.
+        # the time of its observation, so some of its actions are too late when its own computation
+        # ends.
         if seconds * (1 + self.settings.margin) > lasts:
             self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
                                       'server; use longer chunks or a smaller model')

@@ -22,8 +22,8 @@ Batch = dict[str, torch.Tensor]
 class Observer:
     """Holds the newest message of each entry; an image becomes a tensor only in `batch_of`.
 
-    Times are seconds of one clock. ``observed``: arrival time of the oldest of these messages,
-    without the entries with ``limit`` 0; -infinity while any entry has no message.
+    Times are seconds of one clock. ``observed``: arrival time of the oldest of these messages;
+    entries with ``limit`` 0 do not count. It is -infinity while any entry has no message.
     """
 
     def __init__(self, contract: Contract, start: float, first: float = 10.0) -> None:

@@ -31,11 +31,11 @@ class Policy(ABC):
     ``contract``: name of a contract file in the folder of the module, or the content of a contract;
     None: a parameter of the node names the file.
 
-    ``chunk``: if not 0, the policy inpaints: it completes a chunk of this length that begins with
-    given actions. Its batches then hold two more tensors. `prefix`, float32 (1, chunk, d), holds
-    planned actions, followed by zeros. The robot will execute these actions, from the time of the
-    observation on, before the answer can arrive. `prefix_count`, int64 (1,), is the number of these
-    actions.
+    ``chunk``: if it is not 0, the policy inpaints: it completes a chunk of this length, whose first
+    actions are given. Its batches then hold two more tensors. `prefix`, float32 (1, chunk, d),
+    holds planned actions, followed by zeros. The robot will execute these actions, from the time of
+    the observation on, before the answer can arrive. `prefix_count`, int64 (1,), is the number of
+    these actions.
     """
 
     contract: str | Mapping[str, Any] | None = None

@@ -10,7 +10,7 @@ OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.E
 
 
 def values_of(machine: PolicyMachine) -> dict[str, float | str]:
-    """Return the values for the diagnostics by name: times in s, NaN if a value is unknown."""
+    """Return the values for the diagnostics by name. Times are in s; an unknown value is NaN."""
     counts, command = machine.counts, machine.command
     found: dict[str, float | str] = {
         'state': machine.state,

@@ -31,7 +31,7 @@ class Alarm:
         self._thread.start()
 
     def set(self, at: float) -> None:
-        """Ring at ``at`` instead of the former time; infinity: do not ring."""
+        """Ring at ``at`` instead of the former time; infinity means: do not ring."""
         with self._changed:
             if at < self._at:
                 self._at = at
@@ -40,7 +40,7 @@ class Alarm:
                 self._at = at  # the thread wakes at the former time, then waits for the new time
 
     def close(self) -> None:
-        """Stop the alarm. Do not hold a lock that the callback waits for."""
+        """Stop the alarm. The caller must not hold a lock that the callback may wait for."""
         with self._changed:
             self._closed = True
             self._changed.notify()

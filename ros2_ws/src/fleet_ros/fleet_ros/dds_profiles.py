@@ -16,15 +16,15 @@ RECEIVE_BUFFER = 10_000_000  # B; the kernel gives no more than net.core.rmem_ma
 ANNOUNCED = 5    # s between two discovery announcements of a process with Cyclone DDS
 # Seconds between two discovery announcements of a process with Fast DDS. Fast DDS answers an
 # announcement at most once. If the answer is lost, two processes meet only at the next
-# announcement, so Fast DDS has to announce more often than Cyclone DDS. In this and the following
-# tables, the key says whether the fleet uses the interface `lo`.
+# announcement, so Fast DDS has to announce more often than Cyclone DDS. In this table,
+# in `LEASE` and in `INDICES`, the key says whether the fleet uses the interface `lo`.
 ANNOUNCED_FAST = {True: 1, False: 2}
-LEASE = {True: 20, False: 150}  # s without an announcement after which a process is forgotten
+LEASE = {True: 20, False: 150}  # whether on `lo` -> s of silence after which a process is forgotten
 HEARTBEAT = 0.2  # s between a reliable writer's requests for missing acknowledgements
 LAST_WORDS = 0.2  # maximum s that a writer of Cyclone DDS waits for its last acknowledgements
 MULTICAST = '239.255.0.1'  # group of DDS discovery
 _SIOCGIFADDR = 0x8915  # Linux: address of an interface
-INDICES = {True: 119, False: 32}  # highest DDS participant index that discovery tries
+INDICES = {True: 119, False: 32}  # whether on `lo` -> highest DDS participant index tried
 
 
 def is_loopback(network: ReachConfig) -> bool:
@@ -61,9 +61,10 @@ def cyclone_profile(network: ReachConfig) -> str:
 def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False) -> str:
     """Return the XML profile of Fast DDS, whose ``version`` is 2 (Jazzy) or 3 (Kilted).
 
-    A process with ``robot`` announces itself to its own machine, to the peers, and to processes
+    If ``robot``, the process announces itself to its own machine, to the peers, and to processes
     whose announcements it receives, but not by multicast. The server's machine and its tools
-    announce themselves by multicast. So robots discover these, but do not discover one another.
+    announce themselves by multicast. So robots discover the server and the tools, but not one
+    another.
 
     :raises FleetFileError: the name of a peer cannot be resolved. Fast DDS would drop the whole
         profile, and the fleet would use every interface.

@@ -28,7 +28,8 @@ def torch_device(name: str) -> Any:
 def uploaded(tensor: Any, device: Any) -> Any:
     """Return a copy of a CPU tensor on ``device``; for the device CPU, the tensor itself.
 
-    A GPU takes it from pinned memory while this thread goes on; then PyTorch reuses that memory.
+    A GPU copies the tensor from pinned memory while this thread continues. PyTorch reuses this
+    memory.
     """
     if device.type != 'cuda':
         return tensor.to(device)

@@ -31,10 +31,10 @@ _parent = 0    # process id of the parent; 0 without a launcher
 
 
 class Interruption:
-    """The signals that this process has received; false as long as it has received none.
+    """The signals that this process has received; false until the first one arrives.
 
-    ``at_once``: whether the process must end at once: after a second signal, or after a signal that
-    comes when the launcher has already ended.
+    ``at_once``: whether the process must end at once. This is so after a second signal, and after a
+    signal that comes when the launcher has already ended.
     """
 
     def __init__(self) -> None:
@@ -77,9 +77,10 @@ class Interruption:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let Ctrl+C end this process at once in this context, which is for slow imports.
+    """Let Ctrl+C end this process at once while the context is open; use it for slow imports.
 
-    A KeyboardInterrupt would print a traceback, and libraries drop it that catch every exception.
+    A KeyboardInterrupt would print a traceback, and a library that catches every exception would
+    drop it.
     """
     ours = threading.current_thread() is threading.main_thread() \
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -132,7 +133,8 @@ def _hide_interrupts() -> None:
 def launched() -> dict[str, str]:
     """Return the environment variable that makes child processes end when this process ends.
 
-    They end even if this process is killed (kill -9); they must call `end_with_launcher`.
+    The child processes must call `end_with_launcher`. Then they end even if this process is killed
+    (kill -9).
     """
     return {LAUNCHER: str(os.getpid())}
 

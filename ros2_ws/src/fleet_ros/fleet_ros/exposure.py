@@ -1,4 +1,4 @@
-"""Checks whether the DDS of a fleet can reach other machines; if it can, requires a key."""
+"""Requires a key, or the user's consent, if the DDS of a fleet can reach other machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([
 def leaves_machine(environment: Mapping[str, str]) -> bool:
     """Return whether DDS can reach other machines, or be reached from them.
 
-    The result is True unless the environment variables exclude this.
+    Only the environment variables can exclude this; otherwise the result is True.
     """
     rmw = environment.get('RMW_IMPLEMENTATION') or get_rmw_implementation_identifier()
     reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()
@@ -74,7 +74,7 @@ def _is_loopback(interface: str) -> bool:
 
 
 def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise an error if a fleet without a key could reach other machines without consent.
+    """Raise an error if a fleet with neither key nor consent could reach other machines.
 
     :param key: the setting ``security.key``.
     :param is_open: the setting ``security.open``, the user's consent.
@@ -91,7 +91,7 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:
     """Call `require_key` with the parameters of a node before the node joins the network.
 
-    Only a node can read its parameters. So a temporary node reads them. It is confined to this
+    Only a node can read parameters, so a temporary node reads them. This node is confined to this
     machine and to another DDS domain. It runs in a separate process, because Fast DDS reads its
     profile only once per process.
 

@@ -1,7 +1,7 @@
 """Managed nodes: they start themselves, or a lifecycle manager drives them (REP-2002).
 
-Each node implements its own transitions. This module holds the common part: `autostart`, errors
-that are the user's fault, and the release of everything that a node has made.
+Each node implements its own transitions. This module has the common part: `autostart`, the
+treatment of errors that are the user's fault, and the release of everything that a node has made.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         return self._released() if result == SUCCESS else result
 
     def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
-        """Shut down; an unconfigured node stays for `STAYS` seconds, so that it can be queried."""
+        """Shut down; an unconfigured node still answers state queries for `STAYS` seconds."""
         if not self.configured:
             self.stays_until = time.monotonic() + STAYS
         return self._carry_out('shutdown', self.shutdown)

@@ -15,7 +15,7 @@ def other_middleware(node: Node, service: str) -> str:
     """Return an error message if all servers of a service use another middleware than ``node``.
 
     Topics work between DDS implementations of different vendors, but services do not. The message
-    is empty if no difference is known.
+    is '' if no difference is known.
 
     :param service: full name of the service.
     """

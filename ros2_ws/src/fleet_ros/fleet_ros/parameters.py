@@ -1,4 +1,4 @@
-"""Node parameters, declared from the model of the node's settings."""
+"""Node parameters, declared from the class of the node's settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = TypeVar('S', bound=Settings)
 
 
 def declared(model: type[Settings]) -> Iterator[Knob]:
-    """Yield the settings of a model that are parameters of its node.
+    """Yield the settings of the class ``model`` that are parameters of its node.
 
     ``model.UNUSED`` names the parameters and sections that the node does not use.
     """
@@ -40,7 +40,7 @@ def parameters(settings: Settings) -> dict[str, Any]:
     """Return name -> value of the parameters that give a node these settings."""
     values = flat(settings)
     found = {knob.name: _to_ros(values[knob.name]) for knob in declared(type(settings))}
-    # An empty list has no type, so it cannot be passed. It is the default of a list anyway.
+    # Leave out empty lists: rclpy cannot pass one, and the default of every list is empty anyway.
     return {name: value for name, value in found.items() if value != []}
 
 

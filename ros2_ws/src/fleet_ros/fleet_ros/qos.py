@@ -7,9 +7,9 @@ STATUS = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE,
                     durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
-# For subscriptions to statuses that are sent regularly: the next status replaces a lost status. The
-# profile is best effort, because a reliable subscription must send acknowledgements. These used as
-# much of a robot's link as the statuses themselves.
+# For subscriptions to statuses that are sent regularly, so that the next status replaces a lost
+# status. The profile is best effort, because a reliable subscription sends acknowledgements. They
+# took as much of a robot's link as the statuses themselves.
 HEARTBEAT = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                        reliability=ReliabilityPolicy.BEST_EFFORT,
                        durability=DurabilityPolicy.VOLATILE)

@@ -49,8 +49,8 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None]
 class Receiving:
     """Receives some topics of a node in a thread of its own, until `close`.
 
-    The thread waits for these subscriptions only, so that a message costs less time than in an
-    executor, which looks at all entities of its nodes whenever it wakes.
+    The thread waits for these subscriptions only. So a message costs less time than in an executor,
+    which looks at all entities of its nodes whenever it wakes.
 
     :param topics: topic -> (type, callback). Callbacks run one at a time, in this thread; an error
         in a callback ends the thread.

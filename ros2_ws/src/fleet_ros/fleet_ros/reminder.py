@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-FIRST, MOST = 5.0, 60.0  # s before the first repetition; maximum s before any other repetition
+FIRST, MOST = 5.0, 60.0  # s before the first repetition; longest pause between two repetitions, s
 
 
 class Reminder:
-    """Makes a message due at once, then after another 5, 10, 20 and 40 s, then every minute."""
+    """Makes a message due at once, then after pauses of 5, 10, 20 and 40 s, then every minute."""
 
     def __init__(self) -> None:
         self.reset()

@@ -1,8 +1,8 @@
-"""Limits the services that rclpy gives every node, mostly for parameters, and their calls' cost.
+"""Limits the services that rclpy gives every node (mostly for parameters), and the cost of calls.
 
 rclpy answers calls on the thread that also handles heartbeats and rows. So a call that takes
-seconds delays the fleet for as long. Also, an exception in a callback ends the node, and rclpy's
-own callbacks raise an exception if a call contains an invalid value.
+seconds delays the fleet by these seconds. Also, an exception in a callback ends the node, and
+rclpy's own callbacks raise an exception if a call contains an invalid value.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-# A clock that messages from the network cannot change, so that heartbeats go on.
+# Messages from the network cannot change this clock, so they cannot stop the heartbeats.
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
-AT_ONCE = 2.0  # s of work that calls without proof of their sender may cost at once
-SHARE = 10     # after `AT_ONCE`, such calls may use 1/SHARE of the time
+AT_ONCE = 2.0  # s of work that calls of unauthenticated senders may cost without a pause
+SHARE = 10     # when `AT_ONCE` is used up, these calls may use 1/SHARE of the time
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)
-TYPES = 'get_type_description'  # the other service that rclpy gives every node
+TYPES = 'get_type_description'  # rclpy's only other service of every node
 NAME = 256     # maximum characters of a type's, a hash's or a transition's name
 
 
 class Allowance:
-    """The processor time that calls without proof of their sender may use.
+    """The processor time that service calls may use if their sender is not authenticated.
 
-    It is `AT_ONCE` seconds at once, and afterwards 1/`SHARE` of the time.
+    The first `AT_ONCE` seconds may be used without a pause; after that, 1/`SHARE` of the time.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ def close_parameters(node: Node) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether rcl, the C library of ROS 2, may see this text: it logs texts as they are."""
+    """Return whether this text may go to rcl, ROS 2's C library, which logs texts unchanged."""
     return text.isprintable() and len(text) <= NAME
 
 

@@ -37,8 +37,8 @@ class Spinning:
 
         Call this before the node is destroyed, and not from a callback.
         """
-        # Shut down on the spinning thread itself, because rclpy's shutdown destroys objects on
-        # which this thread otherwise still waits.
+        # Shut down on the spinning thread itself, because rclpy's shutdown destroys objects for
+        # which this thread might still be waiting.
         self._executor.create_task(self._executor.shutdown)
         self._thread.join()
         self._executor.shutdown()

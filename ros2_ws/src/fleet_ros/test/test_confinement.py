@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from fleet_env.fleet import ReachConfig
+from fleet_testing import LIMIT
 from rclpy.utilities import get_rmw_implementation_identifier
 
 # The network that a user would not like to talk on; IPv6 is off because the kernel talks there.
@@ -42,7 +43,7 @@ publisher = nodes[0].create_publisher(String, 'words', 10)
 nodes[1].create_subscription(String, 'words', got.append, 10)
 executor = SingleThreadedExecutor(context=contexts[1])
 executor.add_node(nodes[1])
-end = time.monotonic() + 60
+end = time.monotonic() + float(os.environ['LIMIT'])
 while not got and time.monotonic() < end:
     publisher.publish(String(data='hello'))
     executor.spin_once(timeout_sec=0.1)
@@ -80,8 +81,8 @@ def in_a_network(program, network, multicast='on', more=(), **environment):
         pytest.skip('needs unshare and ip')
     done = subprocess.run(
         ['unshare', '-rn', 'sh', '-c', SETUP, 'sh', sys.executable, '-c', program,
-         network.model_dump_json(), *more], text=True, capture_output=True, timeout=120,
-        env={**os.environ, 'MULTICAST': multicast, **environment})
+         network.model_dump_json(), *more], text=True, capture_output=True, timeout=2 * LIMIT,
+        env={**os.environ, 'LIMIT': str(LIMIT), 'MULTICAST': multicast, **environment})
     if done.returncode in (1, 77) and 'Traceback' not in done.stderr:
         pytest.skip(f'network namespaces are not allowed here: {done.stderr.strip()}')
     assert done.returncode == 0, done.stderr
@@ -170,7 +171,7 @@ os.environ.update(dds_environment(network, robot=name != 'server'))
 import rclpy
 rclpy.init(args=[])
 node, wanted, found = rclpy.create_node(name), {*json.loads(wanted)}, set()
-end = time.monotonic() + 60
+end = time.monotonic() + float(os.environ['LIMIT'])
 while not wanted <= found and time.monotonic() < end:
     found |= {*node.get_node_names()}
     time.sleep(0.05)

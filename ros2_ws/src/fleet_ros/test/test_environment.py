@@ -17,6 +17,7 @@ from fleet_ros.environment import (
     fastdds_file,
     where_traffic_goes,
 )
+from fleet_testing import LIMIT
 from rclpy.utilities import get_rmw_implementation_identifier
 
 HERE = ReachConfig()
@@ -101,7 +102,7 @@ def test_profiles_are_kept_in_the_folder_of_ros(monkeypatch, tmp_path):
 def test_fast_dds_accepts_its_profile():
     """Else it says so on stderr, and goes on with sockets on all interfaces."""
     done = subprocess.run([sys.executable, '-c', OPEN_ADDRESSES], text=True, capture_output=True,
-                          timeout=60, check=True, env={**os.environ, **dds_environment(HERE)})
+                          timeout=LIMIT, check=True, env={**os.environ, **dds_environment(HERE)})
     assert 'rror' not in done.stderr and 'shm/fast' not in done.stdout
     assert set(done.stdout.split()) == {'127.0.0.1'}
 

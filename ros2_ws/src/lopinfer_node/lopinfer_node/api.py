@@ -34,7 +34,7 @@ from .runtime.planner import TablePlanner
 LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not notice
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
-_tracing = threading.Lock()  # torch patches itself while it traces
+_tracing = threading.Lock()  # one trace at a time, because torch patches itself during a trace
 _names: set[str] = set()     # names of robots that this process uses
 _names_lock = threading.Lock()
 
@@ -42,8 +42,8 @@ _names_lock = threading.Lock()
 class OffloadedModel:
     """Called like the model; the results are equal except for rounding.
 
-    The whole model runs on this machine if the inputs have other shapes than the inputs of the
-    first call, or if the model cannot be traced or has changed since then; `reason` says why.
+    The whole model runs on this machine if the inputs have other shapes than those of the first
+    call, or if the model cannot be traced or has changed since the trace; `reason` says why.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
@@ -89,7 +89,7 @@ class OffloadedModel:
             return self.model(*args, **kwargs)
 
     def _current(self) -> bool:
-        """Return whether the model is still the one that was traced."""
+        """Return whether the model has not changed since it was traced."""
         if self._reason:
             return False
         changed = self._traced.change()
@@ -201,7 +201,7 @@ class OffloadedModel:
 def _level_of_caller() -> int:
     """Return the ``stacklevel`` of a warning for the line that has called this module.
 
-    The function that warns calls this function.
+    Call this only from the function that warns.
     """
     level, frame = 1, sys._getframe(1)
     while frame.f_code.co_filename in (__file__, contextlib.__file__) and frame.f_back:
@@ -220,7 +220,8 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
         inputs of the first call.
     :param robot: namespace of this robot, which must be unique. A second model of the same process
         gets `robot/model2`.
-    :param options: all other options; their ``server`` replaces the argument.
+    :param options: all other options; if they are given, their ``server`` replaces the argument
+        ``server``.
     """
     shared = OffloadedModel(model, robot, options or ClientOptions(TablePlanner(), server))
     try:
@@ -277,7 +278,7 @@ def _no_plain_tensor(leaves: list[Any]) -> str:
 
 
 def _overlap(leaves: list[torch.Tensor]) -> bool:
-    """Return whether the stretches of memory in which two inputs lie overlap."""
+    """Return whether two inputs overlap in memory."""
     spans = sorted((t.data_ptr(), t.data_ptr() + t.element_size() * (1 + sum(
         (n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)))) for t in leaves)
     return any(start < end for (_, end), (start, _) in itertools.pairwise(spans))

@@ -29,6 +29,7 @@ from lopinfer_node.planning.profile import Profile
 from lopinfer_node.ros import client_shell, server_shell
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.server_shell import Server, ServerOptions
+from lopinfer_node.runtime import client
 from lopinfer_node.runtime.client import PlannedTable
 from lopinfer_node.runtime.recording import Recording
 from lopinfer_node.runtime.server import PreparePlans
@@ -252,6 +253,36 @@ def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(stor
             offload(model, example=x, options=ClientOptions(fails)) as shared:
         eventually(lambda: shared.reason == "no plans: KeyError: 'mine'")
         same(shared(x), model(x))
+
+
+def test_an_answer_that_comes_after_its_call_was_repeated_counts(store, monkeypatch):
+    """The server always answers a call after the next one."""
+    ask, answer = client_shell.Client._ask, Server._on_open
+    changed, calls, connected = threading.Condition(), [], []
+
+    def counted(*arguments):
+        ask(*arguments)
+        with changed:
+            calls.append(arguments)
+            changed.notify_all()
+
+    def late(*arguments):
+        with changed:
+            before = len(calls)
+            changed.wait_for(lambda: len(calls) > before or connected, LIMIT)
+        return answer(*arguments)
+    monkeypatch.setattr(client, 'CALL_LIMIT', 0.02)
+    monkeypatch.setattr(client_shell.Client, '_ask', counted)
+    monkeypatch.setattr(Server, '_on_open', late)
+    with server_here(store), offload(
+            Small().eval(), example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:
+        try:
+            eventually(lambda: shared._client.machine.state != client.OPENING)
+        finally:
+            with changed:
+                connected.append(True)
+                changed.notify_all()
+        assert shared.wait(LIMIT), shared.reason
 
 
 def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(store):

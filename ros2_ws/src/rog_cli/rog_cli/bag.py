@@ -32,10 +32,9 @@ def is_bag(path: Path) -> bool:
 def played(path: Path, namespace: str = '') -> Played:
     """Yield the statuses of one run of one fleet, in the order of recording.
 
-    The first yielded status is of the server. If the recording has no status of the server before
-    the first status of a robot, the function makes a server status that lists only this robot. If
-    the recording has several runs, the function plays the last run. It says on stderr what it
-    leaves out.
+    The first yielded status is of the server. If the recording begins with a status of a robot, the
+    function first makes a server status that lists only this robot. If the recording has several
+    runs, the function plays the last run. It prints on stderr what it leaves out.
 
     :param namespace: namespace of the fleet; needed if the recording holds several fleets.
     :raises RecordError: the recording is missing or damaged, or it holds no statuses.
@@ -106,7 +105,7 @@ def _same_fields(path: Path, kind: str, message: Any) -> None:
 def state_of_bag(path: Path, namespace: str = '') -> tuple[FleetState, float]:
     """Return the state of a fleet at the end of a recording, and the time of its last status, s.
 
-    :raises RecordError: as `played`.
+    :raises RecordError: see `played`.
     """
     state, now = FleetState(), 0.0
     for now, message in played(path, namespace):
@@ -121,7 +120,7 @@ def _take(state: FleetState, message: Any, now: float) -> None:
 def write_run(path: Path, folder: Path, namespace: str = '') -> None:
     """Write the run records that can be made from the recorded statuses into ``folder``.
 
-    :raises RecordError: as `played`.
+    :raises RecordError: see `played`.
     """
     statuses = played(path, namespace)
     now, first = next(statuses)

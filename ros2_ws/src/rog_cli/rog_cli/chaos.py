@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet, link_trace, with_overrides
 from fleet_env.radio import Conditions
@@ -36,11 +37,11 @@ ROBOTS = '5'
 DISK_MIB = 64        # size of the server's disk, which the disk-full fault fills, MiB
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-DRAIN = 120.0        # seconds to end the run after its minutes plus the server's absences
+DRAIN = 120.0        # seconds that the run may take beyond its minutes and the server's absences
 START = 60.0         # seconds that a process may take from its start to its first status
-HELD_UP = 1.0        # seconds; if this process is delayed longer, the machine counts as overloaded
+HELD_UP = 1.0        # seconds; the machine counts as overloaded if it delays this process longer
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
-FADED = 0.05         # Mbit/s; a link whose rate or share of the air is lower counts as faded
+FADED = 0.05         # Mbit/s; a link counts as faded if its rate, or its share of the air, is lower
 SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
 STEP = 0.25          # seconds between two checks of the fleet
 
@@ -77,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     run = _Run(fleet, out, faults, options.bound)
     run.do()
     result = run.result()
-    (out / RESULT).write_text(json.dumps(result, indent=1) + '\n')
+    write_text(out / RESULT, json.dumps(result, indent=1) + '\n')
     _tell(result, out)
     return 1 if result['violations'] else 0
 
@@ -89,15 +90,15 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # The server counts the silence of a robot from its last heartbeat, which may be a period
-        # old. It looks for silent robots once in a period.
+        # Allow heartbeat periods in addition: the server counts the silence of a robot from its
+        # last heartbeat, which may be a period old, and looks for silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # processes that were killed and not started again
         self.checkpoints = 0
         self.held_up = 0                    # how often the machine was overloaded
         self._held_until = -math.inf
-        self._started: dict[str, float] = {}  # process -> time of its restart
+        self._started: dict[str, float] = {}  # process -> time of its last restart
         self.ended = 0.0
         self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
                         if robot.link.trace or robot.link.rate}
@@ -119,7 +120,7 @@ class _Run:
             for name in ('logs', 'parameters'):  # only results are on the small disk
                 (self.out / name).mkdir()
                 (self.disk / name).symlink_to(self.out / name)
-            (self.out / 'fleet.yaml').write_text(dump_fleet(self.fleet))
+            write_text(self.out / 'fleet.yaml', dump_fleet(self.fleet))
             with EmulatedNetwork(self.fleet, self.out) as self.network, \
                     Monitor(self.fleet.network.namespace) as self.monitor:
                 self.processes = EmulatedFleet(self.network, self.disk, self.names)

@@ -1,4 +1,7 @@
-"""Checks observations of a fleet with faults: progress, memory, equal rows. No I/O, no clock."""
+"""Checks what was observed of a fleet with faults: progress, memory and equal rows.
+
+The checks use no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from statistics import median
 from typing import Any
 
 CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
-# A process may grow by FLAT_MIB, or by FLAT_SHARE of its memory if that is more.
+# A process may grow by FLAT_MIB or by FLAT_SHARE of its memory, whichever is more.
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15
 AGE = 120.0                        # least lifetime of a process whose memory is judged, s
 # Uplink or downlink counts as busy if it had frames to send for at least this share of the time.
@@ -22,7 +25,7 @@ class Seen:
     """One robot at one time.
 
     ``iteration``: number of its finished iterations. ``away``: whether the server counts the robot
-    as away. ``unable``: kind of the fault that keeps the robot from working; empty: the robot can
+    as away. ``unable``: kind of the fault that keeps the robot from working; empty if the robot can
     work.
     """
 
@@ -34,9 +37,8 @@ class Seen:
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
     """Return the rate in Mbit/s that the shared air offered each robot in its worse direction.
 
-    ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``. The
-    rate of a direction that was not busy all the time is infinity, because the air did not limit
-    it.
+    ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``. If a
+    direction was not busy all the time, the air did not limit it, so its rate counts as infinity.
     """
     seconds = after['t'] - before['t']
     found = {}
@@ -66,7 +68,7 @@ class _Robot:
     able_since: float = math.inf
     away: bool = False
     returned: float = math.inf    # time at which it could work again; infinity after an iteration
-    cause: str = ''               # why it could not work
+    cause: str = ''               # why it could not work before `returned`
     told: bool = False            # whether this standstill has been reported
 
 
@@ -143,7 +145,7 @@ def growth(samples: Sequence[tuple[float, float]]) -> float | None:
 def grew(samples: Sequence[tuple[float, float]]) -> bool:
     """Return whether the memory of a process grew by more than is allowed.
 
-    Allowed are `FLAT_MIB` MiB, or the share `FLAT_SHARE` of the last sample if that is more.
+    Allowed are `FLAT_MIB` MiB or the share `FLAT_SHARE` of the last sample, whichever is more.
     """
     found = growth(samples)
     return found is not None and found > max(FLAT_MIB, FLAT_SHARE * samples[-1][1])
@@ -152,7 +154,7 @@ def grew(samples: Sequence[tuple[float, float]]) -> bool:
 def checksums(lines: Iterable[str]) -> dict[str, str]:
     """Return transfer -> checksum of the rows after it, from the log lines of a node.
 
-    If there are several lines for a transfer, the first counts.
+    If a transfer has several lines, the first counts.
     """
     found: dict[str, str] = {}
     for line in lines:
@@ -163,9 +165,9 @@ def checksums(lines: Iterable[str]) -> dict[str, str]:
 
 def mirrored(server: Mapping[str, str], robots: Iterable[Mapping[str, str]]
              ) -> tuple[int, list[str]]:
-    """Return the number of transfers that both sides logged, and the transfers that differ.
+    """Return how many transfers both sides logged, and after which of them the rows differed.
 
-    Transfers differ if the checksums of the rows after them differ.
+    The rows differed if the two sides logged different checksums of the rows after the transfer.
     """
     here = {transfer: value for robot in robots for transfer, value in robot.items()}
     both = server.keys() & here.keys()

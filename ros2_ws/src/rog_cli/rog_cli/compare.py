@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet_env.durable import write_text
 from rog_core.errors import ConfigError
 from rog_tasks.task import check_task
 
@@ -69,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
         return 130
     print(text_tables(comparison))
     table = out / 'comparison.md'
-    table.write_text(markdown_tables(comparison), encoding='utf-8')
+    write_text(table, markdown_tables(comparison))
     print(f'\nResults in {out}:')
     for path in (out / 'comparison.json', table, *draw_comparison([out])):
         print(path)

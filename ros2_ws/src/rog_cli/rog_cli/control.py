@@ -1,4 +1,7 @@
-"""`rog control`: stop a running fleet, save it, or change its method; the fleet's key signs it."""
+"""`rog control`: stop a running fleet, save it, or change its method.
+
+If the fleet has a key, each request is signed with it.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ class Controls:
             for service, kind in SERVICES.items()}
 
     def unable(self) -> str:
-        """Return why no service can be called now; empty if they can be called."""
+        """Return why no service can be called now; empty if services can be called."""
         if self._monitor.fleet is None and self._monitor.unproved:
             return 'the status of the parameter server is not proved by this key'
         if self._monitor.fleet is None:

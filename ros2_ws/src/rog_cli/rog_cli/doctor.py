@@ -25,12 +25,12 @@ from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
 
-# A note is no fault of this network, but says what another one would need.
+# NOTE: nothing is wrong here, but on another network the user would have to change something.
 GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 
 BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
-CLOCK = 0.5           # largest difference of clocks, s; traces of emulated links use them
+CLOCK = 0.5           # s; largest allowed difference between the clocks of two machines
 ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
@@ -60,7 +60,7 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """Return how many s its clock is behind ours, plus the shortest delay; None if unknown."""
+        """Return by how many s its clock is behind ours, plus the least delay; None if unknown."""
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 

@@ -60,7 +60,7 @@ def addresses(robots: Sequence[str]) -> dict[str, str]:
 
 
 def ports(robots: Sequence[str]) -> dict[str, str]:
-    """Return robot -> name of its port of the bridge; Linux allows at most 15 letters."""
+    """Return robot -> name of its port of the bridge; Linux allows at most 15 characters."""
     return {name: f'to{index}' for index, name in enumerate(robots)}
 
 
@@ -83,8 +83,8 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
 def without_shaping(fleet: FleetConfig) -> FleetConfig:
     """Return the settings of the fleet for its nodes on the emulated network.
 
-    The nodes do not emulate links. The isolated network needs no key, although its interface is not
-    the loopback.
+    In it the nodes do not emulate links. The network is isolated, so it needs no key, although its
+    interface is not the loopback.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
@@ -109,8 +109,8 @@ class EmulatedNetwork:
     """Namespaces and radio of a fleet. The context moves its thread to the server's namespace.
 
     :param fleet: the fleet with the traces of its robots.
-    :param out: directory of the run; ``air.jsonl`` in it receives the radio's counters line by
-        line, and ``air.json`` the summary at the end.
+    :param out: directory of the run; its file ``air.jsonl`` receives the radio's counters line by
+        line, and ``air.json`` receives a summary at the end.
     :param every: seconds between two lines of counters.
     :raises NetworkError: the user is not root, or the kernel lacks a feature.
     """
@@ -128,7 +128,8 @@ class EmulatedNetwork:
     def inside(self, name: str) -> Iterator[None]:
         """Move this thread to the namespace of ``server`` or of a robot; at the end move it back.
 
-        Threads and processes that it starts meanwhile begin in this namespace, and stay there.
+        Threads and processes that this thread starts meanwhile begin in the namespace, and stay
+        there.
         """
         before = os.open('/proc/thread-self/ns/net', os.O_RDONLY)
         _set_namespace(self._spaces[name])
@@ -231,8 +232,7 @@ class EmulatedNetwork:
         """End the processes in the namespaces, release the namespaces, write the summary."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
         end_processes_in(self._inodes())
-        # Leave the namespace before the radio ends, because the radio then kills all processes in
-        # the namespaces.
+        # Leave the namespace first: when the radio ends, it kills all processes in the namespaces.
         if self._home >= 0:
             _set_namespace(self._home)
         if self._radio is not None and self._radio.stdin is not None:

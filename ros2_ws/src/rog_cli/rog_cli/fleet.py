@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import child_fleets, dump_fleet, explained_fleet, load_fleet
 from fleet_env.records import RUN_FILE
@@ -96,7 +97,7 @@ def _up(options: argparse.Namespace) -> int:
             raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
                                              'each fleet separately')
         _check_places(fleet, below)
-        for one in (fleet, *below.values()):  # check here once, instead of in every process
+        for one in (fleet, *below.values()):  # check here once, not in every process
             check_task(one.training.task, one.training.task_options)
         if 'server' in names:  # a machine with only robots may lack the method's package
             from rog_core.method_check import check_method  # imports numba, which is slow
@@ -171,7 +172,7 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
     former = _version(out)
     for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
         folder.mkdir(exist_ok=True)
-        (folder / 'fleet.yaml').write_text(dump_fleet(one))
+        write_text(folder / 'fleet.yaml', dump_fleet(one))
         if not emulate:
             print(f'{one.name}: ' * bool(below) + where_traffic_goes(one.network), flush=True)
     with EmulatedNetwork(fleet, out) if emulate else nullcontext() as network:
@@ -200,7 +201,7 @@ def _end(processes: FleetProcesses, interruption: Interruption) -> None:
 
 
 def _version(out: Path) -> tuple[int, int] | None:
-    """Return a value that changes with each new summary in a directory; None without a summary."""
+    """Return a value that each new summary in a directory changes; None without a summary."""
     try:
         found = (out / SUMMARY_FILE).stat()
     except FileNotFoundError:

@@ -49,7 +49,7 @@ def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Add options that say where many runs are computed: on this machine, or a Dask cluster."""
+    """Add options that choose where runs are computed: on this machine or on a Dask cluster."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--jobs', type=at_least_one, metavar='N',
                        help='parallel runs on this machine (default: one per core)')
@@ -96,10 +96,10 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 
 
 def _true_rates(fleet: FleetConfig) -> dict[str, float]:
-    """Return the overrides by which the fleet's trace has the rates that its file says.
+    """Return the overrides that make links follow the trace of the option ``--trace``.
 
-    The ``link.scale`` of a fleet file belongs to the trace of that file. A robot that does not
-    follow the fleet's trace keeps its scale.
+    The ``link.scale`` of a fleet file is meant for the trace that this file names. So it becomes 1,
+    also for each robot whose link follows the fleet's trace.
     """
     def scale(link: LinkConfig) -> float:
         return 1.0 if link.trace == fleet.link.trace and not link.rate else link.scale

@@ -17,10 +17,10 @@ from rog_core.errors import shown
 
 ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
-POINTS = 400     # maximum number of points of a curve; a longer curve loses every other point
-EVENTS = 200     # number of the last events that are remembered
+POINTS = 400     # maximum number of points of a curve; beyond it, every other point is dropped
+EVENTS = 200     # maximum number of remembered events; the oldest are forgotten first
 SILENT = 5.0     # seconds without a status after which the silence is reported
-APART = ('away', 'retired')  # states that only the server knows
+APART = ('away', 'retired')  # states of a robot that only the server knows
 
 
 class Event(NamedTuple):
@@ -36,10 +36,10 @@ class Robot:
     """The displayed state of one robot.
 
     ``state``: the state that the robot reports, or ``away`` or ``retired`` if the server says so.
-    ``doing``: the state, and the robots for which this robot waits. ``why``: why others wait for
-    this robot, or no longer wait. ``heard``: whether the robot has sent a status; before its first
-    status all numbers are unknown. ``silent``: s since its last status. ``link``: rate in Mbit/s,
-    emulated or measured. Other units are s, W and J.
+    ``doing``: the state, and the robots for which this robot waits. ``why``: why other robots wait
+    for this robot, or why they no longer do. ``heard``: whether the robot has sent a status; before
+    its first status all numbers are unknown. ``silent``: s since its last status. ``link``: rate in
+    Mbit/s, emulated or measured. Other units are s, W and J.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Robot:
         return dict(zip(COLUMNS, texts, strict=True))
 
 
-# Name of a column -> unit of its numbers, empty if they have none.
+# Name of a column -> unit of its numbers; empty for numbers without a unit.
 COLUMNS = {'iter': '', 'loss': '', 'acc': '%', 'stale': '', 'pushed': 'rows', 'link': 'Mbit/s',
            'compute': 's', 'comm': 's', 'stall': 's', 'energy': 'J', 'power': 'W'}
 
@@ -95,7 +95,7 @@ class Fleet:
     keyed: bool = False
     minimum: str = ''  # the MTA and the MTA time, in words
     above: str = ''    # which robot of the parent fleet this fleet is, in words
-    left: float = math.nan  # seconds until the run is over, if the listener knows its duration
+    left: float = math.nan  # seconds until the run is over; NaN: its duration is unknown
     starting: bool = False  # whether the listener has started the server itself
 
     @property
@@ -149,14 +149,14 @@ def number(value: float, form: str, unit: str = '') -> str:
 
 
 class Curve:
-    """Points (t, value) in order of time; of a long curve only evenly spaced points are kept."""
+    """Points (t, value) in order of time; a long curve keeps only evenly spaced points."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []
         self._every, self._left = 1, 0
 
     def add(self, t: float, value: float) -> None:
-        """Add a point if it is finite and due: a long curve takes only every n-th point."""
+        """Add a point if it is finite and due; of a long curve only every n-th point is due."""
         if not (math.isfinite(t) and math.isfinite(value)):
             return
         if self._left:
@@ -180,7 +180,8 @@ class FleetState:
     run, 0 if unknown. ``starting``: whether the listener has started the server itself. No status
     contains these three.
 
-    When another run begins, all events and curves are dropped, because its times start at 0 again.
+    When another run begins, all events and curves are dropped, because the times of the new run
+    start at 0 again.
     """
 
     def __init__(self, above: str = '', minutes: float = 0.0, starting: bool = False) -> None:

@@ -5,7 +5,8 @@ processes also share the loaded code in memory.
 
 `python -m rog_cli.fork_server FD` is the fork server. It starts no thread and uses neither ROS
 nor a device, because these do not survive a fork. Each forked process becomes a child of the
-launcher and runs like a process that was started directly. The fork server ends with the launcher.
+launcher and runs like a process that was started directly. The fork server ends when the launcher
+ends.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class ForkServer:
 
 
 def _adopt(wanted: bool) -> None:
-    """Start (if ``wanted``) or stop adopting descendants whose parent process ends."""
+    """Start adopting descendants whose parent process ends; stop it if not ``wanted``."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
@@ -155,7 +156,7 @@ def _load() -> None:
 
 
 def _serve(link: socket.socket) -> Callable[[], Any] | None:
-    """Fork until the launcher is gone, then return None; a forked process returns its program."""
+    """Fork until the launcher is gone, then return None; in a fork, return the fork's program."""
     while True:
         asked, files, *_ = socket.recv_fds(link, _MESSAGE, 1)
         if not asked:

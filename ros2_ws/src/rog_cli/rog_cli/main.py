@@ -29,8 +29,8 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
     """
     parser = command_parser('rog', 'Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    # The wheel and a checkout may both be installed and name the same verb. Which of them is found
-    # first depends on the file system, so keep one entry per name.
+    # The wheel and a checkout may both be installed, and both name a verb. Keep one entry per name;
+    # which of the two is found first depends on the file system.
     others = {found.name: found for found in entry_points(group='rog.verbs')}
     names = [*VERBS, *sorted(others)]
     for name in [wanted] if wanted in names else names:

@@ -10,7 +10,8 @@ from pathlib import Path
 def place(text: str) -> Path:
     """Return the path of an option, such as --out.
 
-    An empty text is refused: it comes from an unset variable, and would mean the current directory.
+    An empty text is refused, because it usually comes from an unset variable and would mean the
+    current directory.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError('must not be empty; give a path, or omit the option')

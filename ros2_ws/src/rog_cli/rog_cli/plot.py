@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
-    """Return the directory with the records of a path; for a recording, make them first."""
+    """Return the directory of a run; for a recording, a temporary one that ``stack`` removes."""
     from .bag import is_bag, write_run
 
     if not is_bag(path):
@@ -58,7 +58,7 @@ def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
 
 
 def _beside(paths: list[Path]) -> Path:
-    """Return the folder for the figures of recordings: beside them, or their common folder."""
+    """Return the folder for the figures of recordings: the folder that holds the recordings."""
     folders = [path if path.is_dir() else path.parent for path in paths]
     return folders[0] if len(folders) == 1 else Path(os.path.commonpath(
         [folder.absolute() for folder in folders]))

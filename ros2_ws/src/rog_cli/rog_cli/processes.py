@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import child_fleets
 from fleet_ros.ending import LAST, SIGNALS, launched
@@ -132,13 +133,13 @@ class FleetProcesses:
         folder = self.out / 'parameters'
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f'{name}.yaml'
-        path.write_text(yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
+        write_text(path, yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
         return path
 
     # -- watching ---
 
     def follow(self, status: Any) -> None:
-        """Handle the last `FleetStatus` (None before the first) while watching; here do nothing."""
+        """Handle the last `FleetStatus` (None before the first one); here do nothing."""
 
     def log(self, name: str) -> Path:
         """Return the path of a process's log."""
@@ -152,7 +153,8 @@ class FleetProcesses:
     def running(self) -> bool:
         """Return whether the server and at least one robot still run.
 
-        If no server was started here, a robot suffices; if no robot was started, the server.
+        If only robots were started here, one running robot suffices; if only the server was, the
+        server.
         """
         alive = self.alive()
         return bool(alive) and ('server' not in self.processes or 'server' in alive) \
@@ -162,7 +164,7 @@ class FleetProcesses:
         """Return process -> exit code of the processes that failed.
 
         A process fails if its exit code is not 0, unless it ended by a signal that asked it to end.
-        After a failure of the server the result holds only the server.
+        If the server has failed, the result holds only the server.
         """
         # A process that has not yet set its handlers dies of the signal that asks it to end.
         found = {name: code for name, process in self.processes.items()
@@ -190,8 +192,8 @@ class FleetProcesses:
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
         """Wait until all processes have ended; ask late ones to end, and finally kill them.
 
-        :param patience: s until the processes are asked, s until they are asked again, and so on.
-        :param hurry: returns whether to end the first of these waits at once.
+        :param patience: s until the processes are asked, then s until they are asked again, and so
+            on. :param hurry: function that returns whether to end the first of these waits at once.
         """
         for index, seconds in enumerate((*patience, LAST)):
             if index:

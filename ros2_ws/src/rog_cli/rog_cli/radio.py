@@ -9,9 +9,9 @@ the bridge.
 
 Each line of standard input is JSON: an object with ``robot`` and the fields of
 `fleet_env.radio.Conditions`, which changes the link of this robot, or ``"begin"``, which starts the
-traces. When standard input ends, this process ends the processes that are left in the namespaces,
-because stopped processes do not notice that their launcher is gone; then it ends, too. Every EVERY
-seconds it writes the counters to standard output as a line of JSON.
+traces. When standard input ends, this process ends all processes that are left in the namespaces;
+processes that are stopped would not notice that their launcher is gone. Then it ends, too. Every
+EVERY seconds it writes the counters to standard output as a line of JSON.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def radio_of(fleet: FleetConfig) -> Radio:
 class Forwarder:
     """Moves frames between devices and radio.
 
-    ``devices``: (robot, uplink) -> file descriptor of the device from which its frames are read.
+    ``devices``: (robot, uplink) -> file descriptor of the device that supplies the frames of this
+    direction; it receives the frames of the opposite direction.
     """
 
     def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:
@@ -66,7 +67,7 @@ class Forwarder:
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
-        self.late = 0.0     # longest delay of a frame after the time at which it was due, s
+        self.late = 0.0     # longest time by which a frame was sent too late, s
         self.dropped = 0    # number of frames that a full device did not take
 
     def run(self, every: float) -> None:

@@ -1,4 +1,4 @@
-"""`rog status`: a live table of the fleets in this DDS domain, on any machine."""
+"""`rog status`: show a live table of the fleets in this DDS domain, from any machine."""
 
 from __future__ import annotations
 

@@ -35,15 +35,15 @@ from .processes import FleetProcesses
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
           'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
 
-COMPLETE = 3.0  # most seconds to wait for the first status of each robot, for a table shown once
+COMPLETE = 3.0  # s; a table that is shown once waits at most this long for all robots' statuses
 
 
 class Monitor:
     """A node that listens to the status topics of the fleet.
 
     :param key: key of the fleet or of a robot. With a key, a status of the server counts only if it
-        is signed with the key and newer than the last status, because anybody can repeat an old
-        status.
+        is signed with the key. It must also be newer than the last status, because anybody can
+        repeat an old status.
     :param above, minutes, starting: see `FleetState`.
     """
 
@@ -200,7 +200,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 
 
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
-    """Show the fleet until ``over`` returns true: a live table or, if ``plain``, some lines."""
+    """Show the fleet until ``over`` returns true: a live table, or some lines if ``plain``."""
     if plain:
         due = time.monotonic() + 1.0
         while not over():

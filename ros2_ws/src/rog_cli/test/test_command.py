@@ -10,6 +10,7 @@ import pytest
 from fleet_env.fleet_file import load_fleet
 from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
 from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_testing import LIMIT
 from rog_bringup import FLEETS
 from rog_cli import fleet as fleet_module
 from rog_cli import main as main_module
@@ -190,6 +191,12 @@ def test_the_table_of_a_former_run_is_not_taken_for_that_of_one_that_failed(caps
     assert 'robot2' in ended(capsys, tmp_path, 1, former)[1]
 
 
+def test_a_full_disk_at_the_start_is_said_with_the_file(capsys, tmp_path):
+    (tmp_path / 'fleet.yaml').symlink_to('/dev/full')
+    code, _, error = run(capsys, 'fleet', 'up', 'indoor', '--out', str(tmp_path))
+    assert (code, error) == (2, f'rog: {tmp_path}/fleet.yaml: No space left on device\n')
+
+
 def test_a_full_disk_costs_the_pictures_and_no_checkpoint_is_promised(
         capsys, monkeypatch, tmp_path):
     def full(out):
@@ -273,5 +280,5 @@ def test_a_name_that_the_terminal_cannot_write_is_no_error(tmp_path):
     done = subprocess.run([sys.executable, '-m', 'rog_cli.main', 'trace', 'generate', 'indoor',
                            '--minutes', '1', '--out', str(tmp_path / 'größe.txt')],
                           capture_output=True, env={**os.environ, 'PYTHONIOENCODING': 'ascii'},
-                          timeout=120, check=False)
+                          timeout=LIMIT, check=False)
     assert done.returncode == 0 and b'gr\\xf6\\xdfe.txt' in done.stdout, done.stderr

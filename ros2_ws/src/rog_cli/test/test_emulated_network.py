@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fleet_env.fleet_file import dump_fleet, load_fleet, with_overrides, with_robots
 from fleet_env.radio import Conditions
-from fleet_testing import eventually
+from fleet_testing import LIMIT, eventually
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_bringup import FLEETS
@@ -226,7 +226,7 @@ def test_nothing_is_left_however_the_launcher_ends(tmp_path, end):
     if end == 'kill':
         os.kill(launcher.pid, signal.SIGKILL)
     launcher.stdin.close()
-    launcher.wait(30.0)
+    launcher.wait(LIMIT)
     launcher.stdout.close()
     eventually(lambda: not any(map(alive, pids)), lambda: f'{pids} ended')
     assert set(socket.if_nameindex()) == before

@@ -77,7 +77,7 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         shown = Path(f'/proc/{process.pid}/cmdline').read_text().strip('\0 ')
         assert shown == 'python -m says_what_it_is stay'
         process.send_signal(number)
-        assert process.wait(60) == -number
+        assert process.wait(LIMIT) == -number
         process.send_signal(number)  # to nobody
 
 

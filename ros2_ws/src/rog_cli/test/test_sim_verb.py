@@ -11,6 +11,7 @@ import pytest
 from fleet_env.records import read_run
 from fleet_env.summary import read_summary
 from fleet_env.trace import read_trace
+from fleet_testing import LIMIT
 from rog_cli.fleet_options import add_fleet_options, chosen_fleet
 from rog_cli.main import main
 
@@ -288,7 +289,7 @@ def test_a_task_that_calls_sys_exit_does_not_end_the_program_as_if_all_were_well
 @pytest.mark.long
 def test_who_has_closed_the_output_still_gets_the_files(mine, tmp_path):
     script = f'"{sys.executable}" -m rog_cli.main sim mine.yaml --minutes 0.05 --out out'
-    done = subprocess.run(['bash', '-c', f'{script} <&- >&- 2>&-'], cwd=tmp_path, timeout=120,
+    done = subprocess.run(['bash', '-c', f'{script} <&- >&- 2>&-'], cwd=tmp_path, timeout=LIMIT,
                           check=False)
     assert done.returncode == 0 and (tmp_path / 'out/summary.json').exists()
 
@@ -296,7 +297,7 @@ def test_who_has_closed_the_output_still_gets_the_files(mine, tmp_path):
 def test_who_reads_only_the_beginning_is_told_nothing_more(mine, tmp_path):
     script = f'"{sys.executable}" -m rog_cli.main sim mine.yaml --minutes 0.05 --out out'
     done = subprocess.run(['bash', '-c', f'{script} | head -n 0; exit ${{PIPESTATUS[0]}}'],
-                          capture_output=True, cwd=tmp_path, timeout=120)
+                          capture_output=True, cwd=tmp_path, timeout=LIMIT)
     assert (done.returncode, done.stdout, done.stderr) == (141, b'', b'')
 
 
@@ -325,7 +326,7 @@ def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path)
         try:
             first = process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=120)
+            _, error = process.communicate(timeout=LIMIT)
         finally:
             process.kill()
     assert first == 'under way\n'

@@ -1,10 +1,10 @@
 """Functions on flat float32 arrays, (elements,): numpy arrays or torch tensors.
 
-A numpy array is processed by loops that numba compiles; each loop passes over memory once, because
-at these sizes memory bandwidth limits the speed, not arithmetic. A torch tensor, on any device, is
+A numpy array is processed by loops that numba compiles; each loop passes over memory only once,
+because at these sizes memory bandwidth limits the speed. A torch tensor, on any device, is
 processed by tensor operations. Where these would pass over memory many times, a CUDA kernel
-processes it (`rog_core.cuda`). Sums per segment and encoded values are always numpy arrays
-on the host.
+processes it (`rog_core.cuda`). Sums per segment and encoded values are always numpy arrays on the
+host.
 
 Functions import torch only where they use it: the import takes seconds, and some subcommands of
 ``rog`` do not need it.
@@ -60,7 +60,7 @@ def zeros_like(values: Array) -> Array:
 
 
 def all_finite(values: Array) -> bool:
-    """Whether no element is NaN or infinite."""
+    """Return whether no element is NaN or infinite."""
     if isinstance(values, np.ndarray):
         return bool(_all_finite(values))
     return bool(values.isfinite().all())
@@ -73,7 +73,7 @@ def first_bad(values: Array) -> int:
 
 def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array, rate: float,
                mu: float, decay: float, offsets: np.ndarray, nesterov: bool = True) -> np.ndarray:
-    """Add a momentum step to ``pending``; return the sum of |pending| per segment, float32.
+    """Add a step with momentum to ``pending``; return the sum of |pending| per segment, float32.
 
     momentum = mu * momentum + gradient; pending += rate * (step + decay * weights).
     ``nesterov``: if true, the step is gradient + mu * momentum; if false, it is the momentum
@@ -124,7 +124,7 @@ def _all_finite(values):
 
 @njit(nogil=True, cache=True, fastmath=_SUM)
 def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
-    """See `accumulate`. ``ahead``: (factor of the gradient, factor of the momentum) in the step."""
+    """See `accumulate`. ``ahead``: the factors of the gradient and of the momentum in the step."""
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]
         g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]

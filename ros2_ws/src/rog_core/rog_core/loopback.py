@@ -32,7 +32,7 @@ _METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receip
 def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) -> Callable[..., Any]:
     """Return the method of the machine that handles a message.
 
-    At a server this method takes the name of the robot before the message.
+    The method of a server takes the name of the robot before the message.
     """
     method: Callable[..., Any] = getattr(machine, _METHODS[type(message)])
     return method

@@ -2,7 +2,7 @@
 
 Every program that runs such a machine calls this check. A method of this package is only built. A
 method of another package is imported, then rehearsed: a server and workers in this process train a
-model of a few rows for some iterations; every message is delivered at once. The rehearsal raises
+model of a few rows for some iterations, and every message arrives at once. The rehearsal raises
 `ConfigError` if the method raises an exception, returns a value of the wrong type, or lets all
 robots wait for each other. The machines themselves never import code of a user.
 """
@@ -109,7 +109,7 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
     _check_grants(method)
     server.aggregation.method = method
     method.begin(server.model, 0)
-    due: dict[str, int] = {}  # robot that computes -> turn in which it began
+    due: dict[str, int] = {}  # computing robot -> turn in which it began
     wanted = fleet.start()
     for turn in range(ITERATIONS * len(names)):
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}
@@ -117,8 +117,8 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
             waits = {name: m.waiting_for for name, m in server.members.items()}
             raise _BadAnswer(f'the fleet stands still; each robot waits for: {waits}')
         _check(method, server)
-        # Usually the robot that began first finishes first. In every third turn the robot that
-        # began last finishes first.
+        # In most turns the robot that began first finishes first. In every third turn the robot
+        # that began last does.
         name = min(due, key=due.__getitem__) if turn % 3 else max(due, key=due.__getitem__)
         del due[name]
         gradient = noise.standard_normal(server.partition.elements).astype(np.float32)

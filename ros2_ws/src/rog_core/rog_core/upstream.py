@@ -22,26 +22,28 @@ from .server.machine import ServerMachine
 from .worker.accumulator import Accumulator
 from .worker.machine import WorkerMachine
 
-# The SGD settings of an account: the change already includes learning rate and momentum.
+# With these settings the parent fleet's server applies a child fleet's change unaltered, because
+# the change already includes learning rate and momentum.
 AS_IT_IS = SgdConfig(learning_rate=1.0, momentum=0.0, weight_decay=0.0, nesterov=False)
 
 
 class Upstream:
     """Connects a child fleet's server with the worker that represents it in the parent fleet.
 
-    ``base``, float32 (elements,): the master rows without the fleet's changes since its last
-    account. So base - master is the change that the worker has not received yet. After a restart,
-    pass the ``base`` of the checkpoint. By default it is the present master rows.
+    An *account* is a change of the model that the worker is given to push. ``base``, float32
+    (elements,): the master rows without the fleet's changes since the last account. So base -
+    master is the change that the worker has not received yet. After a restart, pass the ``base`` of
+    the checkpoint. The default is the present master rows.
 
-    An iteration of the worker is H iterations of the fleet, where H is the number of local steps
-    that the parent fleet's method asks for, or more if the parent fleet takes longer.
+    An iteration of the worker is H iterations of the fleet, or more if the parent fleet takes
+    longer. H is the number of local steps that the parent fleet's method asks for.
     """
 
     def __init__(self, server: ServerMachine, worker: WorkerMachine, base: Array | None = None
                  ) -> None:
         self.server, self.worker = server, worker
         self.base = copy_of(server.master) if base is None else base
-        self._handed: Array | None = None  # the last account; None after `_take`
+        self._handed: Array | None = None  # change in the last account; None after `_take`
         self._kept = worker.accumulator.kept  # `Accumulator.kept` at the last account
         self._accounted = server.iteration    # the fleet's iteration at the last account
         self._due = math.inf                  # the fleet's iteration for the next account
@@ -60,7 +62,7 @@ class Upstream:
 
     def end(self) -> None:
         """Apply the model with which the parent fleet's run ended; no account is due any more."""
-        if self.worker.iteration:  # it is 0 if the worker never received the parent fleet's model
+        if self.worker.iteration:  # 0: the worker has never received the parent fleet's model
             self._take()
         self._due = math.inf
 
@@ -81,7 +83,7 @@ class Upstream:
         These are the changes that the parent fleet's server has not taken yet.
         """
         store = self.worker.accumulator
-        if store.drift is not None:  # the step is a `Phase`: `model` includes these changes
+        if store.drift is not None:  # in a step `Phase`, `model` includes these changes
             return copy_of(store.model)
         return store.weights - store.pending
 

@@ -14,6 +14,7 @@ from rog_core.errors import ConfigError, LocalProtocolError
 from rog_core.loopback import Loopback
 from rog_core.method_check import check_named
 from rog_core.methods import Method, Team, create
+from rog_core.methods.base import Standing
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import Command, End, Sending
 from rog_core.protocol.steps import STEPS, Gradient, Local
@@ -135,6 +136,16 @@ def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, comp
             np.ones(128, np.float32), SgdConfig(0.1, 0.9, 0.0, True), fleet.now))
         wanted = {name for name, _ in fleet.deliver()}
     assert pushes == computed
+
+
+def test_a_robot_never_waits_for_its_own_rows(package):
+    """Its rows may be as old as the fleet's bound allows; only its next push can send them."""
+    sync = f'{package(TIGHT.replace("ssp", "rsp").replace("Ssp", "Rsp"))}:Tight:8'
+    check_named(sync, Team())
+    method = method_named(sync, Team())
+    fleet = {'robot1': Standing(9, 4), 'robot2': Standing(6, 6)}
+    assert method.held_up_by('robot1', fleet) == []
+    assert method.held_up_by('robot1', fleet | {'robot2': Standing(5, 5)}) == ['robot2']
 
 
 def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state(package):

@@ -2,6 +2,7 @@
 
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
 from rog_core import plugins
 from rog_core.codecs import RAW, codec_names, codec_on_wire, get_codec
@@ -22,6 +23,37 @@ class Plain(Raw):
 
 class Twin(Raw):
     name, number = 'twin', 0
+
+
+class Short(Plain):
+    def _look(self, lengths, ids, data):
+        return 0, 0, float(np.square(data[:data.size // 4 * 4].view('<f4')).sum())
+
+
+class Lossy(Plain):
+    def _add_compiled(self, values, partition, ids, data, factor):
+        super()._add_compiled(values, partition, ids, data, factor * np.float32(0.9))
+
+
+class Loud(Plain):
+    def _look(self, lengths, ids, data):
+        rule, at, energy = super()._look(lengths, ids, data)
+        return rule, at, 2 * energy
+
+
+class Strong(Plain):
+    def scaled(self, partition, ids, data, factor):
+        return data
+
+
+class Wide(Plain):
+    def sizes(self, lengths):
+        return 8 * lengths
+
+
+class Unfinished(Plain):
+    def _add_compiled(self, values, partition, ids, data, factor):
+        raise NotImplementedError('to do')
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +98,11 @@ def test_a_codec_is_named_as_it_is_asked_for():
 @pytest.mark.parametrize(('name', 'why'), [
     ('twin', 'number that is free, got .* with 0'), ('test_plugins:Lag', 'cannot be loaded'),
     ('a_package_that_nobody_has:Codec', 'No module'), ('test_plugins:Gone', 'Gone'),
-    ('test_plugins:ConfigError', 'must be a subclass'), ('zip', 'is unknown')])
+    ('test_plugins:ConfigError', 'must be a subclass'), ('zip', 'is unknown'),
+    ('test_plugins:Short', 'a byte too short'), ('test_plugins:Lossy', 'what it decodes'),
+    ('test_plugins:Loud', 'sum of the squares'), ('test_plugins:Strong', 'halve'),
+    ('test_plugins:Wide', 'fails with random values: RemoteProtocolError'),
+    ('test_plugins:Unfinished', 'fails with random values: NotImplementedError: to do')])
 def test_a_codec_that_cannot_be_used_is_refused(name, why):
     with pytest.raises(ConfigError, match=why):
         get_codec(name)

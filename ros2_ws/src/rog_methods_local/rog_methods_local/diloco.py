@@ -16,20 +16,21 @@ class DiLoCo(Outer):
     """``diloco:H``: H local steps of each robot, then an outer step with their mean change.
 
     ``diloco:H:P``: the model is divided into P fragments. An iteration has H/P local steps and
-    exchanges one fragment, so each fragment is exchanged every H steps. The robot computes the next
-    local steps while a fragment travels (``pipeline``). So a fragment is applied late, but
-    transmission takes no extra time. A robot's momentum continues from one iteration to the next.
+    exchanges one fragment, so each fragment is exchanged every H steps. With the option
+    ``pipeline`` the robot computes the next local steps while a fragment travels. So a fragment is
+    applied late, but transmission takes no extra time. A robot's momentum continues from one
+    iteration to the next.
 
-    ``quorum=K``: the fleet does not wait for a robot whose link fades. A round (one iteration of
-    every robot) is over at the latest ``grace=S`` seconds after K robots have pushed. A later push
+    ``quorum=K``: the fleet does not wait for a robot whose link fades. A round is one iteration of
+    every robot. It ends at the latest ``grace=S`` seconds after K robots have pushed. A later push
     is applied when it arrives, and its robot continues with the present round of the fleet.
 
     Sources: DiLoCo (arXiv 2311.08105); Streaming DiLoCo (arXiv 2501.18512); Decoupled DiLoCo (arXiv
     2604.21428) for quorum and grace. Fragments consist of rows, not of layers, so that all have
     about the same size. Streaming DiLoCo mixes an arriving fragment with the robot's own fragment,
-    and so forgets a part of the steps made during the transfer. Here these steps stay in the
-    robot's model and are pushed when the fragment is sent next. Decoupled DiLoCo weighs robots by
-    their number of tokens and merges norms and directions separately; here every push has the same
+    which drops a part of the steps made during the transfer. Here these steps stay in the robot's
+    model and are pushed when the fragment is sent next. Decoupled DiLoCo weighs robots by their
+    number of tokens and merges norms and directions separately; here every push has the same
     weight.
     """
 
@@ -91,7 +92,7 @@ class DiLoCo(Outer):
                 f"of the model (granularity '{model.partition.granularity}')")
 
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`: with a quorum, the next round of all robots is ``iteration`` + 1."""
+        """See `Method.begin`: with a quorum, all robots continue with round ``iteration`` + 1."""
         super().begin(model, iteration)
         self._newest = iteration
 

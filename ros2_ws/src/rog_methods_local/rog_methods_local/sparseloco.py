@@ -2,19 +2,19 @@
 
 Source: SparseLoCo (arXiv 2508.15706). It sends the 64 elements of largest magnitude of each chunk
 of 4096, with 12 bits for the position and 2 for the value. Its error feedback decays: each push
-forgets 5 percent of the values that have not been sent. A chunk of the paper is a segment here
-(a row, or a part of a long row). A segment sends one element in 64, at least one. Pulls, which the
-paper does not have, forget nothing.
+reduces by 5 percent the values that it does not send. What the paper calls a chunk is a segment
+here (a row, or a part of a long row). A segment sends one element in 64, but at least one. Pulls,
+which the paper does not have, reduce no values.
 
 A segment begins with two scales (bfloat16). The elements sent form two classes: large elements,
 whose magnitude is above the mean magnitude of all elements sent, and small elements. The first
-scale is the mean magnitude of the large elements, the second that of the small elements. A word of
-14 bits for each element follows, ascending by position, the first element in the lowest bits; the
-end is padded to a whole byte. Bits 0 to 11 hold the position, bit 12 is 1 for the first scale, bit
-13 holds the sign (1: negative). Zeros are not sent. If a segment has too few other elements, words
-of 0 follow at the end. They are no elements: positions ascend, so only the first word can have
-position 0. If a segment holds only zeros, both scales are 0. If elements have equal magnitudes, the
-first of them are sent.
+scale is the mean magnitude of the large elements, the second that of the small elements. Then
+follow 14 bits for each element, ascending by position, the first element in the lowest bits; the
+end is padded to a whole byte. Of these, bits 0 to 11 hold the position, bit 12 is 1 for the first
+scale, and bit 13 holds the sign (1: negative). Zeros are not sent. If a segment has too few nonzero
+elements, the remaining places hold 0. A decoder recognises them because positions ascend, so only
+the first element can have position 0. If a segment holds only zeros, both scales are 0. If elements
+have equal magnitudes, the first of them are sent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from rog_core.codecs.kernels import (
 SHARE = 64                  # one of SHARE elements is sent
 BITS = 14                   # bits for each sent element
 LARGE, NEGATIVE = 1 << 12, 1 << 13
-FEEDBACK = np.float32(0.95)  # share of the unsent values that a push keeps
+FEEDBACK = np.float32(0.95)  # factor by which a push multiplies the values that it does not send
 _PLACES = np.arange(BITS)
 
 
@@ -141,7 +141,7 @@ def _bit_places(counts: np.ndarray) -> np.ndarray:
 
 
 def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Pack words of 14 bits into bytes; ``counts``: number of words of each segment.
+    """Pack numbers of 14 bits into bytes; ``counts``: how many numbers each segment has.
 
     Each segment begins with a new byte.
     """
@@ -158,7 +158,7 @@ def unpack(body: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def _word(code, k):
-    """Return word ``k`` of an encoded segment; its bits are in two or three bytes."""
+    """Return the 14 bits of element ``k`` of an encoded segment; they lie in two or three bytes."""
     bit = BITS * k
     at, shift = 4 + bit // 8, bit % 8
     word = np.int64(code[at]) | np.int64(code[at + 1]) << 8

@@ -29,10 +29,10 @@ REMEMBERED = 10_000  # maximum number of calls whose times are kept
 class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
-    A call counts only if its time is later than the times of all calls that were carried out. This
-    comparison leaves out times in the future of the server's clock; each of them is only
-    remembered. So a caller whose clock is ahead does not make the calls of others look old. The
-    same holds if all clocks were ahead and were then set back.
+    A call counts only if its time is later than the times of all calls that were carried out.
+    A call whose time is in the future by the server's clock is carried out once, but later calls
+    are not compared with it. So a caller whose clock is ahead does not make the calls of others
+    look old. New calls are also accepted if all clocks were ahead and have been set back.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Control:
         return ''
 
     def _refusal(self, request: Any = None) -> str:
-        """Return why a proved call is refused; an empty text means that it is carried out.
+        """Return why an authenticated call is refused; '' means that it is carried out.
 
         :param request: request of one of our services; None: a call that sets parameters, which
             cannot carry a tag.
@@ -111,10 +111,10 @@ class Control:
     def _carry_out(self, request: Any, response: Any, what: Callable[[], str]) -> Any:
         """Answer a call of a service.
 
-        With a key, the answer carries a tag that proves the answer and also covers the tag of the
-        call. The answer to an unproved call carries no tag. Otherwise a stranger could send a call
-        with the tag of another caller's call, and pass the answer on to that caller. A call that
-        arrives again receives the same answer again.
+        With a key, the answer carries a tag that authenticates the answer and also covers the tag
+        of the call. The answer to an unauthenticated call carries no tag. Otherwise a stranger
+        could send a call with the tag of another caller's call, and pass the answer on to that
+        caller. If a call arrives again, it gets its former answer again.
 
         :param what: function that carries out the call and returns the text of the answer.
         """
@@ -138,7 +138,7 @@ class Control:
         return response if unproved else sealed(self._seal, response, tag)
 
     def _note(self, tag: bytes, response: Any) -> None:
-        """Keep the answer to a proved call that was carried out."""
+        """Keep the answer to an authenticated call that was carried out."""
         if self._key is not None:
             self._answered[tag] = response.success, response.message
             if len(self._answered) > REPEATED:

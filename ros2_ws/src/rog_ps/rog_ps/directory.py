@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet_env.durable import Kept, hold
+from fleet_env.durable import Kept, hold, read_file
 from fleet_env.errors import DurableError
 
 FORMER = 'checkpoint.safetensors'  # checkpoint of earlier versions, which wrote no digest
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
 def run_in(out: Path) -> int:
     """Return the identity of the run in a directory; 0 if there is no run."""
     try:
-        return _served((out / SERVED).read_bytes()).run
+        return _served(read_file(out / SERVED)).run
     except OSError:
         return 0
 
@@ -55,8 +55,8 @@ def run_in(out: Path) -> int:
 def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
     """Lock a directory until ``held`` is closed, and count this start of the run's server.
 
-    The lock ends with the process, in whatever way the process ends. So a server that holds the
-    lock knows that every former server of the run is gone, and it tells this to the robots.
+    The lock ends with the process, however the process ends. So a server that holds the lock knows
+    that every former server of the run is gone, and tells the robots so.
 
     :param out: directory of the run; None: return a new run.
     :param resume: whether to continue the run in the directory.
@@ -71,8 +71,9 @@ def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
         former = _served(os.read(handle, 1024))
         taken = Claim(former.run, former.start + 1) if resume and former.run else new
         text = json.dumps({'run': f'{taken.run:016x}', 'start': f'{taken.start:08d}'}).encode()
-        # The text of every claim has the same length, so it overwrites a former claim in place, and
-        # the file of a run is never empty or cut off. A damaged file may be longer; it is cut.
+        # The texts of all claims have equal length. So a claim overwrites a former claim in place,
+        # and the file of a run is never empty or cut off. A damaged file may be longer; it is
+        # shortened.
         os.pwrite(handle, text, 0)
         os.ftruncate(handle, len(text))
         os.fsync(handle)

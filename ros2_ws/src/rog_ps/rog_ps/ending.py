@@ -14,12 +14,12 @@ from .run_files import RunFiles
 class Ending:
     """Says when a stopped run is over: the record ends with the last statuses of the robots.
 
-    :param machine: state machine of the server, which bounds the wait (`Deadlines.stop_by`).
+    :param machine: state machine of the server; its `Deadlines.stop_by` limits the wait.
     """
 
     def __init__(self, machine: ServerMachine, presence: Presence, files: RunFiles) -> None:
         self._machine, self._presence, self._files = machine, presence, files
-        self._by = math.inf      # when the run ends without the robots' last evaluations
+        self._by = math.inf      # time at which the run ends without waiting any longer
 
     @property
     def begun(self) -> bool:

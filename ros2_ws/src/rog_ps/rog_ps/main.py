@@ -38,7 +38,7 @@ def _build() -> Any:
     check.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
-    warm_up()  # compile now, because robots that already wait would take the server for dead
+    warm_up()  # compile now: later, waiting robots would take the busy server for dead
     return node
 
 

@@ -64,7 +64,7 @@ class ParameterServerNode(ManagedNode):
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
     error = ''              # why the node ended; empty: without error
-    _had_run = False        # whether a new configuration continues from the node's own checkpoint
+    _had_run = False        # whether to continue from the node's own checkpoint
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
@@ -83,7 +83,7 @@ class ParameterServerNode(ManagedNode):
         self._heartbeat()
 
     def _read_settings(self) -> None:
-        """Check the settings before the task is loaded, which takes seconds, or a file written."""
+        """Check the settings before the slow loading of the task and before a file is written."""
         self.settings = settings = declare(self, ServerSettings)
         if self._had_run:
             self.settings = settings = settings.model_copy(update={'resume': True})
@@ -174,7 +174,7 @@ class ParameterServerNode(ManagedNode):
     # -- building ---
 
     def _build_machine(self) -> tuple[ServerMachine, tuple[float, float] | None]:
-        """Return the state machine; and the accuracies at the start, None in a resumed run."""
+        """Return the state machine, and the accuracies at the start (None in a resumed run)."""
         settings = self.settings
         training = settings.training
         model = self.task.model()
@@ -198,7 +198,7 @@ class ParameterServerNode(ManagedNode):
         return machine, baseline
 
     def _measure_start(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Return the model's accuracy before the shift, NaN if it is unknown, and now."""
+        """Return the model's accuracies before the shift (NaN: unknown) and after it."""
         clean, before = measure_clean(self.task, model), measure(self.task, model)
         known = '' if math.isnan(clean) else f'; before the shift {clean:.3f}'
         self.get_logger().info(f'accuracy at the start {before:.3f}{known}')
@@ -251,8 +251,7 @@ class ParameterServerNode(ManagedNode):
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a status message of a robot.
 
-        The status counts as a heartbeat, goes to the record, and may say that the robot pauses or
-        stops.
+        The status counts as a heartbeat and is recorded. It may say that the robot pauses or stops.
         """
         now, member = time.monotonic(), self.machine.members.get(robot)
         if member is None or message.robot != robot or member.state == AWAY \
@@ -293,7 +292,7 @@ class ParameterServerNode(ManagedNode):
     def _excuse(self, now: float) -> None:
         """If this process was held up, do not count this time as silence of the robots.
 
-        Their heartbeats have arrived, but are not read yet.
+        Their heartbeats have arrived in the meantime, but this process has not read them yet.
         """
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
@@ -394,7 +393,7 @@ class ParameterServerNode(ManagedNode):
 
     def _publish_status(self) -> None:
         if self.done and not self.machine.stopping:
-            return  # it has given way to another server; `stopped` would be taken as that one's
+            return  # another server continues; robots would take this `stopped` for its own
         self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
 
     def _diagnose(self) -> None:

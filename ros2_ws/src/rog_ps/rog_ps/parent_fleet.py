@@ -2,7 +2,7 @@
 
 This module runs a worker in the parent fleet, which can use another DDS domain. The worker is a
 robot's node (`rog_worker`) on its own thread. Worker and server exchange only orders and changes of
-the model, as a robot's node and its training thread do. But neither waits for the other: the
+the model, as a robot's node and its training thread do. However, neither waits for the other: the
 server's thread carries out an order when the order arrives.
 """
 
@@ -147,7 +147,7 @@ class ParentFleet:
             self._worker.hand_up(change)
 
     def note(self, robot: str, loss: float, accuracy: float) -> None:
-        """Note a robot's loss and accuracy; the worker reports the means over the robots."""
+        """Record a robot's loss and accuracy; the worker reports the means over the robots."""
         self._robots[robot] = loss, accuracy
         losses, accuracies = zip(*self._robots.values(), strict=True)
         worker, machine = self._worker, self._worker.machine

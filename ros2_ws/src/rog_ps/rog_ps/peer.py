@@ -57,11 +57,11 @@ class Peer:
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def is_recorded(self, message: Any, member: Member) -> bool:
-        """Return whether a checked status goes to the record, where it may add a line.
+        """Return whether to record a checked status, which may add a line to the record.
 
         A robot finishes at most one iteration, and evaluates at most once, for each pull. If
-        statuses report more iterations or evaluations, they are not from the robot. If they were
-        recorded, they would fill the disk.
+        statuses report more iterations or evaluations, they are not from the robot, and recording
+        them would fill the disk.
         """
         changed = [now != then for now, then in zip(
             (message.iteration, message.evaluated_at), self._noted, strict=True)]
@@ -92,7 +92,7 @@ class Peer:
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
                                       f'which was granted, got {message.iteration}')
         # A status with one of these states takes the robot out of the fleet. Anyone can read and
-        # repeat its other fields, so it must also carry the secret session.
+        # repeat the other fields of a status, so this status must also carry the secret session.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')
 
@@ -101,8 +101,8 @@ class Peers(dict[str, Peer]):
     """Robot -> peer, for each robot that is listed or has registered.
 
     :param links: link of each robot that the fleet file lists.
-    :param epoch: when the emulated links began, on the monotonic clock; 0: they begin with
-        `begin`, and delay nothing before.
+    :param epoch: when the emulated links began, on the monotonic clock. 0: they begin with the call
+        of `begin`; before it they delay nothing.
     """
 
     def __init__(self, node: ParameterServerNode, links: Mapping[str, LinkConfig], epoch: float
@@ -139,5 +139,5 @@ class Peers(dict[str, Peer]):
 
     @property
     def deadline(self) -> float:
-        """Time of the next `release`; infinity: there is nothing to send."""
+        """Time of the next `release`; infinity means: there is nothing to send."""
         return min((link.deadline for link in self._emulated), default=math.inf)

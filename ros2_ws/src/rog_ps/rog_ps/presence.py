@@ -1,4 +1,4 @@
-"""Which robots are away or paused, as the log and the record of the run say it."""
+"""Tells the log and the record of the run which robots are away or paused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .run_files import RunFiles
 
 
 class Presence:
-    """Notes, logs and records when robots go away, pause and come back.
+    """Remembers, logs and records when robots go away, pause and come back.
 
     :param limit: seconds without a heartbeat after which a robot is away.
     """
@@ -24,14 +24,14 @@ class Presence:
         self._files = files
 
     def on_joined(self, robot: str, iteration: int) -> None:
-        """Note that a robot has registered at ``iteration``."""
+        """Record that a robot has registered at ``iteration``."""
         self.log.info(f'{robot} joins at iteration {iteration}')
         if robot in self.away:
             self.away.discard(robot)
             self._files.fault(robot, 'rejoined', f'at iteration {iteration}')
 
     def on_status(self, robot: str, paused: bool) -> None:
-        """Note whether the status of a robot says that it is paused."""
+        """Record whether the status of a robot says that it is paused."""
         if paused == (robot in self.paused):
             return
         (self.paused.add if paused else self.paused.discard)(robot)

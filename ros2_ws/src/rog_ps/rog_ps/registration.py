@@ -66,9 +66,9 @@ class Registration:
                       bytes(request.tag))
 
     def _refused_unproved(self, robot: str, error: SealError, response: Any) -> Any:
-        """Refuse a registration that is not proved with the key of its robot.
+        """Refuse a registration that is not authenticated with the key of its robot.
 
-        The answer is not proved, either. A proved answer would name the tag of the request. A
+        The answer is not authenticated, either. Otherwise it would name the tag of the request. A
         stranger could copy this tag from the request of an honest robot, and then pass the refusal
         on to this robot.
         """
@@ -97,7 +97,7 @@ class Registration:
         return None
 
     def _untimely(self, request: Any, robot: str) -> RegisterResponse | None:
-        """Return the refusal if a proved registration is out of date, else None.
+        """Return the refusal if an authenticated registration is out of date, else None.
 
         A registration is out of date if it is for another server process, or if another process of
         the robot has replaced the process that made the registration.

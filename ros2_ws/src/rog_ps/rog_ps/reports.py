@@ -73,7 +73,7 @@ class Reports:
         self._status.publish(message)
 
     def wait_until_heard(self) -> None:
-        """Wait at most `LAST_WORDS` s until all who are there have received the last status."""
+        """Wait at most `LAST_WORDS` s until all present subscribers have the last status."""
         self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],

@@ -6,7 +6,7 @@ import math
 
 
 class TrainingTime:
-    """Counts the seconds of training; it stands still until `begin`, and while paused.
+    """Counts the seconds of training; does not count before `begin` and during pauses.
 
     All times are seconds of one monotonic clock.
 
@@ -16,7 +16,7 @@ class TrainingTime:
     def __init__(self, now: float) -> None:
         self.before = 0.0                    # seconds before the server's last restart
         self._began: float | None = None     # when the first robot joined
-        self._paused_at = now                # when the run was paused; infinity: not paused
+        self._paused_at = now                # when the run was paused; infinity means: not paused
 
     def begin(self, now: float) -> bool:
         """Count from ``now`` on; return False if this has been called before."""
@@ -26,7 +26,7 @@ class TrainingTime:
         return True
 
     def pause(self, now: float) -> None:
-        """Stand still from ``now`` on."""
+        """Pause: stop counting from ``now`` on."""
         self._paused_at = now
 
     def go_on(self, now: float) -> None:

@@ -42,12 +42,12 @@ from rog_core.server.admission import MEMBERS
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
-LARGE = 4096   # bytes of a chunk from which on GMAC is faster than BLAKE2b
+LARGE = 4096   # bytes; for a chunk of this size or larger, GMAC is faster than BLAKE2b
 MAGIC = 'rog-key-1'
 
 
 class SealError(RemoteProtocolError):
-    """A message carries no valid tag; no part of it was applied."""
+    """A message carries no valid tag, so no part of it was applied."""
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Key(NamedTuple):
                                            Signature(self).public)
 
     def control(self) -> bytes:
-        """Return the key of control calls, which only the fleet key can derive."""
+        """Return the key of control calls; only a holder of the fleet key can derive it."""
         if self.robot:
             raise ConfigError(f"this is the key of '{self.robot}'; this needs the fleet's own")
         return derived(self.secret, 'control')
@@ -201,8 +201,8 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
 
 
 # `_CHUNK` and `_ACK` pack the numbers over which the tags of a chunk and of an acknowledgement are
-# computed. The first 12 bytes of a chunk, padding included, are its nonce: no other chunk of the
-# same session and direction has the same 12 bytes.
+# computed. The first 12 bytes of a chunk, padding included, are its nonce, because no other chunk
+# of its session and direction begins with them.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
 _NONCE = slice(12)
 _ACK = struct.Struct('<3sIBQIIQ').pack
@@ -273,12 +273,12 @@ def check(key: bytes, message: Any, more: bytes = b'') -> None:
 
 
 def only_proved(future: Any, proves: Callable[[Any], bool]) -> None:
-    """Change the future of a service call so that only a proved answer completes it.
+    """Change the future of a service call so that only an authenticated answer completes it.
 
-    Anyone can offer a service of the same name, and its answer may arrive first. As long as the
-    future is pending, ROS 2 passes on all answers to the call.
+    Anyone can offer a service of the same name, and its answer may arrive first. While the future
+    is pending, ROS 2 passes on all answers to the call.
 
-    :param proves: function that returns whether an answer is proved.
+    :param proves: function that returns whether an answer is authenticated.
     """
     complete = future.set_result
 
@@ -297,7 +297,7 @@ def _check(message: Any, tag: bytes) -> None:
 
 
 class Signature:
-    """Signs and checks the statuses of a fleet's server; with a robot's key it can only check."""
+    """Signs and checks the statuses of a fleet's server; a robot's key can only check them."""
 
     def __init__(self, key: Key) -> None:
         _, ed25519, self._invalid = _cryptography()
@@ -343,7 +343,7 @@ class Session:
 
 
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
-    """Put the tag that ``key`` makes, if there is a key, into the message; return the message."""
+    """If there is a ``key``, put the tag that it makes into the message; return the message."""
     if key is not None:
         tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)
         message.tag = array.array('B', tag)

@@ -15,9 +15,9 @@ from .message_auth import Signature
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')
-AT_ONCE = 2   # if the counts of statuses differ by at most this, both servers began together
-YOUNG = 10.0  # seconds after its start in which a server may give way to another server
-FRESH = 30.0  # maximum age of a proved status that counts, s; clocks may differ by as much
+AT_ONCE = 2   # servers whose counts of statuses differ by at most this began together
+YOUNG = 10.0  # s after its start within which a server may end in favour of another one
+FRESH = 30.0  # s; an authenticated status counts up to this age, which clocks may differ by, too
 NAMED = 80    # maximum characters shown of a machine's or a method's name
 
 
@@ -46,8 +46,8 @@ class Others:
 
     :param signature: signature of the fleet key; None: the fleet has no key.
     :param run: identity of the run that our server resumes; 0: a new run. A status of this run does
-        not count: either the run's former server is dead, or it still holds the lock of the
-        directory, and our server cannot lock the directory.
+        not count, because the lock of the run's directory decides: our server cannot lock it while
+        the run's former server is alive.
     :param process: public number of our own process; 0: it publishes no statuses.
     """
 
@@ -87,8 +87,8 @@ def refusal(status: Any, place: str) -> str:
 def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     """Return whether our server ends because there is another server.
 
-    The server that has trained for a shorter time ends, but only within `YOUNG` seconds after its
-    start.
+    The server that has trained for a shorter time ends, but only in the first `YOUNG` seconds after
+    its start.
 
     :param mine: our server's seconds of the run, count of its last status, and incarnation.
     :param other: status of the other server, which may be a moment old.
@@ -105,7 +105,7 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
 
 
 class Order:
-    """Decides whether a proved status of a server is new, or an old status that is repeated.
+    """Decides whether an authenticated status of a server is new or repeated.
 
     Of two statuses of the same process, the one with the higher ``count`` is newer. Of two
     processes of the same run, the one with the higher ``start`` is newer. Of two statuses from
@@ -123,7 +123,7 @@ class Order:
         self._newest: Any = None
 
     def is_new(self, status: Any, now: float) -> bool:
-        """Return whether a proved status is new; ``now``: time on any monotonic clock, s."""
+        """Return whether an authenticated status is new; ``now``: time on a monotonic clock, s."""
         if self._newest is not None and not self._follows(status, self._newest, now):
             return False
         self._newest, self._heard = status, now
@@ -163,14 +163,14 @@ class Loyalty:
         return own or now - self._heard > self._limit
 
     def note(self, own: bool, status: Any) -> None:
-        """Note a status that is proved with the fleet key; ``own``: see `listens`.
+        """Record a status that the fleet key authenticates; ``own``: see `listens`.
 
-        A server holds a lock on the run's directory as long as it lives. So a status from a later
-        start of the same run proves that the robot's server is dead, and the robot need not wait
-        until ``limit`` has passed. Never call this without a proof: anyone can read run and start,
-        and could lead the robot away from a healthy server. Therefore a fleet without a key always
-        waits for the silence. DDS itself would not help: it notices only after 30 s that the writer
-        of a killed server is gone.
+        A server holds a lock on the run's directory until its process ends. So a status from a
+        later start of the same run shows that the robot's server is dead, and the robot need not
+        wait until ``limit`` has passed. Never call this with an unauthenticated status: anyone can
+        read run and start, and could lead the robot away from a healthy server. Therefore a robot
+        without a key always waits for the silence. DDS would not be faster, because it notices only
+        after 30 s that the writer of a killed server is gone.
         """
         run, start = status.run, status.start
         if own:

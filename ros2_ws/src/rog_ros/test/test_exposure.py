@@ -12,6 +12,7 @@ from fleet_env.fleet import ReachConfig
 from fleet_ros.environment import dds_environment, fastdds_file
 from fleet_ros.exposure import leaves_machine, look_before, require_key
 from fleet_ros.process import run
+from fleet_testing import LIMIT
 
 URI = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface {}/></Interfaces></General>'
        '</Domain></CycloneDDS>')
@@ -95,7 +96,7 @@ exposure.Node = Watched
 print(*exposure._declared('worker', '/', ['--ros-args', '-p', 'security.key:=fleet.key']))
 '''
     done = subprocess.run([sys.executable, '-c', program], text=True, stdout=subprocess.PIPE,
-                          timeout=60, check=True, env=environment)
+                          timeout=LIMIT, check=True, env=environment)
     assert done.stdout.split() == ['True', 'False', 'fleet.key', 'False']
 
 

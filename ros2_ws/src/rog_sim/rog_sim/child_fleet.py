@@ -61,7 +61,7 @@ class ChildFleet:
                            link_rate=link_rate, **on_the_air(self.machine, now, state))
 
     def before(self, message: Any) -> None:
-        """Do nothing: no process computes on this model while the message changes it."""
+        """Do nothing, because no process computes on this model while the message changes it."""
 
     def settle(self, now: float) -> None:
         """Do nothing, because the server's energy is not counted."""

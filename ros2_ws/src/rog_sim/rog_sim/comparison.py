@@ -7,7 +7,8 @@
     seeds        seeds of the runs
     target       accuracy, 0 to 1, to which target_s and target_j refer
     times        times to which accuracy_at refers, s
-    rounds       iterations to which accuracy_after refers: the fewest of a run that did not diverge
+    rounds       iterations to which accuracy_after refers: the fewest iterations of all runs that
+                 did not diverge
     methods      one entry per method, in the requested order: the fields of MethodResult
 
 The counts ``reached`` and ``diverged`` are plain numbers. Every other number of a method is
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env.durable import read_file
 from fleet_env.errors import RecordError, why_unread
 from fleet_env.summary import finite
 
@@ -158,7 +160,7 @@ def read_comparison(directory: str | PathLike[str]) -> Comparison:
     """
     path = Path(directory) / COMPARISON_FILE
     try:
-        data = json.loads(path.read_text(encoding='utf-8'))
+        data = json.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
     schema = data.get('schema') if isinstance(data, dict) else None

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Delay SIGINT in this thread; block it in the processes that this context starts.
+    """Delay SIGINT in this thread; processes that start within this context block it.
 
     A new process inherits the signal mask of the thread that starts it.
     """

@@ -56,8 +56,8 @@ class Job:
         """Return whether the directory holds this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
-            # Compare the parsed settings, not the text of the file. Otherwise a new version of the
-            # software with one more setting would repeat many hours of runs.
+            # Compare the parsed settings, not the text of the file. Otherwise many hours of runs
+            # would be repeated after an update of the software that adds a setting.
             kept = read_fleet(self.directory / FLEET_FILE)
             return dump_fleet(kept) == dump_fleet(self.fleet)
         except (OSError, ValueError):
@@ -102,10 +102,11 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        for job in due:  # now, so that a failure does not come after hours of computing
+        for job in due:  # an error here must come before hours of computing
             job.directory.mkdir(parents=True, exist_ok=True)
-        # On this machine unfinished runs are killed; their temporary files are removed with
-        # `scratch`. A cluster cancels unfinished runs, and each run removes its own files.
+        # If this function ends early, unfinished runs on this machine are killed, and their
+        # temporary files are removed with `scratch`. On a cluster they are cancelled, and each
+        # removes its own files.
         places = None if cluster else (scratch, os.getpid())
         calls = [(index, job.label, job.fleet, links[index], simulate, places)
                  for index, job in enumerate(due)]
@@ -163,14 +164,14 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
-    # Dispatch no more calls in advance than the workers' queue holds. Otherwise the other calls
-    # wait for a place in this queue, and loky 3.6 usually ends with the error that
-    # `_without_error_of_loky` describes.
+    # Dispatch no more calls in advance than the workers' queue holds. Otherwise calls wait for a
+    # place in this queue, and loky 3.6 usually ends with the error that `_without_error_of_loky`
+    # hides.
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
                         batch_size=1)
     for tracker in (loky_tracker, resource_tracker):
-        # Start the tracker before SIGINT is blocked, because its start unblocks SIGINT in this
-        # thread.
+        # The start of the tracker unblocks SIGINT in this thread, so start it before SIGINT is
+        # blocked.
         tracker.ensure_running()
 
     def results_of(calls: list[Any]) -> Results:
@@ -191,8 +192,8 @@ def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
 def _without_error_of_loky() -> Iterator[None]:
     """Hide the KeyError that a thread of loky 3.6 can raise while loky ends.
 
-    The thread passes a call on while loky drops all calls. The error has no effect, but Python
-    would print its traceback.
+    The thread tries to pass on a call that loky has just dropped. The error has no effect, but
+    Python would print its traceback.
     """
     before = threading.excepthook
 

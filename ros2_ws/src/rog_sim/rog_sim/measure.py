@@ -131,7 +131,7 @@ class Run:
         return self._curve(self.duration / 2)
 
     def _evaluations(self) -> list[Series]:
-        """Return (t, iteration, metric) [3, n] of the server's model, else of each robot's."""
+        """Return the evaluations of the server's model, else of each robot's; see ``server``."""
         if self.server.size:
             return [self.server]
         series = []

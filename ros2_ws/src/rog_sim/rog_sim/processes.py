@@ -1,11 +1,11 @@
 """Processes that compute gradients in parallel with the event loop.
 
-Threads of Python would take turns with the loop, so this module uses processes. They are forked
-when the run begins. They inherit the task, its data, and each robot's position in the data. They
-share the memory of models and gradients with the loop (`rog_core.model.flat.FlatModel`). The loop
-itself writes and reads their pipes. The threads of an executor would take turns with the loop, and
-the wait for a turn would take as long as a small gradient. If forking is not possible, a thread
-does the work.
+In threads, Python would compute gradients and the loop in turns, so this module uses processes.
+They are forked when the run begins. They inherit the task, its data, and each robot's position in
+the data. They share the memory of models and gradients with the loop
+(`rog_core.model.flat.FlatModel`). The loop itself writes and reads their pipes; with the threads of
+an executor, it would wait for its turn as long as a small gradient takes. If forking is not
+possible, a thread does the work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import torch
 from .interrupts import interrupts_blocked
 
 # Maximum number of unread results of a process. A pipe holds 64 KiB, and a result takes some 50
-# bytes; if both directions of a pipe were full, loop and process would wait for each other.
+# bytes. If both directions of a pipe were full, loop and process would wait for each other for
+# ever.
 UNREAD = 64
 ENDING = 5.0  # seconds that a process has for its last call before it is killed
 Work = Sequence[Callable[..., Any]]
@@ -56,8 +57,8 @@ class GradientProcesses:
     def __exit__(self, *raised: object) -> None:
         for worker in self._workers:
             worker.close()
-        # Begin with the last process, because a process holds copies of the pipes of all processes
-        # that were forked before it.
+        # Begin with the last process, because each process holds copies of the pipes of the
+        # processes that were forked before it.
         for worker in reversed(self._workers):
             worker.join()
 
@@ -69,7 +70,7 @@ class _Process:
         context = multiprocessing.get_context('fork')
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
-        with interrupts_blocked():  # also in the process, which its parent ends
+        with interrupts_blocked():  # also in the forked process: its parent ends it
             self._process.start()
         theirs.close()
         self._readable = select.poll()
@@ -153,7 +154,7 @@ def _serve(work: Work, pipe: Connection, others: Connection) -> None:
     """Answer calls with (result, error, traceback), in a forked process, until the pipe ends."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    others.close()  # the parent's end; open here, it would prevent EOFError
+    others.close()  # this copy of the parent's side would keep the pipe open after the parent exits
     try:
         while True:
             k, arguments = pickle.loads(pipe.recv_bytes())

@@ -111,7 +111,7 @@ class Robot:
                 if anchor:
                     self.store.anchor, = anchor
                 loss = self._source.compute(order, self._sgd)
-        except SystemExit as error:  # else the run would end as if the user had ended it
+        except SystemExit as error:  # otherwise the run would seem to be ended by the user
             raise TaskError(f'the task called sys.exit({error})') from error
         self._learner.gradient()  # raises an error if the gradient is not finite
         return loss, accuracy

@@ -3,8 +3,8 @@
 The state machines are the same as on the robots. Gradients are real. The fleet file gives their
 duration, the rates of the links and the power. Equal seeds give equal files. At time 0 every robot
 already holds the model and starts to compute its first gradient. The run ends after the `minutes`
-of the fleet file. A real run ends with an exchange of the final model; a run in virtual time does
-not.
+of the fleet file. A real run ends with an exchange of the final model, which a run in virtual time
+omits.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     :param out: directory for run.jsonl and summary.json; None: write nothing.
     :param progress: called with the share of the run that is done, 0 to 1.
     :param server_every: seconds between evaluations of the server's model; 0: evaluate the robots'
-        models instead. If it is not 0 and the training diverges, the run ends, and ``notes`` in
-        the summary says so.
+        models instead. If it is not 0 and the training diverges, the run ends, and ``notes`` in the
+        summary says that it diverged.
     :raises ConfigError: virtual time cannot run this fleet file.
     :raises GradientError: the training diverges, and ``server_every`` is 0.
     """
@@ -160,7 +160,7 @@ class Simulation:
         self._header = fleet.channel.header
         self._away: set[str] = set()
         self._unheard: set[str] = set()
-        self._patient = math.isinf(fleet.server.patience)  # no robot is ever retired
+        self._patient = math.isinf(fleet.server.patience)  # whether no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
         self._waiting: set[int] = set()  # identities of the chunks that wait for the air
         self._queue: list[_Event] = []      # heap of the events that come later
@@ -330,7 +330,7 @@ class Simulation:
                 self._act(robot, machine.on_server_status(server.incarnation, known, self.now))
         self._unheard = {name for name in self.robots if not self._heard(name)}
         if not self._patient:
-            # The deadlines that `server.patience` sets depend on which robots wait now.
+            # The deadlines from `server.patience` depend on which robots wait now.
             self._server_time()
         away = {m.robot for m in server.members.values() if m.state == 'away'}
         for name in sorted(away ^ self._away):

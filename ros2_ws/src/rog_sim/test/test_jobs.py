@@ -15,7 +15,7 @@ import pytest
 import virtual_fleet
 from fleet_env.errors import TraceError
 from fleet_env.fleet_file import with_overrides
-from fleet_testing import mostly_long
+from fleet_testing import LIMIT, mostly_long
 from rog_core.errors import ConfigError
 from rog_sim import jobs
 from rog_sim.compare import compare
@@ -47,7 +47,7 @@ def started(*arguments, says):
         yield next(found for line in process.stderr if (found := re.search(says, line)))[0]
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=LIMIT)
 
 
 @pytest.fixture(scope='module')
@@ -220,7 +220,7 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
     else:
         process.kill()
     # Every process holds the pipes: they end when the last one has.
-    rest, errors = process.communicate(timeout=120)
+    rest, errors = process.communicate(timeout=LIMIT)
     if number == signal.SIGINT:
         # The signal ends a run, too; its process may begin the next one before it is ended itself.
         assert process.returncode == 0 and rest.replace('started\n', '') == 'stopped\n'

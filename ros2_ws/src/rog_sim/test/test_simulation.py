@@ -16,7 +16,7 @@ from fleet_env.power import PowerModel
 from fleet_env.records import Evaluation, Fault, Iteration, read_run
 from fleet_env.settings import changed
 from fleet_env.summary import read_summary
-from fleet_testing import examples, mostly_long
+from fleet_testing import LIMIT, examples, mostly_long
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_files_here_and_in_another_process(tmp_path
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join([here, *filter(None, sys.path)]),
            'PYTHONHASHSEED': '77'}
     subprocess.run([sys.executable, '-c', SCRIPT, str(path), str(tmp_path / 'three')], env=env,
-                   check=True, timeout=120)
+                   check=True, timeout=LIMIT)
     assert files(tmp_path / 'one') == files(tmp_path / 'two') == files(tmp_path / 'three')
     simulate(changed(fleet, seed=4), tmp_path / 'four')
     assert not set(files(tmp_path / 'four')) & set(files(tmp_path / 'one'))

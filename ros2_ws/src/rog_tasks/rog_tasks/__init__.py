@@ -1,1 +1,1 @@
-"""What a fleet trains: tasks, data, shards of the data, shifts of the world. Does not use ROS."""
+"""What a fleet trains: tasks, data, shards of the data, changes of images. Does not use ROS."""

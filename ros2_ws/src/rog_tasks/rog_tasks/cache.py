@@ -1,7 +1,7 @@
 """Keeps tensors that are expensive to make in the user's cache directory.
 
-Files are safetensors. The name of a file is a digest of all that its content depends on, so only a
-lost or damaged file must be made anew.
+Files are safetensors. The name of a file is a digest of all that its content depends on, so a file
+is made again only if it is lost or damaged.
 """
 
 import fcntl

@@ -106,7 +106,7 @@ class Classification(Task):
     def _shard(self, rank: int, world: int) -> Tensor:
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        shards = self._shards  # read once, because another thread may ask for another world
+        shards = self._shards  # read once: another thread may ask for another number of robots
         if len(shards) != world:
             shards = self._shards = self._cut(world)
         return shards[rank]
@@ -118,7 +118,7 @@ class Classification(Task):
         return [torch.from_numpy(shard) for shard in shards]
 
     def _number(self, purpose: str, rank: int = 0, seed: int | None = None) -> int:
-        """Return the seed for a purpose, so that no two purposes draw the same numbers."""
+        """Return the seed for a purpose; different purposes draw different numbers."""
         entropy = [self._seed if seed is None else seed, rank, *purpose.encode()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 

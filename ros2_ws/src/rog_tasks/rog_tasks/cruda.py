@@ -1,7 +1,8 @@
 """CRUDA: robots adapt a shared recogniser to fog and a change of brightness (ROG, Section VI).
 
-The recogniser is trained on clean images. Then the world changes: every image is spoilt. As in the
-paper, the fleet adapts with labelled examples, which are spoilt original training images.
+The recogniser is trained on clean images. Then the surroundings change: fog and brightness spoil
+every image. As in the paper, the fleet adapts with labelled examples: the training images, now
+spoilt.
 """
 
 import inspect
@@ -61,9 +62,9 @@ class Cruda(Classification):
     def pretrain(self, model: nn.Module) -> None:
         """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
 
-        The user's cache directory keeps the result under a digest of everything that the result
-        depends on, if the data has a digest (image folders, digits) and the code of the model is
-        available.
+        If the data has a digest (image folders, digits) and the code of the model is available, the
+        user's cache directory keeps the result, under a digest of everything that the result
+        depends on.
         """
         code = _source_of(model)
         if not (self._data.digest and code):

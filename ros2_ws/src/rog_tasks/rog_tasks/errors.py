@@ -17,7 +17,7 @@ class TaskFailed(TaskError):
 
 
 class SourceClosed(Exception):
-    """The run has ended: nothing waits for a camera any longer, and no more batches come."""
+    """The run has ended, so waiting for a camera has ended and no more batches come."""
 
 
 def some(names: Sequence[str], most: int = 10) -> str:

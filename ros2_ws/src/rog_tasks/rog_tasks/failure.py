@@ -20,7 +20,8 @@ _LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), '')
 def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Raise `TaskFailed` with the text of `failure` in place of what the task's code raises.
 
-    :param besides: classes of errors that are not the task's, in addition to those of this package.
+    :param besides: further classes of errors that are not the task's, besides those of this
+        package.
     """
     passed: tuple[type[Exception], ...] = (TaskError, SourceClosed, *besides)
     try:
@@ -34,9 +35,9 @@ def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iter
 def failure(task: Any, error: BaseException) -> str:
     """Return "the task failed: TypeError: ... (own_task.py line 31, in loss)".
 
-    The place is the innermost one in the code that the task calls, libraries excluded. If the task
-    itself is not in the traceback, it is the place where the error was raised. Of an error's text
-    only the first line is returned.
+    The place is the innermost one in the code that the task calls, without libraries. If the task
+    itself is not in the traceback, the place is where the error was raised. Only the first line of
+    an error's text is returned.
     """
     said = str(error).strip().partition('\n')[0]
     text = f'the task failed: {type(error).__name__}' + (f': {said}' if said else '')

@@ -145,7 +145,7 @@ def _cifar(records: _Bytes, labels: int) -> _Part:
 
 
 def _find(root: str, what: str, *names: str) -> Path:
-    """Return the only file in or below ``root`` with the first of ``names`` that exists there."""
+    """Return the only file below ``root`` with name ``names[0]``, else ``names[1]``, and so on."""
     for name in names:
         found = [path for path in sorted(Path(root).rglob(name)) if path.is_file()]
         if len(found) > 1:

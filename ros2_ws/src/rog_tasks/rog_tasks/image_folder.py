@@ -22,14 +22,14 @@ _VERSION = '2'  # version of the cached content
 
 
 def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> ImageData:
-    """Load colour images from class folders; squeeze them to ``size`` x ``size`` pixels.
+    """Load colour images from class folders; scale them to ``size`` x ``size`` pixels.
 
     :param root: folder that holds ``train`` and ``test``, each a folder, or an archive: ``.tar``,
         ``.tar.gz``, ``.tgz``, ``.zip``. An image's class is the folder that holds it.
     :param memory: largest size of the decoded images, MiB; also the largest size of the encoded
         images of a compressed tar.
-    :raises DataError: names what is missing or invalid: a part, a class, a file that is not an
-        image, a link in an archive.
+    :raises DataError: names what is missing or invalid: ``train`` or ``test``, a class, a file that
+        is not an image, or a link in an archive.
     """
     if not 1 <= size <= 4096:
         raise DataError(f'size must be 1 to 4096 pixels, got {size}')
@@ -60,7 +60,7 @@ def _find(root: str, part: str) -> Path:
 
 
 def _classes(parts: dict[str, Files]) -> list[str]:
-    """Return the sorted names of the classes; both parts must have the same classes."""
+    """Return the sorted names of the classes, which ``train`` and ``test`` must both have."""
     there = {part: {files.class_of(name) for name in files.names} for part, files in parts.items()}
     for part, files in parts.items():
         loose = [name for name in files.names if '/' not in name]

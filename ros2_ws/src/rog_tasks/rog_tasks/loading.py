@@ -15,8 +15,8 @@ def load_object(spec: str, what: str, fleet: bool = True) -> Any:
 
     :param what: the user's word for the object, in messages: ``task``, ``model``.
     :param fleet: whether a fleet file names the object; the module may then be in its folder.
-    :raises TaskError: the text has another form, or the module is not found, fails to import, or
-        has no object of that name.
+    :raises TaskError: the text is malformed, or the module is not found, fails to import, or has no
+        object of that name.
     """
     match = _SPEC.fullmatch(spec)
     if not match:

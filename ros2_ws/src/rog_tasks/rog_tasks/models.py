@@ -1,8 +1,8 @@
 """Small models that the shipped tasks train.
 
-No model has buffers (there is no batch normalisation), so a fleet that exchanges the parameters
-exchanges the whole model. No model draws random numbers (there is no dropout, even if the published
-network has it), so equal batches give equal gradients.
+No model has buffers: batch normalisation is left out, so the parameters that a fleet exchanges are
+the whole model. No model draws random numbers: dropout is left out even where the published network
+has it, so equal batches give equal gradients.
 
 Each model takes images (N, channels, H, W), 0 to 1, and returns logits (N, classes). The last
 pooling layer adapts to the size of the image; at the published size it changes nothing.
@@ -47,7 +47,8 @@ class DigitNet(nn.Module):
 class MnistNet(nn.Module):
     """The network of PyTorch's MNIST example (GSGM, Section V): 21,840 parameters.
 
-    :param channels: number of channels of the images: 28x28 pixels as published, at least 16x16.
+    :param channels: number of channels of the images. Published for 28x28 pixels; takes 16x16 or
+        more.
     :param classes: number of classes.
     """
 
@@ -70,7 +71,8 @@ class MnistNet(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5 as used on CIFAR-10 (GSGM, Section V; DGH-GC, Section 6.1): 62,006 parameters.
 
-    :param channels: number of channels of the images: 32x32 pixels as published, at least 16x16.
+    :param channels: number of channels of the images. Published for 32x32 pixels; takes 16x16 or
+        more.
     :param classes: number of classes.
     """
 
@@ -94,7 +96,8 @@ class LeNet5(nn.Module):
 class ConvNet(nn.Module):
     """Three convolutions and two linear layers for CIFAR-100 (GSGM, Section V): 586,184 parameters.
 
-    :param channels: number of channels of the images: 32x32 pixels as published, at least 8x8.
+    :param channels: number of channels of the images. Published for 32x32 pixels; takes 8x8 or
+        more.
     :param classes: number of classes.
     """
 

@@ -65,7 +65,7 @@ class Recognition(Task):
         return made
 
     def pretrain(self, model: nn.Module) -> None:
-        """Bring a new model, in place, to the initial state that the option ``start`` names."""
+        """Change a new model, in place, to the initial state that the option ``start`` names."""
         if self._start is None:
             return
         if self._start.kind == 'weights':

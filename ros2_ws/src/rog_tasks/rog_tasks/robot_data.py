@@ -25,7 +25,7 @@ class RobotData:
         return next_of(self._batches)
 
     def shard(self) -> Iterable[Any]:
-        """Return the batches of the robot's whole shard, once."""
+        """Return the batches of the robot's whole shard, each of them once."""
         count = 0
         for batch in self._task.shard(self._rank, self._world):
             count += 1

@@ -3,7 +3,7 @@
 The set needs no network and no file. Each class has a few smooth random prototypes. Each prototype
 shares part of its form with one prototype of every other class. An image is a prototype of its
 class, shifted, bent by a smooth field, scaled in contrast, and noisy. The accuracy of a model rises
-fast at first and slowly later. It stays low if the model sees one class after another.
+fast at first and slowly later. It stays low if the model is trained on one class after another.
 """
 
 import torch

@@ -25,8 +25,8 @@ class ShardBatches:
     """Gives access to the batches of all shards by number; a batch is the same on every robot.
 
     Batches may be requested in any order. A request for a later batch is cheap; a request for an
-    earlier batch starts again at the first batch of the shard. If the task's ``batches`` have
-    ``skip(count)``, skipped batches are not made.
+    earlier batch starts again at the first batch of the shard. If the iterator that ``batches``
+    returns has a method ``skip(count)``, the batches between are not made, only skipped.
 
     :param task: its ``batches(shard, shards)`` return the batches.
     :param shards: number of shards of the data.

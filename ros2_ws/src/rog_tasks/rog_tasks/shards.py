@@ -110,7 +110,7 @@ def _dirichlet(labels: NDArray[np.int64], world: int, alpha: float, rng: np.rand
         members = rng.permutation(np.flatnonzero(labels == label))
         cuts = np.cumsum(rng.dirichlet(np.full(world, alpha)))[:-1] * len(members)
         owner[members] = np.searchsorted(np.round(cuts), np.arange(len(members)), side='right')
-    # A robot without data cannot train: give it a sample of the robot that has the most samples.
+    # A robot without data cannot train, so it gets one sample of the robot with the most samples.
     counts = np.bincount(owner, minlength=world)
     while counts.min() == 0:
         rich, poor = int(counts.argmax()), int(counts.argmin())

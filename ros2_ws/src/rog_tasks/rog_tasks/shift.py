@@ -16,14 +16,14 @@ def brighten(images: Tensor, amount: float) -> Tensor:
 
 
 def fog(images: Tensor, strength: float, generator: torch.Generator, cells: int = 3) -> Tensor:
-    """Blend each image with its own bank of fog.
+    """Add fog to each image; every image gets other random fog.
 
     The density of the fog is a smooth random field, between half of ``strength`` and all of it: at
     density d a pixel p becomes (1 - d) p + d, which is whiter.
 
     :param strength: 0 (clear) to 1 (white-out).
-    :param cells: number of random values along each side of the field; with fewer values the banks
-        of fog are larger.
+    :param cells: number of random values along each side of the field; fewer values make larger
+        patches of fog.
     """
     coarse = _banks(len(images), generator, cells).to(images)
     field = torch.nn.functional.interpolate(coarse, size=images.shape[-2:], mode='bilinear',
@@ -38,7 +38,7 @@ def _banks(count: int, generator: torch.Generator, cells: int = 3) -> Tensor:
 
 @dataclass(frozen=True)
 class Shift:
-    """The change of the world that a recogniser must adapt to: fog, then brightness, or none."""
+    """The change of the images to which a recogniser must adapt: fog, then brightness, or none."""
 
     fog: float
     """Strength of the fog, 0 to 1."""

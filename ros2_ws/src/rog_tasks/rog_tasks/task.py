@@ -41,9 +41,10 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> 'nn.Module':
-        """Return a new model, initialised the same for the same seed.
+        """Return a new model; equal seeds must give equal models.
 
-        Only parameters are exchanged: buffers (batch normalisation's statistics) stay local.
+        Only parameters are exchanged. Buffers, such as the statistics of batch normalisation, stay
+        local.
         """
 
     @abstractmethod
@@ -56,7 +57,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: 'nn.Module') -> float:
-        """Return the metric in the present world, 0 to 1; leave the model as it was."""
+        """Return the metric on data as robots see them now, 0 to 1; do not change the model."""
 
     def shard(self, rank: int, world: int) -> Iterator[Any]:
         """Yield the data of robot ``rank`` of ``world`` once, the same at every call.
@@ -67,10 +68,10 @@ class Task(ABC):
         raise TaskError(_without_shard(type(self)))
 
     def pretrain(self, model: 'nn.Module') -> None:  # noqa: B027 (nothing is a fair default)
-        """Bring a new model, in place, to its state before online training; server only."""
+        """Change a new model, in place, to its state before online training; server only."""
 
     def evaluate_clean(self, model: 'nn.Module') -> float:
-        """Return the metric in the world before it changed, 0 to 1; NaN if it never changed."""
+        """Return the metric on data from before the change, 0 to 1; NaN if data never change."""
         return math.nan
 
     def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
@@ -210,7 +211,7 @@ def measure(task: Task, model: 'nn.Module') -> float:
 
 
 def measure_clean(task: Task, model: 'nn.Module') -> float:
-    """Return the metric in the world before its change, as `measure` does; NaN if unchanged."""
+    """Return the metric of `Task.evaluate_clean`, as `measure` does; NaN if data never change."""
     return _metric(task.evaluate_clean, model, 'evaluate_clean')
 
 
@@ -236,10 +237,10 @@ def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: st
 
 
 def prepare(task: Task, model: 'nn.Module') -> None:
-    """Bring a new model, in place, to its state before online training; on the server only.
+    """Change a new model, in place, to its state before online training; on the server only.
 
     :raises TaskError: `Task.pretrain` changes a frozen parameter, or which parameters are frozen.
-        Robots get from the server only the parameters that are trained.
+        Both are refused because robots get only the trained parameters from the server.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: p.detach().clone() for name, p in model.named_parameters()

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from fleet_testing import LIMIT, eventually
 from rog_tasks.errors import SourceClosed, TaskError
 from rog_tasks.recognition import Recognition
 from rog_tasks.sources import camera
@@ -41,7 +42,7 @@ class Camera:
         self._asked.put(True)
 
     def answer(self):
-        return self._drawn.get(timeout=60)
+        return self._drawn.get(timeout=LIMIT)
 
     def draw(self):
         self.ask()
@@ -62,7 +63,7 @@ class Camera:
     def close(self):
         self.source.close()
         self._asked.put(None)
-        self._thread.join(60)
+        self._thread.join(LIMIT)
         assert not self._thread.is_alive()
 
 
@@ -83,12 +84,8 @@ def start(monkeypatch):
 def settle():
     """Wait until a report says something."""
     def settle(robot, level, words):
-        done = threading.Event()
-        for _ in range(3000):
-            if robot.said[0] == level and words in robot.said[1]:
-                return
-            done.wait(0.01)
-        raise AssertionError(robot.said)
+        eventually(lambda: robot.said[0] == level and words in robot.said[1],
+                   lambda: f'{level} and {words!r}, got {robot.said}')
     return settle
 
 

@@ -1,4 +1,4 @@
-"""Listens to a fleet on a separate thread, so that a page has the last statuses without waiting."""
+"""Listens to a fleet on a thread of its own, so that a page never waits for a status."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Live:
     def _inquire(self) -> None:
         """Ask each new server process for its parameters `CONTROL` and `MINUTES`, until it answers.
 
-        A server that has used up its time for such calls gives an empty answer; it is asked again.
+        A server whose time for such calls is used up gives an empty answer; it is asked again
+        later.
         """
         fleet, now = self._monitor.fleet, time.monotonic()
         if fleet is None or not self._parameters.service_is_ready():
@@ -97,8 +98,8 @@ class Live:
             return 'the run is over' if fleet.state == 'stopped' else 'the run is ending'
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'
-        # A server with a key has no parameter services. If it takes no control calls, its answer to
-        # a call says so.
+        # A server with a key has no parameter services. Its answer to a call says if it takes no
+        # control calls.
         if len(fleet.tag):
             return ''
         if not self._parameters.service_is_ready():

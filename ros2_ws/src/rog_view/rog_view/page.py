@@ -125,7 +125,7 @@ class Page:
         with ui.element('div').classes('card row-of'):
             self._buttons = [self._button('Save a checkpoint', 'save', lambda: self._ask(
                 'save_checkpoint', name=''))]
-            with ui.element('div').classes('pair'):  # a narrow window does not part the two
+            with ui.element('div').classes('pair'):  # keeps both together in a narrow window
                 self._buttons.append(self._button('Change the method', 'set_sync', self._set_sync))
                 self._method = ui.input(placeholder='for example rsp:4').props(
                     'dense outlined maxlength=200').classes('method')
@@ -202,7 +202,7 @@ def _chart(title: str) -> ui.echart:
             'grid': {'left': 44, 'right': 16, 'top': 40, 'bottom': 40},
             'legend': {'top': 0, 'left': '45%', 'right': 0, 'type': 'scroll', 'icon': 'roundRect',
                        'itemHeight': 4},
-            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # richText is not HTML
+            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # never as HTML
             'textStyle': {'fontFamily': 'Roboto, sans-serif'},
             'xAxis': {'type': 'value', 'name': 's', 'nameLocation': 'middle', 'nameGap': 24},
             'yAxis': {'type': 'value', 'scale': title.startswith('accuracy')},

@@ -24,7 +24,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 LINGER = 1  # seconds after which the ending server closes connections that are still open
-PATIENCE = 30  # seconds of silence after which a browser counts as gone; its link may be bad
+PATIENCE = 30  # seconds of silence after which a browser counts as gone
 # With this policy the browser loads nothing from other servers, whatever the page contains.
 POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
           "connect-src 'self' ws: wss:; frame-ancestors 'none'; form-action 'none'")
@@ -97,8 +97,8 @@ def serve(source: Source, host: str, port: int) -> None:
     warnings.filterwarnings('ignore', module='nicegui')
     name = f'[{host}]' if ':' in host else host
     try:
-        # A signal may come before uvicorn has its own handlers, and at its end uvicorn raises the
-        # signal again. `raised` turns both into KeyboardInterrupt.
+        # A signal may come before uvicorn has set its own handlers. Also, uvicorn raises the signal
+        # again at its end. In both cases `raised` raises KeyboardInterrupt.
         with listener, Interruption().raised():
             print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
             if source.live:

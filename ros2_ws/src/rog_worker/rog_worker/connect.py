@@ -29,7 +29,7 @@ class Connection:
 
     def __init__(self, robot: str) -> None:
         self.node = WorkerNode(namespace=robot, parameter_overrides=[
-            Parameter('autostart', value=True)])  # configure now: the program needs the settings
+            Parameter('autostart', value=True)])  # configure now, as the program needs the settings
         self._spinning = Spinning(self.node)
 
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:
@@ -51,7 +51,7 @@ class Connection:
         return made
 
     def report(self, loss: float = math.nan, accuracy: float = math.nan) -> None:
-        """Report loss and accuracy; an omitted value keeps its last report.
+        """Report loss and accuracy; an omitted value stays as it was last reported.
 
         The next status carries the values to `rog status` and to the records of the run.
 

@@ -69,7 +69,7 @@ from .sources import Watch
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 LONGEST = 1e9  # seconds; a longer elapsed time in a status is wrong (30 years)
-LOOK = 0.1     # seconds between two checks whether a waiting call must still wait
+LOOK = 0.1     # seconds after which a waiting call checks again whether it must still wait
 
 
 class NoServerError(RogError, TimeoutError):
@@ -306,14 +306,14 @@ class WorkerNode(ManagedNode):
     def _is_proved(self, message: Any, ours: bool) -> bool:
         """Return whether a status is from a server with the fleet key, and is new.
 
-        In a fleet with a key, the robot ignores all other statuses: it does not use them to find a
+        In a fleet with a key, the robot ignores all other statuses. They do not help it to find a
         server, or to decide whether the server is alive and knows this robot.
 
         :param ours: whether the status names the server that has accepted this robot.
         """
         assert self._signature is not None
         if ours and message.count <= self.registration.count:
-            return False  # the status is a repetition
+            return False  # an old status, repeated
         if not self._signature.proves(message):
             self.dropped += 1
             self.get_logger().warning('dropped a status of the parameter server: it is not signed '
@@ -371,7 +371,7 @@ class WorkerNode(ManagedNode):
             self.report()
 
     def pause(self, pause: Pause) -> None:
-        """If ``pause`` is an emulated drop-out, neither send nor receive until its end."""
+        """If ``pause`` is an emulated drop-out, send and receive nothing until its end."""
         if pause.silent:
             self._silent_until = time.monotonic() + pause.seconds
 

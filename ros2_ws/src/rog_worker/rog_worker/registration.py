@@ -18,7 +18,7 @@ from rog_ros.message_auth import Key, SealError, Session, check, derived, only_p
 if TYPE_CHECKING:
     from .node import WorkerNode
 
-PATIENCE = 3  # heartbeat limits; a robot refused for longer gives up: another robot has its name
+PATIENCE = 3  # a robot gives up when it was refused for this many heartbeat limits
 
 
 class Registration:
@@ -68,7 +68,7 @@ class Registration:
     def _on_done(self, request: RegisterRequest, future: Any) -> None:
         now, node = time.monotonic(), self._node
         if node.machine is None or not node.machine.awaits(request) or node.is_cut_off(now):
-            return  # the answer is to an earlier request, or the emulated link loses it
+            return  # to an earlier request, or lost by the emulated link
         if future.exception() is not None:
             node.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
@@ -88,7 +88,7 @@ class Registration:
         if response.accepted:
             self._refused_since = math.inf
         elif response.incarnation and self._key is not None:
-            self.process = response.incarnation  # the request was for a server that is gone
+            self.process = response.incarnation  # the request named a server process that is gone
         else:
             node.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)

@@ -20,8 +20,8 @@ LEVELS = {'ok': DiagnosticStatus.OK, 'warn': DiagnosticStatus.WARN, 'error': Dia
 class Watch:
     """The data sources of a robot. The thread that spins the node calls `look` once a second.
 
-    The type of a topic is known only when somebody publishes it. Therefore `look` subscribes to a
-    topic when the topic has appeared.
+    The type of a topic is known only when somebody publishes it. So `look` subscribes to a topic
+    once it has a publisher.
     """
 
     def __init__(self, node: Node, sources: Sequence[Source]) -> None:
@@ -78,7 +78,7 @@ class Watch:
         return f'{found}; topics of {" or ".join(types)}: {", ".join(others[:10]) or "none"}'
 
     def _say(self, report: Report) -> None:
-        """Log a change of a source's level, only once per change."""
+        """Log the level of a source if it has changed since the last call."""
         before = self._levels.get(report.name, 'ok')
         self._levels[report.name] = report.level
         if report.level != before:

@@ -18,7 +18,7 @@ from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
 
-LINGER = 5.0  # seconds for which a cleanup waits for the end of the running gradient computation
+LINGER = 5.0  # seconds that a cleanup waits for the end of the running gradient computation
 
 
 class Training:

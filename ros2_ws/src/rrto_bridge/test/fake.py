@@ -27,7 +27,7 @@ class Executor:
     """numpy behind the protocol of plan.py."""
 
     def __init__(self):
-        self.tensors = {}
+        self.tensors, self.lost = {}, {}
         self.generator = np.random.default_rng(0)
         self.used, self.limit = 0, 1 << 60   # bytes that runs hold
         self.kernels = {
@@ -115,6 +115,9 @@ class Executor:
 
     def free(self, handle):
         self.tensors.pop(handle, None)
+
+    def failed(self, first, kind, text):
+        self.lost[first] = kind
 
 
 class Tensor:

@@ -312,6 +312,25 @@ def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
     assert mode == 'async' or engine.inferences > 20
 
 
+@pytest.mark.parametrize('mode', remote.MODES)
+def test_an_out_argument_is_returned_with_its_new_shape(mode):
+    """Also if it is given twice, and if the values decide its shape."""
+    def infer(x):
+        place = {'device': x.device}
+        y, other, more = x * 2, torch.zeros(4, 4, **place), torch.zeros(4, 4, **place)
+        found, positive = torch.zeros(0, dtype=torch.long, **place), torch.zeros(0, **place)
+        outs = [found, positive, x, other, more]
+        returned = [torch.nonzero(x > 0, out=found), torch.masked_select(y, y > 0, out=positive),
+                    *(torch.ops.aten.add.out(x, y, out=out) for out in (x, other, more))]
+        return [(a is b, b.shape, b.stride(), b.tolist())
+                for a, b in zip(returned, outs, strict=True)]
+
+    images = [torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in range(12)]
+    expected = [infer(image.clone()) for image in images]
+    remote.start(mode)
+    assert [infer(image.cuda()) for image in images] == expected
+
+
 def test_operators_that_return_nothing_are_not_waited_for(capsys):
     engine = remote.start('async')
     x = torch.zeros(3).cuda()

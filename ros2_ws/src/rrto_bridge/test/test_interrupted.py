@@ -142,6 +142,46 @@ def test_errors_of_earlier_calls_do_not_spoil_later_ones(mode):
     assert equal(program('cuda', attempt), expected)
 
 
+FAILURES = ('as the value is needed', 'after a value', 'before another call', 'in place')
+
+
+@pytest.mark.parametrize('journal', [False, True])
+@pytest.mark.parametrize('kind', FAILURES)
+def test_an_error_of_a_call_undoes_no_other_call(mode, kind, journal):
+    def run(place):
+        torch.manual_seed(0)
+        state, table = torch.zeros(2, device=place), torch.arange(4.0, device=place)
+        for number in range(14):
+            index = torch.tensor([number % 4, 9 if number in (8, 11) else 1]).to(place)
+            state.add_(1)
+            noise = torch.rand(2, device=place)
+            sums = state * 2
+            if kind == 'after a value':
+                yield sums.sum().item()
+            try:
+                row = table[index]
+                if kind == 'before another call' and number in (8, 11):
+                    row = row + 3
+                if kind == 'in place':
+                    state.mul_(row)
+                yield (row + sums).tolist()
+            except IndexError:
+                yield 'no row'
+            yield sums.tolist(), noise.tolist()
+        yield state.tolist()
+
+    expected = list(run('cpu'))
+    engine = remote.start(mode, journal=journal)
+    assert list(run('cuda')) == expected
+    if journal:   # the server is lost now, and what it had is made again here
+        state = torch.zeros(2, device='cuda')
+        with pytest.raises(RuntimeError, match='must match'):
+            state.add_(torch.ones(3, device='cuda')).cpu()
+        state.add_(1)
+        engine.port.lives = 0
+        assert state.tolist() == [1, 1]
+
+
 def test_a_wait_that_is_interrupted(mode):
     """The reply comes, but the program has left: what it made is freed, and no other is taken."""
     expected = program('cpu', once)

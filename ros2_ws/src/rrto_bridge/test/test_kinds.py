@@ -167,6 +167,39 @@ def test_linearize_is_refused_and_jvp_is_right(engine):
 
 
 
+def test_a_tensor_says_which_other_one_is_the_same_memory(engine):
+    def said(x):
+        return [x.is_set_to(y) for y in (x, x.view(6), x.detach(), x[1:], x.clone(),
+                                         x.view(2, 3), torch.ones(6))]
+
+    assert said(torch.ones(6).cuda()) == said(torch.ones(6))
+
+
+def _shifted(x):
+    y = x.clone()
+    y[1:] = x[:-1] * 2
+    return y
+
+
+FORWARD = {
+    'a view': lambda x: x[1:] * 2, 'into a view': _shifted,
+    'through a view': lambda x: x.view(1, 3).mul(3)[:, ::2].cumsum(1)}
+
+
+@pytest.mark.parametrize('function', FORWARD.values(), ids=FORWARD)
+def test_forward_derivatives_of_views_lie_in_memory_as_on_a_cpu(engine, function):
+    def derivatives(memory):
+        x = memory[2:5]
+        rows = memory[1:7].view(2, 3)
+        return [torch.func.jvp(function, (x,), (torch.ones_like(x),))[1],
+                torch.func.jacfwd(function)(x), torch.func.vmap(lambda row: torch.func.jvp(
+                    function, (row,), (row * 2,))[1])(rows)]
+
+    memory = torch.arange(8.0)
+    for mine, one in zip(derivatives(memory.cuda()), derivatives(memory), strict=True):
+        assert torch.equal(mine.cpu(), one)
+
+
 def test_torch_export_says_in_one_line_what_to_do(engine):
     layer, x = nn.Linear(2, 2), torch.ones(1, 2)
     expected = layer(x)

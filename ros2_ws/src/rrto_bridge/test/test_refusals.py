@@ -4,7 +4,10 @@ import errno
 import importlib
 import resource
 import signal
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import remote
@@ -164,10 +167,25 @@ def test_a_server_without_space_in_memory_uses_the_temporary_folder(monkeypatch,
 
     monkeypatch.setattr(tempfile, 'mkdtemp', full)
     places = [None]
-    assert shell._folder().parent == tmp_path
+    assert shell._folder()[0].parent == tmp_path
     places.clear()
     with pytest.raises(ConfigError, match='neither /dev/shm nor a temporary folder'):
         shell._folder()
+
+
+def test_a_server_deletes_the_folders_of_servers_that_were_killed(monkeypatch, tmp_path):
+    monkeypatch.setattr(shell, 'MEMORY', str(tmp_path))
+    (tmp_path / 'rrto_of_the_user').mkdir()
+    running, lock = shell._folder()
+    (running / 'weights').mkdir()
+    code = "from rrto_bridge.server import shell; shell.MEMORY = {!r}; print(shell._folder()[0])"
+    killed = Path(subprocess.run([sys.executable, '-c', code.format(str(tmp_path))], check=True,
+                                 capture_output=True, text=True).stdout.strip())
+    assert killed.parent == tmp_path and killed.exists()
+    third, also = shell._folder()
+    assert {*tmp_path.iterdir()} == {running, third, tmp_path / 'rrto_of_the_user'}
+    lock.close()
+    also.close()
 
 
 def test_a_file_that_can_not_be_written_is_named(tmp_path):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from fleet_testing import LIMIT
+
 PROGRAM = """
 import signal, time
 from rrto_bridge.program import signals
@@ -27,5 +29,5 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_while_a_tensor_is_released_is_not_lost():
     ended = subprocess.run([sys.executable, '-c', PROGRAM], capture_output=True, text=True,
-                           timeout=300, check=False)
+                           timeout=LIMIT, check=False)
     assert (ended.stdout, ended.stderr) == ('released\ninterrupted\n', '')

@@ -174,7 +174,7 @@ def test_data_loaders_with_workers(mode):
     expected = [x.sum().item() for x in torch.utils.data.DataLoader(Numbers(), 4)]
     remote.start(mode)
     scale = torch.ones(1).cuda()
-    loader = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2, timeout=60)
+    loader = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2, timeout=LIMIT)
     for _ in range(2):
         assert [(x.cuda() * scale).sum().item() for x in loader] == expected
 
@@ -197,9 +197,9 @@ def test_a_forked_child_is_told_when_it_uses_the_device_and_ends(replay):
     child = context.Process(target=_child, args=(queue, x))
     child.start()
     torch.manual_seed(1)
-    assert queue.get(timeout=60) == torch.rand(1).item()
-    assert "use the 'spawn' start method" in queue.get(timeout=60)
-    child.join(60)
+    assert queue.get(timeout=LIMIT) == torch.rand(1).item()
+    assert "use the 'spawn' start method" in queue.get(timeout=LIMIT)
+    child.join(LIMIT)
     assert child.exitcode == 3 and x.sum().item() == 2
 
 

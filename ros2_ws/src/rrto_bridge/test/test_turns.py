@@ -5,6 +5,7 @@ import threading
 import pytest
 import remote
 import torch
+from fleet_testing import LIMIT
 from rrto_bridge.program import turns
 from torch import nn
 
@@ -67,11 +68,11 @@ def test_a_thread_waits_for_no_other_that_waits_for_it():
         for k in range(20):
             place.append(torch.full((1, 8), float(k)).cuda())
             given.release()
-            assert done.acquire(timeout=30)
+            assert done.acquire(timeout=LIMIT)
 
     def compute():
         for _ in range(20):
-            assert given.acquire(timeout=30)
+            assert given.acquire(timeout=LIMIT)
             results.append(layer(place.pop()).cpu())
             done.release()
 

@@ -1,4 +1,4 @@
-"""One program per peer, as a user who follows the peer's tutorial would write it.
+"""One program per peer, written as by a user who follows the peer's tutorial.
 
 An adapter runs in the Python environment of its peer, where nothing of this suite is installed:
 

@@ -1,10 +1,10 @@
 """Plain PyTorch: DistributedDataParallel over gloo, in torchrun's elastic mode.
 
 The program follows PyTorch's tutorials "Fault-tolerant Distributed Training with torchrun" and
-"Multinode training". A robot's process is torchrun's elastic agent, which starts this program again
-as a worker whenever the group of robots changes. The server holds the store by which the robots
-find each other. Every robot saves its training state on its own disk. After each start of the
-workers, all robots continue from the newest state that any of them has saved.
+"Multinode training". A robot's process is torchrun's elastic agent. Whenever the group of robots
+changes, the agent starts this program again as a worker. The server holds the store by which the
+robots find each other. Every robot saves its training state on its own disk. After each start of
+the workers, all robots continue from the newest state that any of them has saved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .task import Journal, Task, arguments, own_address, save
 
 PORT = 29400
-SILENCE = 120.0   # s after which an exchange fails; gloo's default of 30 min is longer than a run
+SILENCE = 120.0   # s after which an exchange fails; gloo's default, 30 min, exceeds a run
 KEEP_EVERY = 10.0  # s between two saves of a robot's own state
 FILE = 'kept.npz'  # in the folder of the process
 
@@ -83,7 +83,7 @@ def train(folder: Path, robot: int) -> None:
 
 
 def _backward_seconds(task: Task, model: nn.Module) -> float:
-    """Return the duration of one backward pass on this machine, which is part of the pace."""
+    """Return the duration of one backward pass on this machine, which counts towards the pace."""
     loss = task.loss(model, next(task.batches()))
     began = time.monotonic()
     loss.backward()

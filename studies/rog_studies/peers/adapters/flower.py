@@ -1,10 +1,10 @@
 """Flower: a SuperLink at the server, a SuperNode on every robot, FedAvg or FedAdam.
 
 The program follows Flower's guide "Run Flower with the Deployment Engine" and its example
-quickstart-pytorch. In a round, every node trains `local_steps` batches. Slow and failed clients: a
-round waits for its computing time and `EXCHANGE` seconds at most, and one node may be missing.
-Restart of the server: the server app saves its model after every round, so a run that is submitted
-again continues from this model.
+quickstart-pytorch. In a round, every node trains `local_steps` batches. A round lasts at most its
+computing time plus `EXCHANGE` seconds, and one node may be missing, so slow and failed clients do
+not block it. The server app saves its model after every round. If the server restarts, the run is
+submitted again and continues from this model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .task import SERVER, Journal, Task, arguments, save
 PORT = 8000             # port of the SuperLink, for nodes and for `flwr run`
 ROUNDS = 1_000_000      # more than a run has: the study ends the run
 ETA = 0.003             # FedAdam's server learning rate
-EXCHANGE = 120.0        # s for the transfers of a round; as long as `ddp` and `torchft` allow
+EXCHANGE = 120.0        # s for the transfers of a round; `ddp` and `torchft` allow the same time
 SUBMIT_LIMIT = 180.0    # s within which the SuperLink must accept the run
 KEPT = 'model.npz'      # file with the saved model, in the folder of the server's process
 APP = '''[build-system]

@@ -1,8 +1,8 @@
 """hivemind: robots average their models among themselves; the server only helps to find peers.
 
 The program follows hivemind's quickstart "Decentralized Training" and its guide "Running across the
-Internet". Every robot takes steps on its own model. Whenever the robots together have trained as
-many batches as `local_steps` for each robot, they average their models in the background.
+Internet". Every robot takes steps on its own model. Whenever the robots have trained `local_steps`
+batches each, on average, they average their models in the background.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .task import SERVER, Journal, Task, arguments
 
 PORT = 31337
 START_LIMIT = 120.0  # s within which the server must write the addresses at which peers join it
-# s in which robots form a group. hivemind's documentation advises 10 to 15 s over the internet.
-# This is also the time limit for a chunk of 0.5 MB.
+# s; time in which robots form a group. hivemind's documentation advises 10 to 15 s over the
+# internet. hivemind also uses this time as the limit for sending a chunk of 0.5 MB.
 MATCHMAKING = 15.0
-# s for an averaging. hivemind's documentation advises "around of 2x the actual time", here the time
-# of 1.2 MB to each of three others at 1 Mbit/s.
+# s; time limit of an averaging. hivemind's documentation advises about twice the actual time. The
+# actual time here is 29 s: 1.2 MB to each of three other robots at 1 Mbit/s.
 AVERAGING = 60.0
 # Files in the folder of a process: key of the server, addresses of the server, and number of
 # batches that a robot has trained.

@@ -2,10 +2,10 @@
 
 The program follows NVFlare's guides on provisioning and jobs, and its examples hello-pt (FedAvg;
 the program of a site is `nvflare_client`) and collab/pt_async_cifar10 (FedBuff; `nvflare_parts`).
-In a round of FedAvg, and for an update of FedBuff, a robot trains `local_steps` batches. Slow
-sites: FedAvg uses the workflow ScatterAndGather, which continues without a site that is late;
-FedBuff never waits. The time limits are from NVFlare's guide "Timeout Troubleshooting", for bad
-networks. Restart of the server: the job is submitted again with the newest saved model.
+In a round of FedAvg, and for an update of FedBuff, a robot trains `local_steps` batches. FedAvg
+uses the workflow ScatterAndGather, which continues without a site that is late. FedBuff never waits
+for a site. The time limits are those that NVFlare's guide "Timeout Troubleshooting" gives for bad
+networks. After a restart of the server, the job is submitted again with the newest saved model.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .task import MODELS, SERVER, Task, arguments
 
 PORT = 8002
 ROUNDS = 1_000_000    # more than a run has: the study ends the run
-STRAGGLERS = 10       # s that a round waits for the last site; ScatterAndGather's default
+STRAGGLERS = 10       # s that a round waits for the last site, ScatterAndGather's default
 TASK_LIMIT = 600.0    # s for the transfer of a model; from "High-Latency Networks" of the guide
-START_LIMIT = 180.0   # s within which startup kits must exist; s for which a job waits for robots
+START_LIMIT = 180.0   # s within which startup kits must exist; also s that a job waits for robots
 ADMIN = 'admin@study.org'
 KITS, READY = 'kits', 'ready'
 PROJECT = '''api_version: 3

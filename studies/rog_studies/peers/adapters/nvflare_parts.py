@@ -1,9 +1,9 @@
 """Parts of the jobs of `nvflare`: server and site of FedBuff, and a component that watches FedAvg.
 
 FedBuff follows NVFlare's example collab/pt_async_cifar10 as of pull request 5239, with FLARE's
-Collab API. Every site always trains a version of the model. A few updates together make the next
-version. A site that has finished an update gets the newest version at once. Each update is weighted
-by its number of steps.
+Collab API. A few updates together make the next version of the model. A site never waits for
+another: as soon as it has finished an update, it gets the newest version and trains that. Each
+update is weighted by its number of steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from .task import SERVER, Journal, Task
 
-SHARE = 2       # a version needs number of sites / SHARE updates; in the example, 4 with 8 sites
+SHARE = 2       # a version needs (number of sites) / SHARE updates; in the example 4 of 8 sites
 CALL = 600.0    # s that a site may take for an update, transfers included
 PAUSE = 1.0     # s before the server asks a site again that has failed
 SAVED = 'FL_global_model.pt'
@@ -36,7 +36,7 @@ Model = dict[str, Tensor]
 
 
 class Watch(FLComponent):
-    """Journals each round of ScatterAndGather for the study, and saves snapshots.
+    """Writes each round of ScatterAndGather into the study's journal, and saves snapshots.
 
     :param folder: folder of the run.
     """
@@ -47,7 +47,7 @@ class Watch(FLComponent):
         self._journal: Journal | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Begin the journal at the start of the run; at the end of a round, journal it."""
+        """Begin the journal at the start of the run; write a line at the end of each round."""
         if event_type == EventType.START_RUN:
             self._journal = Journal(Path(self.folder), SERVER, Task(Path(self.folder)).settings)
         elif event_type == AppEventType.ROUND_DONE and self._journal is not None:

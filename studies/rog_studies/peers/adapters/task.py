@@ -12,7 +12,7 @@ same order in every program. The folder of a run holds
     snapshots/NAME/     models that `Journal.snapshot` has written
     work/NAME/          working directory of a process; keeps its files when the process is killed
 
-Snapshots are evaluated after the run, by the study, so evaluating costs no peer any time.
+The study evaluates snapshots after the run, so the evaluation costs no peer any time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Settings:
 
     ``model``: key of `MODELS`. ``seeds``: a seed for the batches of each robot. ``fog``,
     ``brightness``: how strongly images are spoilt. ``pace``: least duration of a gradient, s.
-    ``local_steps``: gradients between two exchanges, for methods that exchange models.
-    ``snapshot_s``: least time between two snapshots, s.
+    ``local_steps``: for methods that exchange models, the number of gradients between two
+    exchanges. ``snapshot_s``: least time between two snapshots, s.
     """
 
     model: str
@@ -83,13 +83,13 @@ def arguments(options: tuple[tuple[str, dict], ...] = ()) -> argparse.Namespace:
 def own_address(server: str) -> str:
     """Return the address of this machine on the network that leads to the server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((server, 9))  # sends nothing, so any port will do
+        probe.connect((server, 9))  # sends nothing, so the port does not matter
         address: str = probe.getsockname()[0]
         return address
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to an .npz file. If the process is killed meanwhile, a former file stays."""
+    """Write arrays to an .npz file; a former file stays until the new one is complete."""
     part = path.with_suffix('.part')
     with part.open('wb') as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ class Task:
         return right / len(labels)
 
     def _spoilt(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the images brighter and in fog, whose density varies over each image."""
+        """Return the images brightened and in fog; its density varies over each image."""
         coarse = torch.rand(len(images), 1, 3, 3, generator=generator)
         field = interpolate(coarse, size=images.shape[-2:], mode='bilinear', align_corners=True)
         density = self.settings.fog * (0.5 + 0.5 * field)
@@ -193,22 +193,22 @@ class Journal:
 
     @contextmanager
     def computing(self, samples: int) -> Iterator[None]:
-        """Context of a gradient: wait at its end until ``pace`` seconds are over; note a batch."""
+        """At the end of the block, wait until it has lasted ``pace`` seconds; record a batch."""
         began = time.monotonic()
         yield
         time.sleep(max(began + self._settings.pace - time.monotonic(), 0.0))
         self.batch(samples, time.monotonic() - began)
 
     def batch(self, samples: int, compute_s: float) -> None:
-        """Note that ``samples`` were trained in ``compute_s`` seconds of computing."""
+        """Record that ``samples`` were trained in ``compute_s`` seconds of computing."""
         self._write('batch', samples=samples, compute_s=round(compute_s, 4))
 
     def version(self, version: int) -> None:
-        """Note that the shared model has reached a new version."""
+        """Record that the shared model has reached a new version."""
         self._write('version', version=version)
 
     def note(self, text: str) -> None:
-        """Note a text for people."""
+        """Record a text for people."""
         self._write('note', text=text)
 
     def snapshot(self, model: nn.Module | Mapping[str, Tensor] | Mapping[str, np.ndarray]) -> None:

@@ -1,8 +1,8 @@
 """torchft: a lighthouse at the server, a replica on every robot, LocalSGD or DiLoCo over gloo.
 
 The program follows torchft's README, its `train_diloco.py` and the training loops of its
-`local_sgd_integ_test`. A robot's process is torchrun's agent, as in the README; the agent starts
-this program as a worker, and again whenever the worker has failed. Replicas exchange after every
+`local_sgd_integ_test`. A robot's process is torchrun's agent, as in the README. The agent starts
+this program as a worker, and starts it again whenever it has failed. Replicas exchange after every
 `local_steps` batches. A replica that comes back gets the state of another replica; if there is no
 other, it continues from the state that it has saved itself.
 """
@@ -145,7 +145,7 @@ def _be_a_host(name: str) -> None:
 
     torchft tells the other replicas its host name, and here all robots are on one host.
 
-    :param name: the host name: the address of the robot, which others need not look up.
+    :param name: the host name. It is the address of the robot, so others need not look it up.
     """
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_UTS):
         raise OSError(ctypes.get_errno(), 'no namespace for a host name')

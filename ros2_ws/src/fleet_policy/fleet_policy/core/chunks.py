@@ -51,10 +51,10 @@ class Planned:
 class ActionQueue:
     """Holds chunks and returns the action for a tick.
 
-    :param half_life: seconds. It applies if several chunks have an action for a tick. 0: take the
-        action of the latest observation. Otherwise take the weighted mean of the actions; an
-        observation that is older by ``half_life`` has half the weight. ``observed`` of this mean is
-        the mean of the observations' times with the same weights.
+    :param half_life: seconds. It decides what happens if several chunks have an action for a tick.
+        If it is 0, take the action of the latest observation. Otherwise take the weighted mean of
+        the actions: the weight halves for each ``half_life`` by which an observation is older.
+        ``observed`` of the mean is the mean of the observations' times, weighted like the actions.
     """
 
     def __init__(self, half_life: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class ActionQueue:
         if self._half_life:
             return
         kept: list[Chunk] = []
-        # A chunk is not needed if the chunk of a later observation has begun and ends no earlier.
+        # Drop a chunk if the chunk of a later observation has begun and lasts at least as long.
         for chunk in self._chunks:
             if chunk.first <= tick:
                 while kept and kept[-1].end <= chunk.end:

@@ -9,10 +9,10 @@ none. After a fault the state is `safe`, and `reason` describes the fault. In `s
 the robot does what the setting `safety` says.
 
 The machine requests new actions when the queue holds less than a share of a chunk. It asks the
-faster of the places that answer. It asks earlier if the answer would otherwise come after the robot
-itself begins to compute. The robot begins to compute, even if another place has requests, while the
-queue still lasts long enough for this computation. So after the loss of the link new actions come
-less often, but every tick has an action.
+faster of the places that answer. If other places do not answer in time, the robot computes itself.
+It begins while the queue still lasts long enough for this computation. So after the loss of the
+link new actions come less often, but every tick has an action. The machine asks another place so
+early that the answer can come before the robot must begin.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .places import ROBOT, Place
 
 WAITING, RUNNING, STARVED, SAFE = 'waiting', 'running', 'starved', 'safe'
 ACTS, LACKS, FAULT, CLEARED = 'acts', 'lacks', 'fault', 'cleared'
-# (state, event) -> next state; events that are not listed for a state change nothing.
+# (state, event) -> next state. An event that is not listed for a state does not change it.
 TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): STARVED,
          **{(state, FAULT): SAFE for state in (WAITING, RUNNING, STARVED)},
          (SAFE, CLEARED): WAITING}
@@ -43,9 +43,9 @@ RETRY = 10.0         # s after which the slower place is asked again, to measure
 class Infer:
     """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
-    ``prefix``: the planned actions from ``observed`` on, which the robot will execute before the
-    answer can arrive: m actions of d numbers, array (m, d). A policy that inpaints, which means
-    that it completes a chunk from given actions, needs them. None if no action is planned.
+    ``prefix``: the planned actions from ``observed`` on, an array (m, d) of m actions of d numbers;
+    None if no action is planned. The robot will execute them before the answer can arrive. A policy
+    that inpaints needs them: it completes a chunk that begins with given actions.
     """
 
     place: str
@@ -56,7 +56,7 @@ class Infer:
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """What to do at a tick: ACT with ``values`` (d,), HOLD, STOP or NOTHING.
+    """What the robot does at a tick: ACT with ``values`` (d,), HOLD, STOP or NOTHING.
 
     ``age``: seconds since the observation from which the action follows. ``place``: where the
     action was computed.
@@ -98,7 +98,7 @@ class PolicyMachine:
     # -- events ----------------------------------------------------------------------------------
 
     def on_observation(self, observed: float) -> None:
-        """Note that there is a complete observation of the time ``observed``, s."""
+        """Record that there is a complete observation of the time ``observed``, s."""
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
@@ -106,7 +106,7 @@ class PolicyMachine:
 
         The result is 'taken', 'late', 'repeated', 'unknown' (no such request), 'dropped' (in the
         state `safe`), or a text that says what is wrong with the actions.
-        ``where``: where the chunk was computed, if not at the place that was asked.
+        ``where``: the place that computed the chunk, if another place was asked.
         """
         if request not in self._open:
             return self._count('unknown' if request > self._number or request < 1 else 'repeated')
@@ -123,12 +123,12 @@ class PolicyMachine:
         return self._count(self._queue.add(chunk, self.tick_of(now)))
 
     def on_failure(self, request: int, reason: str, now: float) -> None:
-        """Note that a place could not compute a request; this is not the policy's fault."""
+        """Record that a place could not compute a request; this is not the policy's fault."""
         if request in self._open:
             self.places[self._open.pop(request)[0]].failed(request, reason, now)
 
     def set_available(self, place: str, available: bool, reason: str = '') -> None:
-        """Note whether a place can be asked; ``reason``: why not."""
+        """Record whether a place can be asked; ``reason``: why it cannot."""
         found = self.places[place]
         if found.available and not available:
             found.reason = reason
@@ -140,9 +140,9 @@ class PolicyMachine:
         self._enter(FAULT)
 
     def sensor(self, name: str, flaw: str) -> None:
-        """Note what is wrong with a source of observations; '' if nothing is wrong.
+        """Record what is wrong with a source of observations; '' if nothing is wrong.
 
-        The robot stays in the safe state as long as anything is wrong with a source.
+        The robot stays in the safe state while anything is wrong with any source.
         """
         if not flaw:
             self._sensors.pop(name, None)
@@ -235,9 +235,9 @@ class PolicyMachine:
     def _asks_at(self, place: Place) -> float:
         """Return how many s before the end of the queue a place is asked for actions.
 
-        A slow robot begins to compute long before the end of the queue. Another place is asked
-        early enough for its answer to come before that moment, unless its latency is so long that
-        the queue never lasts for this time when a request is sent (`_most_left`).
+        A slow robot begins to compute long before the end of the queue. Another place is asked so
+        early that its answer comes before that moment. With a long latency the queue may never be
+        so full when a request is sent (`_most_left`); then only `request_share` decides.
         """
         share = self.settings.request_share * self.longest / self.rate
         if place.name == ROBOT:
@@ -249,7 +249,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return for how many s, at most, the queue lasts when a request is sent, if all goes well.
+        """Return how long, in s, the queue can last at most when a request is sent.
 
         ``latency``: seconds from a request to its answer.
         """
@@ -272,7 +272,7 @@ class PolicyMachine:
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
 
     def _is_new(self, place: Place) -> bool:
-        """Return whether an answer to the latest observation could give actions not known yet."""
+        """Return whether an answer to the latest observation could add actions to the queue."""
         latest = self._queue.latest
         return self._observed > place.newest and (
             latest is None or self.tick_of(self._observed) > latest)
@@ -301,7 +301,7 @@ class PolicyMachine:
         return self.command.kind == ACT and self.command.age > self.settings.stale
 
     def begin_report(self) -> None:
-        """Make `warnings` cover everything from now on, so that no report omits a stale action."""
+        """Begin a new report: from now on `warnings` covers all ticks since this call."""
         self._reported = self.counts.copy()
 
     @property

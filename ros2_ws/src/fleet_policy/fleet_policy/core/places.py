@@ -1,4 +1,4 @@
-"""A place where actions can be computed, as the machine sees it: its latencies and requests."""
+"""What `PolicyMachine` knows of a place that computes actions: its latencies and requests."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Place:
         return self.available and now >= self._not_before
 
     def ask(self, request: int, observed: float, now: float) -> None:
-        """Note a request."""
+        """Record a request."""
         self._under_way[request] = self.sent = now
         self.newest = observed
         self.counts['requests'] += 1
 
     def answered(self, request: int, now: float, sent: float) -> None:
-        """Note an answer, even to a request that has counted as lost."""
+        """Record an answer, even to a request that has counted as lost."""
         self._under_way.pop(request, None)
         self._latencies.append(now - sent)
         self._losses, self._not_before = 0, -math.inf
@@ -78,11 +78,11 @@ class Place:
         self.reason = ''
 
     def measured(self, seconds: float) -> None:
-        """Note the time of an inference without a request, such as a measurement at the start."""
+        """Record the time of an inference without a request, such as a measurement at the start."""
         self._latencies.append(seconds)
 
     def failed(self, request: int, reason: str, now: float) -> None:
-        """Note that a request has failed; the place is not asked for a while."""
+        """Record that a request has failed; the place is not asked for a while."""
         if self._under_way.pop(request, None) is None:
             return
         self.reason = reason

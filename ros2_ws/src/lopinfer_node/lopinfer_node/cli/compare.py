@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from fleet_env.durable import write_text
 from fleet_env.trace import LinkTrace, read_trace
 
 from ..model.graph import Graph
@@ -57,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
     link = Link(BANDWIDTHS[k], BANDWIDTHS[k], options.latency)
     draw_breakdown({name: estimate(graph, table[k], costs, link) for name, table in plans.items()},
                    options.out / 'breakdown.png', f'{graph.name} at {BANDWIDTHS[k] / 1e6:g} MB/s')
-    (options.out / 'compare.json').write_text(json.dumps(result) + '\n')
+    write_text(options.out / 'compare.json', json.dumps(result) + '\n')
     print(f'figures and compare.json in {options.out}')
     return 0
 

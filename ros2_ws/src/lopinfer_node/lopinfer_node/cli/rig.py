@@ -1,8 +1,7 @@
 """A robot and a server on one machine with an emulated link: for the demo and the benches.
 
 The server is a separate process, the robot is this process; each computes on one thread. They
-exchange messages over DDS. `ShapedLink`, which fleets use, too, emulates rate and delay of the
-link.
+exchange messages over DDS. `ShapedLink` emulates rate and delay of the link, as in fleets.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ..ros.client_shell import ClientOptions
 from ..runtime.planner import TablePlanner
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
-START = 120.0       # seconds that a server has to load, measure and accept plans
+START = 120.0       # maximum seconds for a server to load and measure the model and accept plans
 WARM_UP = 2         # number of requests at the start that are not measured
 DEVICE_ONLY = 'device-only'
 
@@ -44,9 +43,9 @@ class Measured:
     """The measured requests of one method; all times are in seconds.
 
     `latency`: (requests,). `estimate`: latency that the planner expects. `device`, `server`,
-    `transfer`, `overlap`: medians. `offloaded`: number of requests that used the server. `error`:
-    largest difference from the output of the unsplit model, relative to the largest element of
-    that output.
+    `transfer`, `overlap`: medians of these times in `Report`. `offloaded`: number of requests that
+    used the server. `error`: largest difference from the output of the unsplit model, divided by
+    the largest element of that output.
     """
 
     method: str
@@ -107,8 +106,8 @@ class Rig:
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
         """Share `requests` inferences with the plans of one method, and measure them.
 
-        ``profile``: profile of the slowed robot. ``delay``: delay of the link per direction that
-        plans expect, s.
+        ``profile``: profile of the slowed robot. ``delay``: the delay per direction that plans
+        assume for the link, s.
         """
         with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
             alone = float(profile.whole.sum())

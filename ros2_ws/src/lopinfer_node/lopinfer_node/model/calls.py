@@ -67,8 +67,8 @@ class Division:
 class Call:
     """The call `overload(**arguments)`.
 
-    `pick` selects one of several results; None: there is a single result. Omitted arguments get
-    their defaults, so a rule need not know the defaults.
+    `pick` selects one of several results; None: there is a single result. `arguments` holds all
+    arguments, with the defaults of omitted ones, so a rule need not know the defaults.
     """
 
     overload: torch._ops.OpOverload
@@ -183,8 +183,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-# Operators without a rule: a side computes them whole. They are pure functions of tensors, so it is
-# safe for a server to run them for a client.
+# Operators without a rule, which one side computes whole. They are pure functions of tensors, so a
+# server can safely run them for a client.
 WHOLE = frozenset((
     'argmin', 'argsort', 'cdist', 'cummax', 'cumprod', 'diag_embed',
     'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',

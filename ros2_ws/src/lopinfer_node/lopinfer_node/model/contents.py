@@ -1,7 +1,7 @@
 """Checksums of the memory of weights: detect writes that PyTorch does not count.
 
-PyTorch does not count a write of another process through shared memory, a write of NumPy through an
-array on the same memory, or any write to a weight that was made in inference mode.
+PyTorch does not count three kinds of writes: by another process through shared memory, by NumPy
+through an array on the same memory, and any write to a weight that was created in inference mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SAMPLE = 256       # bytes of each weight that every call of `look` reads
 class Contents:
     """Checksums of the present memory of CPU tensors and of arrays.
 
-    The object keeps this memory alive, so that no other weight gets the same address.
+    The object keeps this memory alive, so that no later weight gets the address of an earlier one.
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor | np.ndarray]) -> None:
@@ -59,7 +59,7 @@ def _middle(memory: memoryview) -> memoryview:
 def _memory(value: torch.Tensor | np.ndarray) -> memoryview | None:
     """Return the bytes of a tensor or an array; None if they are not in contiguous host memory.
 
-    If the elements have gaps between them, return all the memory of which they are a part.
+    If the elements have gaps between them, return the whole memory that contains them.
     """
     array = value if isinstance(value, np.ndarray) else _array(value)
     while array is not None and not array.flags.c_contiguous \
@@ -85,6 +85,6 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
 
-    A contiguous tensor of one element may have any stride, with which it has no view as bytes.
+    A contiguous tensor of one element may have any stride, which can prevent a view as bytes.
     """
     return tensor.contiguous().as_strided((tensor.numel(),), (1,))

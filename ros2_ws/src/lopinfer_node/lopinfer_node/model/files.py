@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fleet_env.durable import write_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -28,9 +29,9 @@ GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
 
 
 def save(traced: Traced, directory: Path) -> None:
-    """Write both files; if weights share memory, write each of them separately."""
+    """Write both files; weights that share memory are written separately."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / GRAPH).write_text(as_json(traced.name, traced.axes, traced.tape))
+    write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},
               str(directory / WEIGHTS))
 
@@ -51,7 +52,7 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory; tensors that safetensors loads change if the file changes."""
+    """Read tensors into new memory; tensors mapped from the file would change with it."""
     with safe_open(str(path), 'pt') as file:   # checks the header
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}

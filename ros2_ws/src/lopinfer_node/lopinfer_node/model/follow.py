@@ -1,8 +1,8 @@
 """Find what the code of a model reads besides its arguments.
 
 The search begins at the modules of the model and goes through their functions. It finds attributes,
-weights and submodules of modules. It also finds lists, dictionaries and objects in attributes,
-globals, closures and classes, with their items, if the code names them.
+weights and submodules of modules. If the code names them, it also finds lists, dictionaries and
+objects in attributes, globals, closures and classes, and the items of these.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
-            # The object may get an attribute in place of its class's attribute or of a default.
+            # A new attribute of the object may hide an attribute of its class, or replace a
+            # default.
             self._computed(path, lambda: tuple(sorted(own.keys() & self._names)))
             if isinstance(value, (dict, list, set)):   # a subclass: `_visit` handles these types
                 self._items(path, value)
@@ -191,7 +192,7 @@ class Followed:
         """Return the names in a class's namespace ``own`` that the followed code may read.
 
         These are the names that the code contains, and the special methods, which Python calls
-        without their names. For a class of a library (not ``ours``): only `forward`.
+        without their names. For a class of a library (not ``ours``), return only `forward`.
         """
         if not ours:
             return ['forward'] if 'forward' in own else []
@@ -224,7 +225,10 @@ class Followed:
         self._todo += [(path, function.__defaults__), (path, function.__kwdefaults__)]
 
     def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
-        """Follow the globals ``names`` of a module, and of each module among these globals."""
+        """Follow those globals of a module whose names are in ``names``.
+
+        If one of them is a module itself, follow its globals with these names, too.
+        """
         passed.add(id(items))
         known = self._globals.get(id(items))
         if known is None:
@@ -264,7 +268,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Return whether to follow a class, function or module: not if `NO_STATE` has its package."""
+    """Return whether the package of a class, function or module is not in `NO_STATE`."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', '')
     return str(name).partition('.')[0] not in NO_STATE
 

@@ -17,13 +17,14 @@ EMPTY: Interval = (0, 0)
 
 @dataclass(frozen=True)
 class Footprint:
-    """For each interval of an output: the interval of one input that it needs.
+    """Says which interval of one input each interval of an output needs.
 
     `extent`: number of indices of this input. `starts` and `ends` are int64 of shape (output
     extent,) and never decrease. The output interval [a, b) needs [starts[a], ends[b - 1]); if this
-    interval is empty, it needs nothing. Indices may be needed that are not contiguous, or that
-    decrease from one output index to the next. Then the tables hold larger intervals, which contain
-    these indices: the smallest possible intervals, or the whole input (`whole`).
+    interval is empty, it needs nothing. The indices that an output index needs may have gaps, or
+    may decrease from one output index to the next. In that case `starts` and `ends` describe larger
+    intervals that contain all needed indices: the smallest such intervals, or the whole input
+    (`whole`).
     """
 
     starts: np.ndarray
@@ -126,7 +127,7 @@ def merged(outputs: int, inner: int, extent: int) -> Footprint:
 
 
 def divided(outputs: int, inner: int, extent: int) -> Footprint:
-    """Return the footprint of a reshape that splits an inner axis of size `inner` off the axis.
+    """Return the footprint of a reshape that splits the axis in two; the inner has size `inner`.
 
     Output index i needs [i * inner, (i + 1) * inner).
     """

@@ -30,11 +30,10 @@ class Kind(Enum):
 class Node:
     """One operator and its output tensor.
 
-    `axis` is the axis along which the tensor may be divided. None: the tensor is indivisible, its
-    extent is 1. `inputs`: indices of the nodes that produce the inputs, each once. `footprints`:
-    the footprint of each of `inputs`.
-    `is_global`: an output index needs a whole input of more than one index (thesis 4.4.1). Only one
-    side computes a global operator.
+    `axis` is the axis along which the tensor may be divided. If it is None, the tensor is
+    indivisible, and its extent is 1. `inputs`: indices of the nodes that produce the inputs, each
+    once. `footprints`: the footprint of each of `inputs`. `is_global`: an output index needs a
+    whole input of more than one index (thesis 4.4.1). Only one side computes a global operator.
     """
 
     index: int
@@ -61,7 +60,7 @@ class Node:
 
     @property
     def bytes_per_index(self) -> int:
-        """Bytes of the part of the tensor at one index along the axis."""
+        """Bytes of the tensor at one index along the axis."""
         return self.bytes // self.extent
 
 
@@ -117,7 +116,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of everything a plan depends on: edges, footprints and shapes."""
+        """Return the SHA-256 of all that a plan depends on: edges, footprints and shapes."""
         state = hashlib.sha256()
         for n in self.nodes:
             state.update(repr((n.op, n.kind.value, n.inputs, n.shape, n.itemsize, n.axis,

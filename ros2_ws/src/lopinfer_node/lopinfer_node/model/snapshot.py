@@ -25,7 +25,7 @@ from .follow import COMPUTED, ITEMS, MISSING, MODULE, Followed, Picked, join
 from .state import CONTAINERS, hooks_of, untouched
 
 LOOK = 8 << 20     # bytes of weights that one background check reads
-TURNS = 16         # number of background checks that together compare every item in full
+TURNS = 16         # each background check compares 1/TURNS of the items in full
 LARGE = 4096       # a container with more items is compared only by background checks
 _NOT_ATTRIBUTES = frozenset(vars(torch.nn.Module())) - {'training'}
 _VALUES = (type(None), bool, int, str, bytes, range, slice, torch.Size, torch.dtype, torch.device,
@@ -54,7 +54,7 @@ class Snapshot:
             raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
-        self._running = 0    # number of calls of the model now under way, which may store results
+        self._running = 0    # calls of the model in progress; each may still store results
         self._turn = 0
         self._seen = ''      # change that a background check has found
         found = self._taken.followed
@@ -86,7 +86,7 @@ class Snapshot:
         if self._seen or self._taken.unchanged():
             return self._seen
         found = self._taken.change(self._model)
-        if not found:   # other objects with equal values, such as a new 1.0
+        if not found:   # objects were replaced by equal ones, which is no change
             self._taken = _Taken(self._model, self._taken.ignored)
         return found
 
@@ -106,7 +106,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Held:
-    """A container and its former items."""
+    """A container, and the items that it held when the model was last accepted."""
 
     path: str
     live: Any
@@ -218,7 +218,7 @@ def _views(container: Any) -> Iterable[Any]:
 
 
 def _contents(container: Any) -> dict[Any, Any]:
-    """Return a container's items by key or index; the items of a set are the keys."""
+    """Return a container's items by key or index; for a set, its members are the keys."""
     if isinstance(container, (set, frozenset)):
         return dict.fromkeys(container, True)
     return dict(container.items() if hasattr(container, 'items') else enumerate(container))

@@ -1,11 +1,11 @@
 """Divides global operators: the sides exchange sufficient statistics (future work, thesis 4.7).
 
 An operator that aggregates over the divided axis needs the whole axis on one side. This module
-replaces such an operator: new operators aggregate stretches of the axis, and further operators
-combine the results. Then each side aggregates its own stretches, and only the statistics cross the
-link: sums for a mean; the maximum and the sum of exponentials for a softmax; for attention also the
-attention of each stretch (as in FlashAttention). The new calls are ordinary operators, so planner,
-checker and runtime need no change. Results differ from the results of the model by rounding.
+replaces such an operator: new operators aggregate parts of the axis, and further operators combine
+the results. Then each side aggregates its own parts, and only the statistics cross the link: sums
+for a mean; the maximum and the sum of exponentials for a softmax; for attention also the attention
+of each part (as in FlashAttention). The new calls are ordinary operators, so planner, checker and
+runtime need no change. Results differ from the results of the model by rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
-    """Divide each softmax, mean and attention over the divided axis into `parts` parts.
+    """Make each softmax, mean and attention over the divided axis work on `parts` parts of it.
 
     Returns the new model. With more parts the planner can cut at more places, but the graph has
     more operators.
@@ -72,7 +72,7 @@ class _Rewriter:
         return Ref(len(self.shadows) - 1)
 
     def emit(self, overload: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Ref:
-        """Append a call and return its result; get shape and type from a run on `meta` tensors."""
+        """Append a call and return its result; a run on `meta` tensors gives its shape and type."""
         def shadow(a: Any) -> Any:
             if isinstance(a, Ref):
                 return self.shadows[a.index]
@@ -102,9 +102,10 @@ class _Rewriter:
 
 
 def _mean(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a mean: add the sums of all stretches, and divide by the number of elements.
+    """Rewrite a mean: add the sums of all parts, and divide by the number of elements.
 
-    Returns the new result; None if the mean is not over the divided axis, or the axis is too short.
+    Returns the new result, or None if the mean is not over the divided axis or the axis is too
+    short.
     """
     value = call.values[0]
     rank = len(value.shape)
@@ -114,7 +115,7 @@ def _mean(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _pool(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite adaptive average pooling to a single pixel as a mean; else return None."""
+    """Rewrite adaptive average pooling as a mean if its output is one pixel; else return None."""
     value = call.values[0]
     rank, spatial = len(value.shape), len(call.arguments['output_size'])
     if any(n != 1 for n in call.arguments['output_size']):
@@ -134,9 +135,10 @@ def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | 
 
 
 def _softmax(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a softmax: take the maximum over all stretches, the exponentials, and their sum.
+    """Rewrite a softmax: take the maximum over all parts, the exponentials, and their sum.
 
-    Returns the new result; None if the softmax is not along the divided axis, or this is too short.
+    Returns the new result, or None if the softmax is not along the divided axis or the axis is too
+    short.
     """
     value = call.values[0]
     axis = value.axis
@@ -152,10 +154,10 @@ def _softmax(w: _Rewriter, call: Call) -> Ref | None:
 
 
 def _attention(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite attention: attend to each stretch of the keys, then combine the results.
+    """Rewrite attention: attend to each part of the keys, then combine the results.
 
-    Returns the new result; None for attention with a mask, with grouped heads, with too few keys,
-    or with keys and values that are not divided along their positions.
+    Returns the new result, or None for attention with a mask, with grouped heads, with too few
+    keys, or with keys and values that are not divided along their positions.
     """
     names = ('query', 'key', 'value')
     if any(not isinstance(call.arguments[n], Value) for n in names) \

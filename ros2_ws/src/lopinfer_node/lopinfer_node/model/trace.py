@@ -1,8 +1,8 @@
 """Convert a `torch.nn.Module` to a list of ATen calls; each result is a single tensor.
 
 torch.export traces the module; if it fails, torch.fx does. In-place operators become pure
-operators, constants are folded, and lists of tensors become slices. So the other modules meet only
-simple calls.
+operators, constants are folded, and lists of tensors become slices. So the other modules handle
+only simple calls.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .tape import Record, Ref, Tape
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Replacements for three kinds of operators: they use only the shape or dtype of another tensor,
-# they name a device, or they rely on the memory layout, which changes when a tensor crosses the
-# link.
+# Operator -> (replacement, name of its argument for the shape or dtype). Replaced are operators
+# that use only the shape or dtype of another tensor, that name a device, or that rely on the memory
+# layout, which changes when a tensor crosses the link.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
@@ -80,10 +80,10 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
 
 
 def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
-    """Run the model before tracing, so that its caches hold no tensors of the tracer.
+    """Run the model once before the trace, so that its caches hold no tensors of the tracer.
 
-    If the model writes to a parameter, it writes to a copy. Errors are ignored here: the trace that
-    follows raises them again and says the reason.
+    If the model writes to a parameter, it writes to a copy. Errors are ignored here, because the
+    trace that follows raises them again, with the reason.
     """
     with untouched(model), torch.no_grad(), contextlib.suppress(Exception):
         weights = {name: torch._lazy_clone(p) for name, p in model.named_parameters()}
@@ -120,7 +120,7 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Suppress PyTorch's log messages about a failure, because the exception says the same."""
+    """Suppress PyTorch's log messages about a failure; the exception contains their content."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -132,7 +132,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _sources(program: Any) -> dict[str, Weight | str]:
-    """Return for each placeholder the weight that it stands for, or 'input', or 'constant'."""
+    """Return what each placeholder stands for: a weight, 'input' or 'constant'."""
     found: dict[str, Weight | str] = {}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -245,7 +245,7 @@ class _Reader:
         name = target.overloadpacket.__name__
         if name.endswith(('batch_norm', 'instance_norm', '_legit')) and (
                 bound.get('training') or bound.get('use_input_stats')) and (
-                bound.get('running_mean') is not None):   # the schema does not show this write
+                bound.get('running_mean') is not None):   # a write that the schema does not show
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
                              'on the previous one')
         if name.rstrip('_') in ('dropout', 'feature_dropout', 'alpha_dropout',
@@ -254,7 +254,7 @@ class _Reader:
                 raise ModelError(f'{place}: {target} is random: robot and server would differ')
             self.env[node] = bound['input'] if 'input' in bound else bound['self']
             return
-        if name == 'detach_':   # a constant that the model makes by torch.tensor(...)
+        if name == 'detach_':   # the model makes a constant by torch.tensor(...)
             self.env[node] = bound['self']
             return
         if name in _LIKE and not (name == 'view' and 'dtype' in bound):
@@ -375,7 +375,7 @@ class _Reader:
 
 
 def _why(target: Any) -> str:
-    """Return why a call in the graph that is no operator on tensors cannot be recorded."""
+    """Return why a call of something that is not an operator on tensors cannot be recorded."""
     if isinstance(target, type):
         return (f'the model returns a {target.__name__}; it must return tensors, or tuples, lists '
                 'or dictionaries of tensors')

@@ -161,18 +161,19 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     """Trace `model` with these example inputs; later inputs must have the same shapes.
 
     The axes of the inputs are chosen so that as many operators as possible can be divided; see
-    `divided`. `verify` compares the results of the traced calls and of the model, with these inputs
-    and with other inputs. It also compares each traced call with the same call in two parts, and
-    checks that the model gives the same results for the same inputs. The model is left as it was,
-    whatever its code does. Raises ModelError with the reason and the place in the model.
+    `divided`. `verify` compares the results of the traced calls with those of the model, for these
+    inputs and for other inputs. It also compares each traced call with the call computed in two
+    parts, and checks that the model gives equal results when it runs again. After the trace the
+    model is as before, whatever its code does. Raises ModelError with the reason and the place in
+    the model.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs must be tensors')
     try:
         # Copy the inputs to the memory layout that they have after a message. Each input gets a
-        # copy of its own: the tracer would treat two inputs that are one tensor, or an input that
-        # is a weight of the model, as one value.
+        # copy of its own. Otherwise the tracer would treat two inputs as one value if they are one
+        # tensor, and an input as a weight if it is a weight of the model.
         own = [leaf.detach().resolve_conj().resolve_neg().clone(
             memory_format=torch.contiguous_format) for leaf in leaves]
         with untouched(model):
@@ -211,7 +212,7 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     else:
         _verify_results(traced, _calls(traced, others), differing)
     again = _run(model, [leaf.clone() for leaf in leaves], structure)[0]
-    # If a second run of the traced calls does not give exactly the same, allow for rounding.
+    # If a second run of the traced calls differs from the first, allow for rounding.
     rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5
     if not _equal(again, wanted, rounding):
         raise ModelError(f'{traced.name}: the results differ for the same inputs; does the model '
@@ -220,7 +221,7 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
 
 def _verify_default(traced: Traced, leaves: list[torch.Tensor], mine: Sequence[torch.Tensor]
                     ) -> None:
-    """Raise ModelError if PyTorch's default dtype affects the results and is not the server's."""
+    """Raise ModelError if the default dtype is not float32 and the results depend on it."""
     own = torch.get_default_dtype()
     if own is torch.float32:
         return
@@ -329,10 +330,10 @@ def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
 
 
 def divided(name: str, tape: Tape) -> Traced:
-    """Return the model divided along the input axes with the largest number of divisible operators.
+    """Return the model divided along the input axes that make most operators divisible.
 
-    If several choices are equally good, the function takes the outermost axes, because slices along
-    an outer axis are the largest contiguous pieces of memory.
+    If several choices are equally good, take the outermost axes, because slices along an outer axis
+    are the largest contiguous pieces of memory.
     """
     shapes = [r.shape for r in tape.records if r.overload is None]
     options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]

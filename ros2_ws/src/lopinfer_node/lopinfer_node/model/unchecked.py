@@ -1,4 +1,4 @@
-"""Checks that PyTorch's kernels omit and that a server needs.
+"""Checks that a server needs and that PyTorch's kernels omit.
 
 With invalid arguments a kernel ends its process or returns the content of other memory. Some faults
 depend on the values in a request, so a trial of the model does not find them.
@@ -27,7 +27,7 @@ def check_type(dtype: torch.dtype) -> None:
 
 
 def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> None:
-    """Raise ModelError for a call with invalid arguments that its kernel does not check."""
+    """Raise ModelError if arguments of a call are invalid and its kernel does not check them."""
     if op in ('_native_batch_norm_legit_no_training', 'native_batch_norm'):
         channels = arguments['input'].shape[1]
         for name in ('weight', 'bias', 'running_mean', 'running_var'):

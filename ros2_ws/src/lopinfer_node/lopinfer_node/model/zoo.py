@@ -11,7 +11,7 @@ import torch
 from ..errors import ModelError
 
 IMAGE = (1, 3, 224, 224)
-_KEPT: list[Any] = []   # library objects; operators exist only as long as their library object
+_KEPT: list[Any] = []   # library objects, kept because their operators vanish with them
 
 
 def load(name: str, pretrained: bool = False) -> torch.nn.Module:

@@ -41,8 +41,8 @@ def _layers(graph: Graph, on_server: np.ndarray) -> Plan:
 def neurosurgeon(graph: Graph, costs: Costs, link: Link) -> Plan:
     """Return the fastest plan with a single cut.
 
-    The operators before the cut run on the device, all others on the server. Every position in
-    topological order is tried, so the graph need not be a chain.
+    The operators before the cut run on the device, all others on the server. The function tries
+    every position in topological order, so the graph need not be a chain.
     """
     problem = compiled.problem(graph, costs, link, small_transfers=False)
     position = _best_prefix(problem, compiled.work(len(graph)))
@@ -96,8 +96,8 @@ def spso_ga(graph: Graph, costs: Costs, link: Link, deadline: float = 1.0,
 
     The swarm has operators of a genetic algorithm (SPSO-GA). A particle gives each operator a side.
     In each iteration it mutates, crosses with its own best state, and crosses with the best state
-    of the swarm. At the start each particle has a prefix of the operators on the device. The same
-    seed gives the same plan.
+    of the swarm. At the start each particle has the first k operators on the device, with its own
+    k. Equal seeds give equal plans.
     """
     objective = Objective(deadline=deadline)
     problem = compiled.problem(graph, costs, link, power, deadline=objective.deadline or np.inf,

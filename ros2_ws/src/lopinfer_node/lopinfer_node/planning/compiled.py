@@ -1,11 +1,11 @@
 """Evaluate plans with two cuts per operator in microseconds, for the search.
 
 A graph and its costs become flat arrays once. The kernels release the GIL, and their compiled code
-is cached on disk. A candidate is a pair of bounds, int64 arrays (nodes,): the device computes no
-index at or after `most`, and the server computes no index before `least`. `settle` derives the cuts
-from the bounds, from the last operator to the first: each side computes what its own consumers need
-(halos included) within its bound, and what lies beyond the bound crosses the link. So bounds say
-only where something crosses, and every pair of bounds gives a valid plan. The bounds of a global
+is cached on disk. A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
+indices below `most`, and the server only indices from `least` on. `settle` derives the cuts from
+the bounds, from the last operator to the first. Each side computes what its own consumers need
+(halos included), as far as its bound allows; what lies beyond the bound crosses the link. So bounds
+decide only what crosses, and every pair of bounds gives a valid plan. The bounds of a global
 operator are (extent, extent) if the device computes it, and (0, 0) if the server computes it.
 """
 
@@ -75,10 +75,10 @@ class Work(NamedTuple):
     `crosses`: whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the
     times of this transfer, in the row of the sending side.
     `begin`, `end`: times of the computation. Times are stale if there is no such transfer or
-    computation. `cause`: the node whose transfer the operator waited for, -1 if it waited for the
-    processor. `queue`: the node whose transfer had to end before this node's transfer could begin,
+    computation. `cause`: the node whose transfer the operator waited for; -1 if it waited for the
+    processor. `queue`: the node whose transfer had to end before this node's transfer could begin;
     -1 if the transfer waited for its producer. `previous`: the operator that the side computed
-    before, -1 if there is none.
+    before; -1 if there is none.
     """
 
     cut: np.ndarray
@@ -145,8 +145,8 @@ def work(nodes: int) -> Work:
 def settle(p, w, most, least, as_is):
     """Derive cuts and needs from the bounds `most` and `least`, and store them in `w`.
 
-    The needs are the intervals that each side's consumers need, `w.lo` and `w.hi`. Returns False
-    if the result of a global operator would have to cross the link, but must not (`stays`).
+    The needs are the intervals that each side's consumers need, `w.lo` and `w.hi`. Returns False if
+    the result of a global operator would have to cross the link although it must not (`stays`).
     `as_is`: take the bounds as the cuts, unchanged and unchecked, and derive only the needs.
     """
     for v in range(len(p.kind)):
@@ -259,7 +259,7 @@ def schedule(p, w):
 
 @kernel
 def _ready(p, w, side, v):
-    """Return when the last transfer that v waits for arrives, and its node; (0, -1) if none."""
+    """Return arrival time and node of the last transfer that v waits for; (0, -1) if none."""
     ready, cause = 0.0, -1
     for e in range(p.first[v], p.first[v + 1]):
         u = p.source[e]
@@ -304,7 +304,7 @@ def _next(begin, end, used, i, now):
 
 @kernel
 def energy(p, w, latency):
-    """Return the energy in J that the device uses until the result is there, `latency` seconds.
+    """Return the energy in J that the device uses in the `latency` seconds until the result.
 
     Call this after `schedule`.
     """
@@ -331,7 +331,7 @@ def energy(p, w, latency):
 def evaluate(p, w, most, least, as_is):
     """Return (score, bytes, computing s, latency s) of a candidate.
 
-    Lower is better: first the score counts, then the bytes, then the computing. The score is
+    Lower is better: compare the scores, then the bytes, then the computing. The score is
     latency + weight * energy. With a deadline it is the energy, or a far larger number if the plan
     misses the deadline. The score of an invalid candidate is infinite.
     """

@@ -24,12 +24,13 @@ from .profile import Profile
 from .table import BANDWIDTHS, plan_table
 from .timeline import Costs, Link
 
-# A published server-only run takes the server's compute time, plus 12 to 16 ms, plus the time of
-# the bytes at 0.93 to 1.0 of the recorded rate. We take 16 ms (both directions) and 0.93, because
-# these ends of the ranges come nearest to the published means: 87 ms instead of 89 (VGG19 indoors),
-# 232 instead of 255 (KAPAO indoors), 115 instead of 126 (ResNet152 outdoors).
+# Chosen: a delay of 16 ms (both directions together), and 0.93 of the recorded rate. They follow
+# from the published server-only runs. These take the server's compute time, plus 12 to 16 ms, plus
+# the time of the bytes at 0.93 to 1.0 of the recorded rate. The slow ends of both ranges come
+# nearest to the published means. Estimated / published mean, ms: VGG19 indoors 87 / 89, KAPAO
+# indoors 232 / 255, ResNet152 outdoors 115 / 126.
 LATENCY = 8e-3         # delay of the link, seconds in each direction
-EFFICIENCY = 0.93      # share of the rate of a trace that carries tensors
+EFFICIENCY = 0.93      # share of a trace's rate that is left for tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +112,8 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
 
     :param table: one plan per bandwidth of `table.BANDWIDTHS`.
     :param trace: rates in Mbit/s; a controller measures these rates times `EFFICIENCY`.
-    :param foresight: give each request the plan that is fastest at the rate that it will meet. No
-        real controller knows this rate; the result shows what a perfect prediction would achieve.
+    :param foresight: give each request the plan that is fastest at the rate during the request. No
+        real controller knows this rate. The result shows what a perfect prediction would achieve.
     :raises ValueError: there is not one plan per bandwidth.
     :raises TraceError: a request would never end.
     """

@@ -2,8 +2,8 @@
 
 The search starts from the baselines. A beam search over the operators in topological order finds
 where to cross the link. A large-neighbourhood search around the critical path refines the plan. The
-search can stop at any time and depends only on its seed; by the same estimate, its plan is never
-worse than a baseline.
+search can stop at any time, and depends only on its seed. Its plan is never worse than a baseline,
+if both are estimated by the search's own timeline.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # number of beams kept at a position, besides beams with a boundary there
+WIDTH = 6              # at each position, number of kept beams that have no boundary there
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-ALIVE = 4              # at such a position at most ALIVE times the bytes of the inputs are alive
-HEAT = 0.03            # refinement may continue from a plan that is worse by about this share
+ALIVE = 4              # at such a position, live tensors have at most ALIVE times the inputs' bytes
+HEAT = 0.03            # refinement may go on from a plan that is worse than the best by this share
 PATIENCE = 100         # heat is used only with at least this many evaluations per operator
 ROUND = 500            # evaluations between two looks at the clock
 DEADLINE = 1.0         # s; deadline of SPSO-GA if the objective has no deadline
@@ -81,7 +81,7 @@ class Search:
         self._beams = [(m.copy(), s.copy()) for m, s in zip(most, least, strict=True)]
 
     def offer(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Continue with the best of these bounds and the search's own bounds."""
+        """Continue with the best of the ``candidates`` and of the search's own bounds."""
         most, least = min([*self._beams, *candidates], key=self._value)
         self._beams = [(most.copy(), least.copy())]
 
@@ -131,7 +131,7 @@ class Search:
 
 
 def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds (most, least) that give this plan, or a better plan with the same transfers."""
+    """Return bounds (most, least) of this plan, or of a better plan with equal transfers."""
     most = plan.own[DEVICE, :, 1].copy()
     own = plan.own[SERVER]
     return most, np.where(own[:, 0] < own[:, 1], own[:, 0], plan.graph.extents)
@@ -140,9 +140,9 @@ def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 def positions(problem: Problem) -> np.ndarray:
     """Return positions at which a boundary may help, int64, in topological order.
 
-    There are at most POSITIONS, spread evenly over the costs of the operators, where few bytes are
-    alive. A tensor is alive after position i if it is made at or before i and used later. No tensor
-    that must stay on its side may be alive there.
+    There are at most POSITIONS. At each of them few bytes are alive, and about equal computing lies
+    between each two. A tensor is alive after position i if it is made at or before i and used
+    later. No tensor that must stay on its side may be alive there.
     """
     nodes = len(problem.kind)
     alive = np.zeros(nodes + 1)

@@ -1,6 +1,6 @@
 """Plans: which interval of every operator each side computes, and what then crosses the link.
 
-A plan may run only after `check` has proved from the footprints that every operator gets all its
+A plan may run only after `check` has verified from the footprints that every operator gets all its
 inputs (thesis 4.4.2 and 4.4.3). Transfers are not stored: both sides derive the same list.
 """
 
@@ -91,7 +91,7 @@ class Plan:
 
     @cached_property
     def needs(self) -> np.ndarray:
-        """Hull of what each side's consumers need of every tensor, int64 (2, nodes, 2)."""
+        """Smallest interval of each tensor with all that a side needs, int64 (side, node, 2)."""
         needs = np.zeros_like(self.own)
         for node in self.graph.nodes:
             for side in (DEVICE, SERVER):
@@ -134,8 +134,8 @@ class Plan:
     def held(self, side: int, node: int) -> Interval:
         """Return the interval of a tensor that `side` has when its transfers have arrived.
 
-        This is the hull of the interval that the side computes and the intervals that operators on
-        this side need.
+        It is the smallest interval with all indices that the side computes, and all that operators
+        on this side need.
         """
         lo, hi = self.interval(side, node)
         start, end = (int(x) for x in self.needs[side, node])

@@ -21,8 +21,8 @@ from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
 
-# (class, colour, words). Colour-blind people can distinguish these colours (by Okabe and Ito). An
-# operator belongs to the first class one of whose words occurs in the operator's name.
+# (class, colour, words). An operator belongs to the first class one of whose words its name
+# contains. Colour-blind people can distinguish the colours.
 _CLASSES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ('convolution', '#0072b2', ('conv',)),
     ('normalisation', '#e69f00', ('norm',)),
@@ -83,7 +83,7 @@ def draw_bandwidth(bandwidths: Sequence[float], latencies: Mapping[str, Sequence
     """Draw latency over bandwidth, one line per method.
 
     :param bandwidths: (n,) bytes/s.
-    :param latencies: per method (n,) seconds; infinite values are left out.
+    :param latencies: per method (n,) seconds; infinite values are not drawn.
     """
     with styled():
         figure = new_figure(PAGE / 2, 2.4)
@@ -229,7 +229,7 @@ def _label_transfers(axes: Axes, timeline: Timeline) -> None:
 
 
 def _draw_path(axes: Axes, path: Sequence[Segment]) -> None:
-    """Outline the stretches of the critical path on each row, and join them by lines."""
+    """Outline the uninterrupted pieces of the critical path on each row; join them by lines."""
     stretches: list[tuple[int, float, float]] = []
     for segment in path:
         row = (0 if segment.side == DEVICE else 3) if segment.transfer < 0 \

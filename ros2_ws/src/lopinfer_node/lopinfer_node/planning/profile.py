@@ -1,8 +1,8 @@
 """The time of every operator of a model on one machine, in a file that machines can exchange.
 
 An operator that computes the share s of its extent (0 < s <= 1) takes `fixed + per_share * s`
-seconds. The time of a small kernel is nearly all `fixed`: half of its extent takes as long as the
-whole, so its time is not proportional to the share.
+seconds. Nearly all time of a small kernel is `fixed`: half of its extent takes as long as the
+whole.
 
 A profile file is one JSON object:
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleet_env.durable import write_text
 from fleet_env.errors import why_unread
 
 from ..errors import ProfileError
@@ -82,7 +83,7 @@ class Profile:
                                f'their digests differ; profile this model again')
 
     def as_json(self) -> dict[str, Any]:
-        """Return the object that this module describes."""
+        """Return the JSON object of a profile file."""
         return {'format': FORMAT, 'version': VERSION,
                 **{field: getattr(self, field) for field in _TEXTS},
                 'names': list(self.names), 'fixed': self.fixed.tolist(),
@@ -97,8 +98,8 @@ class Profile:
             raise ProfileError(str(error)) from error
 
     def save(self, path: str | Path) -> None:
-        """Write the file that this module describes."""
-        Path(path).write_text(json.dumps(self.as_json(), indent=1) + '\n', encoding='utf-8')
+        """Write a profile file."""
+        write_text(path, json.dumps(self.as_json(), indent=1) + '\n')
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

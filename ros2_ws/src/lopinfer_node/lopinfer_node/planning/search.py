@@ -1,11 +1,12 @@
 """The two searches of LOSS as kernels: beam search, and large-neighbourhood search.
 
 Both work on bounds (`compiled.py`). A tensor is alive at position i if it is made at or before i
-and used after i. A *boundary* at position i lets a part of all tensors that are alive there cross
-the link. At an upward boundary the server receives what it lacks of the first `fraction` of each
-tensor; at a downward boundary the device receives what it lacks of the rest. Between two boundaries
-each side computes what it needs, so both sides compute the halos. If the operators between the
-boundaries are *held*, the same fraction bounds them, too; then every halo crosses the link.
+and used after i. A *boundary* at position i is a place where a part of every tensor that is alive
+there may cross the link. At an upward boundary the server receives what it lacks of the first
+`fraction` of each tensor. At a downward boundary the device receives what it lacks of the other
+part. Between two boundaries each side computes what it needs, so both sides compute the halos. If
+the operators between the boundaries are *held*, the same fraction bounds them, too; then every halo
+crosses the link.
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ def beam_search(p, w, positions, width, most, least):
 
     `most`, `least`: int64 (beams, nodes), bounds of complete plans to start from. At every position
     each beam goes on unchanged, or gets a boundary there, with all later operators on one side. The
-    best of these complete plans are kept. A boundary is tried only if an operator between the last
-    boundary and this position is on the critical path of the beam; otherwise it cannot shorten this
-    path. Returns the bounds of the best `width` plans, best first.
+    best of these complete plans are kept. A boundary can shorten the critical path of the beam only
+    if an operator between the last boundary and this position is on this path. So other boundaries
+    are not tried. Returns the bounds of the best `width` plans, best first.
     """
     beams, nodes = most.shape
     last = np.full(beams, -1)
@@ -154,8 +155,7 @@ def _path(p, w, value, sums):
 def _mark(p, w, value, on_path):
     """Mark the critical path of the last evaluation in `on_path`.
 
-    Change nothing if the plan is invalid, or if there is a deadline, which means that the objective
-    is the energy.
+    Change nothing for an invalid plan, or if a deadline makes the energy the objective.
     """
     if p.deadline == np.inf and np.isfinite(value[0]):
         compiled.critical(p, w, on_path)
@@ -238,7 +238,8 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
     Every step changes the bounds in a window, mostly around an operator on the critical path. A
     strictly better plan replaces the best plan: lower score, then fewer bytes, then less computing.
     The search may continue from a plan that is worse by a share of about `heat`, which falls to 0.
-    With heat, 99 instead of 97 of 100 small graphs end within 1 % of the optimum.
+    Measured on 100 small graphs: with heat, 99 plans were within 1 % of the optimum, without heat
+    97.
     """
     on_path = np.ones(len(p.kind), np.bool_)
     best = now = _value(p, w, most, least)
@@ -280,7 +281,7 @@ def _centre(on_path, rng):
 
 @kernel
 def _window(nodes, positions, centre, rng):
-    """Draw a range of operators around `centre`; half of the ranges lie between two `positions`."""
+    """Draw a range of operators near `centre`; in half of the draws its ends are in `positions`."""
     if len(positions) > 1 and rng.random() < 0.5:
         before = np.searchsorted(positions, centre)
         size = int((len(positions) + 1) ** rng.random())
@@ -319,7 +320,7 @@ def _move(p, positions, cut, most, least, on_path, rng):
 
 @kernel
 def _single(p, most, least, v, direction, fraction):
-    """Change one operator's bound; move a global operator to the other side."""
+    """Move operator `v` to the other side if it is global; otherwise change one of its bounds."""
     if p.whole[v]:
         most[v] = least[v] = p.extent[v] - most[v]
     else:
@@ -328,7 +329,7 @@ def _single(p, most, least, v, direction, fraction):
 
 @kernel
 def _shift(p, cut, most, least, begin, end, rng):
-    """Shift all boundaries of a window by the same share, at least one index."""
+    """Shift the bounds of operators begin..end - 1 by one share, but by at least one index."""
     share = 0.25 * rng.random() ** 3
     sign = 1 if rng.random() < 0.5 else -1
     which = rng.integers(0, 3)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from fleet_env.durable import write_text
 from fleet_env.power import PowerModel
 
 from ..errors import PlanError, ProfileError
@@ -25,14 +26,14 @@ from .plan import Plan, check
 from .timeline import Costs, Link
 
 FORMAT = 'lopinfer plan table 1'
-ANCHORS = 3            # one of ANCHORS bins has a beam search; the others start from its result
+ANCHORS = 3            # one bin in ANCHORS has a beam search; the others start from its result
 BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # bytes/s
 EFFORT = 1_500_000     # a bin is refined by EFFORT / (number of operators) evaluations, about 0.1 s
 LEAST = 5000           # least number of evaluations of a bin, for a large graph
 
 
 class PlanTable(Sequence[Plan]):
-    """Plans by bandwidth in bytes/s, ascending; bandwidths below the second get the first plan.
+    """Plans by ascending bandwidth, bytes/s; a measured rate below the second gets the first plan.
 
     The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency`
     (s), `plans` (the distinct plans, each `Plan.own` as a flat list of integers, (2, nodes, 2) in
@@ -74,12 +75,12 @@ class PlanTable(Sequence[Plan]):
             'latency': self.latency, 'plans': [p.own.ravel().tolist() for p in different],
             'bins': [number[p] for p in self.plans]}, separators=(',', ':'))
         unfinished = Path(f'{os.fspath(path)}.tmp')
-        unfinished.write_text(text)
+        write_text(unfinished, text)
         unfinished.replace(path)
 
     @classmethod
     def load(cls, graph: Graph, path: str | os.PathLike[str]) -> PlanTable:
-        """Read a file and prove every plan valid for `graph`.
+        """Read a file, and check that every plan is valid for `graph`.
 
         :raises ProfileError: the file cannot be read, is damaged, or belongs to another model.
         """

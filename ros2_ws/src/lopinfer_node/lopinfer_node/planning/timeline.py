@@ -1,9 +1,10 @@
 """Estimate one inference under a plan: schedule, latency, critical path, overlap, energy.
 
 This is the event-driven simulator of the thesis (4.4.3). Each processor runs its operators in
-topological order. Each direction of the link sends in the order in which producers finish, which is
-the same order. So one pass over the operators gives the exact schedule. `compiled.py` does the same
-for the search; it is faster, but accepts only plans that consist of cuts.
+topological order. Each direction of the link sends tensors in the order in which they are computed,
+which is again the topological order. So one pass over the operators gives the exact schedule.
+`compiled.py` does the same for the search; it is faster, but accepts only plans that consist of
+cuts.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Timeline:
     `start`, `end`: float64 (2, nodes), NaN if a side computes nothing. `transfers`: one row
     (queued, start, end, arrival) for each of `Plan.transfers`. `overlap`: seconds in which at least
     two of device, server, uplink and downlink are busy. `hidden`: share of the link's busy time
-    during which a side computes, too. `energy`: energy of the device. Latency and energy are
+    during which at least one side computes. `energy`: energy of the device. Latency and energy are
     infinite if a tensor would have to cross a dead link.
     """
 
@@ -208,7 +209,8 @@ class _Schedule:
     def critical_path(self) -> tuple[Segment, ...]:
         """Return the critical path.
 
-        It is found backwards: from the last output to what each segment waited for.
+        The search goes backwards, from the last output to that for which each computation or
+        transfer waited.
         """
         if not np.isfinite(self.latency):
             return ()
@@ -237,7 +239,7 @@ class _Schedule:
 def _busy(schedule: _Schedule, latency: float) -> tuple[np.ndarray, np.ndarray]:
     """Return which of (device, server, uplink, downlink) are busy in each interval between events.
 
-    Types: bool (4, intervals), and the lengths of the intervals, float64 (intervals,), seconds. The
+    Returns bool (4, intervals), and the lengths of the intervals in s, float64 (intervals,). The
     time after the result does not count.
     """
     if not np.isfinite(latency):

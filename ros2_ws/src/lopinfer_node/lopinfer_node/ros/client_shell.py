@@ -76,8 +76,8 @@ class ClientOptions:
     server's profile, in s per operator. The client uses each table until the next table is made.
     ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
     emulated link; by default the real link alone. ``power``: W in each state, used if there is no
-    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, by
-    which this machine computes more slowly to emulate a robot.
+    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, on
+    this machine's computing time, to emulate a slower robot.
     """
 
     planner: Planner
@@ -105,11 +105,13 @@ class Client:
         self._changed = threading.Condition()   # guards machine and link
         self._turn = threading.Lock()           # one inference at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # have left the emulated link, not yet published
+        self._ready: list[Piece | Ack] = []     # messages that left the emulated link, to publish
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
-        self._call: Any = None                  # client and future of the last service call
+        # (client, future) of the service calls without an answer, all about the table `_about`
+        self._calls: list[tuple[Any, Any]] = []
+        self._about: Any = None
         self._closing = False
         self._reminder = Reminder()             # for the message that there is no server
         self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
@@ -129,7 +131,7 @@ class Client:
     def close(self) -> None:
         """Stop the threads; call it before the node is destroyed.
 
-        A running job goes on, without effect: to plan or to send a model can take minutes.
+        A running job continues without effect; to wait for its end could take minutes.
         """
         with self._changed:
             self._closing = True
@@ -163,7 +165,7 @@ class Client:
                 self._meter.enter('stalled', time.monotonic())
 
     def note_whole(self, reason: str) -> None:
-        """Count a request that runs whole on the robot, by the original model.
+        """Count a request that the original model computes whole on the robot.
 
         ``reason``: why the request is not shared.
         """
@@ -197,7 +199,7 @@ class Client:
                 return run.outputs()
 
     def _next_steps(self) -> range | None:
-        """Wait for steps to compute; return None if the robot must finish the request alone."""
+        """Wait for the next steps; return them, or None if the robot must finish alone."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -251,9 +253,10 @@ class Client:
                 nbytes = len(action.data) if isinstance(action, Piece) else 0
                 self._link.send(nbytes, partial(self._ready.append, action), now)
             elif isinstance(action, CallOpen):
-                self._ask(self._open, self._open_request, self._on_opened)
+                self._ask(self._open, self._open_request, self._on_opened, None)
             elif isinstance(action, CallSetPlans):
-                self._ask(self._set_plans, self._plans_request, self._on_plans_set)
+                self._ask(self._set_plans, self._plans_request, self._on_plans_set,
+                          self.machine.table)
             elif isinstance(action, Upload):
                 self._jobs.submit(self._send_model)
             elif isinstance(action, MakePlans):
@@ -264,8 +267,17 @@ class Client:
     def _set_alarm(self) -> None:
         self._alarm.set(min(self.machine.deadline, self._link.deadline))
 
-    def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        if not client.service_is_ready():
+    def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None],
+             about: Any) -> None:
+        """Call a service; ``about``: the table that the call is about, None if it is about none.
+
+        The first answer counts, even if the call has been repeated meanwhile: an answer may always
+        take longer than the time until then.
+        """
+        ready = client.service_is_ready()
+        if not ready or about is not self._about:
+            self._forget_calls()
+        if not ready:
             self.machine.on_no_service(time.monotonic())
             if strange := other_middleware(self.node, client.srv_name):
                 self.node.get_logger().error(strange, throttle_duration_sec=5.0)
@@ -276,11 +288,15 @@ class Client:
                     'lopinfer serve starts one, rog doctor checks the network')
             return
         self._reminder.reset()
-        if self._call is not None:
-            self._call[0].remove_pending_request(self._call[1])
+        self._about = about
         future = client.call_async(request())
-        self._call = client, future
+        self._calls.append((client, future))
         future.add_done_callback(answer)
+
+    def _forget_calls(self) -> None:
+        for client, future in self._calls:
+            client.remove_pending_request(future)
+        self._calls.clear()
 
     def _open_request(self) -> Any:
         prints = self.traced.fingerprints
@@ -294,17 +310,23 @@ class Client:
                                          bytes(bins), own))
 
     def _on_opened(self, future: Any) -> None:
-        if future.exception() is None and future.result() is not None:
-            reply = reply_of(future.result())
-            self._step(lambda now: self.machine.on_open(reply, now))
-            if self.machine.reason:
-                self.node.get_logger().info(f'{self.traced.name}: {self.machine.reason}',
-                                       throttle_duration_sec=5.0)
+        self._on_answer(future, lambda reply, now: self.machine.on_open(reply_of(reply), now))
+        if self.machine.reason:
+            self.node.get_logger().info(f'{self.traced.name}: {self.machine.reason}',
+                                        throttle_duration_sec=5.0)
 
     def _on_plans_set(self, future: Any) -> None:
-        if future.exception() is None and future.result() is not None:
-            answer = future.result()
-            self._step(lambda now: self.machine.on_plans_set(answer.status, answer.reason, now))
+        self._on_answer(future, lambda reply, now: self.machine.on_plans_set(
+            reply.status, reply.reason, now))
+
+    def _on_answer(self, future: Any, event: Callable[[Any, float], list[Action]]) -> None:
+        if future.exception() is not None or future.result() is None:
+            return
+
+        def take(now: float) -> list[Action]:
+            self._forget_calls()
+            return event(future.result(), now)
+        self._step(take)
 
     # -- long tasks ------------------------------------------------------------------------------
 
@@ -319,7 +341,7 @@ class Client:
                 send_model(Path(folder), self.traced.digest, self._send_part)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:   # such as a full disk, which libraries report differently
+        except Exception as error:   # such as a full disk; each library raises its own type
             reason = f'the model cannot be sent: {type(error).__name__}: {error}'
         self._step(lambda now: self.machine.on_uploaded(reason, now))
 

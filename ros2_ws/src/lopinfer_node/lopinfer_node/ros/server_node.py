@@ -17,7 +17,7 @@ from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
-DRAIN = 2.0  # maximum seconds for running requests to finish after the node is shut down
+DRAIN = 2.0  # s; after its shutdown, the node waits at most this long for running requests
 
 
 class ServerNode(ManagedNode):

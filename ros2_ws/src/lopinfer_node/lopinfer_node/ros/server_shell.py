@@ -129,7 +129,7 @@ class Server:
         self._computing.join()
         self._alarm.close()
         self._trier.close()
-        for jobs in (self._models_jobs, self._plans_jobs):   # to load a model can take minutes
+        for jobs in (self._models_jobs, self._plans_jobs):   # do not wait: a job can take minutes
             jobs.shutdown(wait=False, cancel_futures=True)
 
     def pause(self, paused: bool) -> None:
@@ -259,8 +259,8 @@ class Server:
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # an error of the model concerns only its clients
             reason = f'the model cannot be served: {error}'
-            # Any other error is a fault of this machine (no more files or processes) or comes from
-            # the end of the server, so the model is kept.
+            # Keep the model: any other error is a fault of this machine (no more files or
+            # processes), or comes from the end of the server.
             if isinstance(error, ModelError) and not self._closing:
                 self.store.remove(digest)
         if reason:

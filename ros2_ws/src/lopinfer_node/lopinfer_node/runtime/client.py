@@ -4,9 +4,9 @@
                                             ^-----------'   fallback, or no answer
     any -> OPENING: the server does not know this client, or is silent for long
 
-The client shares a request only in OPEN. In every other state the request runs on the robot alone,
-so no request waits for a server that is known to be gone. CHECKING sends probes until the server
-answers one.
+The client shares a request only in OPEN. In every other state the robot computes it alone, so no
+request waits for a server that is known to be gone. CHECKING sends probes until the server answers
+one.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SOON = 0.2             # seconds until a call is repeated if there is no service
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
 BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
-HYSTERESIS = 0.02      # share by which another plan must be faster than the table's chosen plan
-TRY = 0.1              # share by which the estimate of a plan without measurements may be too high
+HYSTERESIS = 0.02      # share by which a plan must be faster to replace the table's chosen plan
+TRY = 0.1              # share by which the estimate of an unmeasured plan may be too high
 # An answer is late after LATER times the longest latency of recent requests, but not earlier than
 # LEAST_WAIT seconds after the expected time, nor before the robot alone would have been ready.
 LATER = 1.25
 LEAST_WAIT = 0.02
-MAX_PENALTY = 30.0     # longest time without the server after consecutive fallbacks, s
+MAX_PENALTY = 30.0     # s; after consecutive fallbacks, longest time without the server
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class PlannedTable:
 
     ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
     the best plan. ``estimates``: float (up, down), expected latency of that plan, s (NaN: unknown).
-    ``others`` and ``other_estimates`` (alternatives, up, down): the same for the plans to use
-    instead if the chosen plan is slower than its estimate.
+    ``others`` and ``other_estimates`` (alternatives, up, down): index and expected latency of the
+    plans to use instead if the chosen plan proves slower than its estimate.
     """
 
     bandwidths: Sequence[float]
@@ -119,7 +119,7 @@ class PlannedTable:
 
 
 class Settings(fleet_env.settings.Settings):
-    """Settings of the protocol for users.
+    """Settings of the protocol that users can change.
 
     ``piece_bytes``: maximum bytes in one piece. If the network loses one packet of a piece, the
     whole piece is lost.
@@ -142,9 +142,9 @@ class Report:
     server; ``fallbacks``: how many were begun with the server, but finished on the robot alone.
     ``bin``: index of the last request's plan. ``estimate``: expected latency of this plan, NaN if
     the robot computed alone. ``latency``: measured latency. ``check``: time to detect changes of
-    the model; ``estimate`` and ``latency`` include it. ``device``, ``server``, ``transfer``: times
-    in which the robot computed, the server computed, and a direction of the link was busy.
-    ``bytes_down``: bytes received since the start.
+    the model; ``estimate`` and ``latency`` include it. ``device``, ``server``: computing time of
+    robot and server. ``transfer``: busy time of uplink plus downlink. ``bytes_down``: bytes
+    received since the start.
     """
 
     requests: int = 0
@@ -282,8 +282,8 @@ class ClientMachine:
     def choose(self, now: float, check: float = 0.0) -> int | None:
         """Return the index of the plan for a request that begins now.
 
-        None: the robot computes the request alone.
-        ``check``: seconds already spent on the request.
+        None: the robot computes the request alone. ``check``: seconds that the request has already
+        spent on detecting changes of the model.
         """
         self.report.requests += 1
         self.report.check = check
@@ -377,11 +377,11 @@ class ClientMachine:
     def _patience(self, known: float, now: float) -> float:
         """Return the seconds that a request waits for the server.
 
-        Without measurements, it waits for twice the expected time, or until the setting `deadline`
-        has passed after the expected time, if that is later. A request that waits so long and then
-        runs alone takes about three times the expected time. After enough measurements it waits
-        less, because an answer that takes longer than any recent answer is unlikely to come soon;
-        but as long as the robot alone would take, because to give up sooner costs more than that.
+        Without measurements, it waits for twice the expected time, or for the expected time plus
+        the setting `deadline`, whichever is longer. A request that waits so long and then runs
+        alone takes about three times the expected time. After enough measurements it waits less,
+        because an answer that takes longer than any recent answer is unlikely to come soon. It
+        never waits less than the robot alone would take, because giving up costs that time anyway.
         """
         most = max(2 * known, known + self.settings.deadline)
         plan, estimate = self._way

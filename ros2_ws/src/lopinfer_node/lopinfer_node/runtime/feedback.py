@@ -6,11 +6,11 @@ import math
 from collections import defaultdict, deque
 from statistics import median_low
 
-# The median of a plan's ratios corrects the plan's estimate. The largest ratio says when an answer
-# is late.
+# The median of a plan's ratios corrects the plan's estimate. From the largest ratio follows how
+# long to wait for an answer.
 ENOUGH = 4       # minimum number of requests of a plan to take the median
-MEDIAN = 7       # number of the latest requests of which the median is taken
-LATEST = 20      # number of the latest requests of which the largest ratio is taken
+MEDIAN = 7       # the median is taken over this many of the latest requests
+LATEST = 20      # the largest ratio is taken over this many of the latest requests
 KNOWN = 8        # minimum number of requests to take the largest ratio
 AGE = 60.0       # seconds after which a request no longer counts, so a slow plan is tried again
 

@@ -5,7 +5,7 @@ a train arrive: bytes divided by the time in which the link is busy, measured by
 clock. Neither the sender's pauses nor the round trip count. Within a train, about the last
 `TRAIN_BYTES` count. A longer train has a larger weight in the estimate. If a train's rate differs
 from the estimate by a factor of two or more, it replaces the estimate. So after a fade the first
-train of a request or probe corrects the estimate. A probe is too short to prove an increase of the
+train of a request or probe corrects the estimate. A probe is too short to show an increase of the
 rate, because a busy receiver may read all its pieces at once.
 """
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 
 from .wire import MAX_PIECE
 
-INITIAL_RATE = 5e6       # bytes/s, until the first train
+INITIAL_RATE = 5e6       # bytes/s, assumed until the first packet train has been measured
 PIECE_TIME = 0.003       # seconds that sending a piece should take; short, so a fade loses little
 MIN_PIECE = 4096         # bytes
-QUEUE_TIME = 0.02        # seconds of data that may be on their way beyond the round trip
+QUEUE_TIME = 0.02        # s; data in flight may exceed that of a round trip by this duration
 MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bytes
 MIN_RTO, MAX_RTO = 0.05, 2.0   # seconds; bounds of the time-out
 MIN_RATE = 1e4           # bytes/s
-TRAIN_BYTES = 256e3      # after this many later bytes, the weight of a piece has fallen to exp(-1)
+TRAIN_BYTES = 256e3      # later bytes after which the weight of a piece is exp(-1)
 TRUST_BYTES = 48e3       # a train of this many bytes counts as much as all trains before it
 SURE_BYTES = 192e3       # a train of fewer bytes can at most double the rate
 MIN_TRAIN = 24e3         # a train of fewer bytes does not count, because it is too inaccurate
@@ -74,8 +74,8 @@ class LinkEstimate:
         arrived when the packet was sent.
         """
         trip = max(now - sent_at, 1e-6)
-        # The bytes that have arrived in this round trip give a lower bound of the link's rate.
-        # Without this bound, a window that is too small to keep the link busy would never grow,
+        # The bytes that have arrived in this round trip give a lower limit of the link's rate.
+        # Without this limit, a window that is too small to keep the link busy would never grow,
         # because there would be no train.
         self.rate = max(self.rate, (self.delivered - delivered_then) / trip)
         self._trips.append(trip)
@@ -85,7 +85,7 @@ class LinkEstimate:
         self._delays.append(arrived - sent_at)
         former, former_arrived = self._last
         if packet <= former:
-            return  # a later packet came first, so the time between the two says nothing
+            return  # a later packet came first, so the time between them says nothing
         self._last = packet, arrived
         # When this packet was sent, the packet before it had not arrived yet. So the link was busy
         # between their arrivals.

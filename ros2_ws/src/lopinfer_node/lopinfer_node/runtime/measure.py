@@ -63,8 +63,8 @@ def _sizes(traced: Traced, share: float) -> list[int]:
 class _Pass:
     """One pass over the whole model.
 
-    Each operator computes [0, size) of its result, which is timed, and then, if size is smaller
-    than its extent, the whole result, which is not timed.
+    Each operator computes [0, size) of its result, and this is timed. If size is smaller than its
+    extent, it then computes the whole result, untimed, for the operators after it.
     """
 
     def __init__(self, traced: Traced, sizes: list[int], slowdown: float) -> None:

@@ -16,7 +16,7 @@ from ..errors import RemoteError
 from .link import LinkEstimate
 from .wire import MASK_BITS, PROBE, Ack, Buffer, Piece, bounds, parts_of
 
-REORDER = 3  # a packet counts as lost when a packet sent this many packets later has arrived
+REORDER = 3  # a packet counts as lost once the REORDER-th packet after it has arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Sent:
 
     part: _Part
     at: float
-    delivered: int          # bytes that had arrived at that time
+    delivered: int          # bytes that had arrived when it was sent
 
 
 class Outbox:

@@ -26,11 +26,11 @@ METHODS = (LOSS, *BASELINES)
 # Seconds that each transfer costs besides its bytes, because threads at both ends must wake each
 # other; measured on loopback.
 MESSAGE = 0.001
-# A less simple plan must save the share MARGIN of the simpler plan's latency, plus TRANSFER seconds
-# for each additional transfer.
+# A plan replaces a simpler plan only if it saves the share MARGIN of the simpler plan's latency,
+# plus TRANSFER seconds for each additional transfer.
 MARGIN = 0.05
 TRANSFER = 0.5e-3
-FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s: bandwidths of first table
+FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s; for the first table
 
 
 @dataclass
@@ -91,9 +91,9 @@ class TablePlanner:
 
         The search assumes links with equal rates in both directions. For other links, a plan made
         for another bandwidth may be better than the plan for the uplink's bandwidth. The simplest
-        plans run the whole model on one side. A layer plan, which runs each operator whole on one
-        side, must be better than the best of these by a margin to replace it. A plan of LOSS must
-        be better than both by a margin. The margin allows for the error of the estimates.
+        plans run the whole model on one side. A layer plan runs each operator whole on one side. It
+        replaces the best of the simplest plans only if it is better by a margin. A plan of LOSS
+        must be better than both by a margin. The margin allows for the error of the estimates.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
@@ -119,7 +119,7 @@ class TablePlanner:
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        if not self._fastest:       # requests measure only the latency
+        if not self._fastest:       # no alternatives: requests measure only the latency
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)
         position = positions.reshape(1 + len(others), bins, bins)
@@ -130,7 +130,7 @@ class TablePlanner:
     def _margin(self, score: np.ndarray, more: np.ndarray) -> np.ndarray:
         """Return by how much a plan must be better to replace a simpler plan.
 
-        ``score``: score of the simpler plan; ``more``: how many transfers more the new plan has.
+        ``score``: score of the simpler plan; ``more``: additional transfers of the new plan.
         """
         if not self._fastest:
             return np.zeros_like(score)

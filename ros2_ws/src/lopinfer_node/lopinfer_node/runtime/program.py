@@ -18,15 +18,15 @@ from ..model.graph import Kind
 from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan, check
 
-Stretch = tuple[int, int, torch.Tensor]   # [lo, hi) of a tensor
+Stretch = tuple[int, int, torch.Tensor]   # lo, hi, elements lo to hi - 1 of a tensor
 
 
 @dataclass(frozen=True)
 class Step:
     """One operator on one side, in the order of the graph.
 
-    It may run when the transfers `waits` have been delivered; after it, the transfers `sends` may
-    leave. The inputs of the model are steps without arithmetic.
+    It may run when the transfers `waits` have been delivered. After it, the transfers `sends` may
+    be sent. The inputs of the model are steps without arithmetic.
     """
 
     node: int
@@ -59,7 +59,7 @@ def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Int
 class Program:
     """The work of `side` in each inference with `plan`.
 
-    The constructor first proves the plan valid (`plan.check`), so every program is valid.
+    The constructor first checks the plan (`plan.check`), so every program is valid.
     """
 
     def __init__(self, traced: Traced, plan: Plan, side: int) -> None:
@@ -126,7 +126,7 @@ class Run:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
-        self._arrived: deque[tuple[int, Stretch]] = deque()   # node, stretch on the host
+        self._arrived: deque[tuple[int, Stretch]] = deque()   # node, its elements on the host
         self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):

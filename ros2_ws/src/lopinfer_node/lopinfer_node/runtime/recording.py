@@ -1,9 +1,9 @@
-"""Record what one side did and when: the measured counterpart of `timeline.Timeline`.
+"""Record what one side did and when, to compare it with the estimate, `timeline.Timeline`.
 
 The file has one JSON object per line: `side` (0 device, 1 server), `run` (counts the side's
 inferences), `what` (`compute` of the step at `index`, `send` or `receive` of the transfer at
 `index`), `start` and `end` in seconds of the machine's monotonic clock. Two processes on one
-machine have the same clock, so a transfer lasts from its `send` in one file to its `receive` in the
+machine share this clock, so a transfer lasts from its `send` in one file to its `receive` in the
 other file.
 """
 

@@ -49,7 +49,7 @@ from .wire import (
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
 MAX_NAME = 200   # maximum characters of a client's name; ROS refuses longer topics
 MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and hashes together
-REFUSALS = 64    # maximum number of refused models for which the reason of the refusal is kept
+REFUSALS = 64    # maximum number of refused models whose reason of refusal is kept
 TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
 
@@ -138,10 +138,10 @@ class _Model:
     hashes: Sequence[int]
     status: int = PREPARING
     reason: str = ''
-    kept: bool = False       # never unloaded
+    kept: bool = False       # whether it is never unloaded
     loaded: int = 0          # bytes of the model
-    request: int = 0         # further bytes for each request
-    plan: int = 0            # further bytes for each plan
+    request: int = 0         # bytes for each request, in addition
+    plan: int = 0            # bytes for each plan, in addition
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
     per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -191,7 +191,7 @@ class ServerMachine:
         self.changed = False        # `work` may have changed; the shell resets this
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # in order of turns
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # by client; last served is last
 
     @property
     def clients(self) -> list[str]:
@@ -331,7 +331,7 @@ class ServerMachine:
         return fresh, [] if session is not None else [Join(request.client)]
 
     def on_stored(self, digests: Collection[str]) -> None:
-        """Update which models are stored, after a model has arrived or was deleted."""
+        """Update the set of stored models after a model has arrived or was deleted."""
         self._stored = set(digests)
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
@@ -387,7 +387,7 @@ class ServerMachine:
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
-            return []  # superseded by another table or client
+            return []  # meanwhile the client has gone or sent another table
         crossing = 0
         for prepared in table:
             sizes = {side: sum(t.bytes for t in prepared.plan.transfers if t.source == side)
@@ -470,7 +470,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def work(self) -> Work | None:
-        """Return the next steps to compute, for the clients in turn; None: nothing to do."""
+        """Return the next steps to compute, for the clients in turn; None means nothing to do."""
         for name, session in self._sessions.items():
             if session.execution is not None:
                 steps = session.execution.runnable()

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import RemoteError
 
 PROTOCOL = 2  # version; both sides must use the same version
-REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # answers, as in lopinfer_msgs/Open and SetPlans
+REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # `status` in lopinfer_msgs/Open and SetPlans
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: I
 
 
 def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
-    """Encode the plans of a table for `PlansRequest`, and each of several equal plans only once.
+    """Encode the plans of a table for `PlansRequest`; encode equal plans only once.
 
     ``own``: intervals of each plan, int64 of shape (2, nodes, 2). The messages call the position of
     a plan in this list its *bin*. Returns, for each bin, the position of its plan among the

@@ -11,15 +11,15 @@ import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # s; the overhead of a shorter pause is longer than the pause
+SHORTEST = 1e-3   # s; shorter pauses are not worth their overhead
 
 
 def computing_time() -> float:
     """Return the present time in s of a clock that measures the computing time of this thread.
 
     If one thread computes, the clock is the thread's processor time. It excludes the time of other
-    processes, because a pause would multiply this time, too. If several threads compute, the clock
-    is the wall clock, because the calling thread waits for the others.
+    processes; otherwise the pauses would also lengthen this time. If several threads compute, the
+    clock is the wall clock, because the calling thread waits for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 

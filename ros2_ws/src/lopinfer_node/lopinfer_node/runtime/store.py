@@ -3,8 +3,8 @@
     <directory>/<digest>/graph.json, weights.safetensors      complete
     <directory>/<digest>.part/...                             still arriving
 
-A file arrives in parts. Before each part, the server names the offset at which the part begins. So
-after a lost call or a restart, or if a second robot sends the same model, no part is sent again.
+A file arrives in parts. Before each part, the server names the offset at which the part must begin.
+So no part is sent twice, even after a lost call or a restart, or if two robots send the model.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush to the disk a file, or the list of names in a folder."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -1,8 +1,8 @@
 """Try a model in its own process before a server serves it.
 
 A robot may send a model that needs too much memory or time, or that ends the process in which it
-runs. The trial runs in a separate process, so that such a model ends only the trial. The server
-then reserves the memory that the trial has used.
+runs. Such a model ends only the trial. After a successful trial, the server reserves the memory
+that the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
@@ -40,7 +40,7 @@ from .program import Program
 LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
 MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
 TURNS = 9          # maximum number of passes over the model at each share
-ROOM = 64 << 20    # the trial may use at least this many bytes more than a model may
+ROOM = 64 << 20    # minimum bytes that the trial may use in addition to the limit of a model
 MAX_TEXT = 1000    # maximum characters of a reason, which may contain long names from the robot
 
 
@@ -95,7 +95,7 @@ class Trier:
         command = [sys.executable, '-m', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
-        # In a session of its own, the process does not get the user's Ctrl+C.
+        # In a POSIX session of its own, the process does not receive the user's Ctrl+C.
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               text=True, start_new_session=True) as process:
             self._process = process

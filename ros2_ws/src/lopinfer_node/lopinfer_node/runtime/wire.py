@@ -123,7 +123,7 @@ class Inbox:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._sizes = sizes
-        self._open: dict[int, tuple[bytearray, bytearray]] = {}  # data, flag of each part
+        self._open: dict[int, tuple[bytearray, bytearray]] = {}  # -> (data, flag of each part)
         self._complete: set[int] = set()
 
     def take(self, piece: Piece) -> bytearray | None:

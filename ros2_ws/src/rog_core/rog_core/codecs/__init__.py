@@ -15,6 +15,7 @@ from ..arrays import from_host
 from ..cuda import at_once
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec, Part, elements, in_model_order
+from .codec_check import try_codec
 from .ids import decode_ids, encode_ids, split_into_chunks
 from .kernels import LENGTH, OWN, SCALE
 from .onebit import OneBit
@@ -56,7 +57,7 @@ def get_codec(name: str) -> Codec:
 
 @cache
 def _plugged(name: str) -> Codec:
-    """Import and build a codec of another package."""
+    """Import, build and try a codec of another package."""
     found = plugins.codecs().get(name, EntryPoint(name, name, 'rog.codecs'))
     try:
         codec: Codec = found.load()()
@@ -69,14 +70,15 @@ def _plugged(name: str) -> Codec:
                           f"number that is free, got {codec!r} with "
                           f"{getattr(codec, 'number', None)}")
     codec.name = name
+    try_codec(codec)
     return codec
 
 
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec with this number; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the codec of the receiver. It is needed because it may be from another package, or have
-    a sparsity, which does not follow from the number.
+    ``own``: the codec of the receiver. The number alone does not suffice for a codec of another
+    package, or for a codec with a sparsity.
     """
     if number == own.number:
         return own

@@ -3,7 +3,7 @@
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
 host. The values are numpy arrays, or torch tensors on any device. Compiled loops encode and decode
 numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.cuda`)
-encode and decode tensors. All of them give the same bytes. Encoded segments follow one another, and
+encode and decode tensors. All three give the same bytes. Encoded segments follow one another, and
 each can be decoded without the others. All formats are little endian. In every format except raw, a
 segment begins with one or more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
 
@@ -24,10 +24,10 @@ from ..arrays import Array, from_host
 from ..errors import LocalProtocolError, RemoteProtocolError
 from .kernels import LENGTH, OWN, SCALE
 
-# What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values, from which the kernel
-# then subtracts the decoded values. COPY: the values, which stay unchanged.
+# What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values; the kernel then
+# subtracts the decoded values from them. COPY: the values, which stay unchanged.
 DIFFERENCE, TAKE, COPY = range(3)
-MOST = 512  # maximum number of elements of a segment that a codec sends if it sends their positions
+MOST = 512  # a codec that sends positions sends at most this many elements of a segment
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
 
 
@@ -50,16 +50,16 @@ class Codec(ABC):
     (elements,).
     """
 
-    name: str                      # what users write; `get_codec` sets that of other packages
-    number: int                    # names the codec on the wire; 64 to 255: of other packages
+    name: str                      # name that users write; `get_codec` sets it for other packages
+    number: int                    # identity in messages; codecs of other packages have 64 to 255
     # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
     segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
-    kept: float = 1.0              # share of the unsent values that the sender keeps
-    faults: tuple[str, ...] = ()   # error texts of the codec's own rules, from rule `OWN` on
+    kept: float = 1.0              # factor by which encoding multiplies the values that stay unsent
+    faults: tuple[str, ...] = ()   # error texts of rules `OWN`, `OWN` + 1, ... of this codec
     # (source file in `rog_core.cuda`, prefix of the kernels' names); None: no CUDA kernels.
     kernels: tuple[str, str] | None = None
-    compiled: bool = True          # False: tensor operations process numpy arrays, too
+    compiled: bool = True          # whether compiled loops (not torch) process numpy arrays
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -96,13 +96,13 @@ class Codec(ABC):
         return out
 
     def uses_kernels(self, values: Array) -> bool:
-        """Whether CUDA kernels encode and decode ``values``, not compiled loops or torch."""
+        """Return whether CUDA kernels, not compiled loops or torch, process ``values``."""
         return self.kernels is not None and cuda.usable(values)
 
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
                          ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
                          out: np.ndarray) -> None:
-        """Encode values - mirror into ``out``, if the codec is `compiled`.
+        """Encode values - mirror into ``out``; only a codec that is `compiled` has this method.
 
         If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
         """
@@ -159,9 +159,9 @@ class Codec(ABC):
               ) -> tuple[int, int, float]:
         """Return three numbers about ``data``; ``lengths``: elements of each segment of the model.
 
-        They are the rule that ``data`` breaks (0: none; `LENGTH`, `SCALE`, `OWN` or higher), the
-        position in ``ids`` of the segment that breaks it, and the sum of the squares of the decoded
-        values.
+        The first is the rule that ``data`` breaks: 0 (none), `LENGTH`, `SCALE`, or `OWN` and
+        higher. The second is the position in ``ids`` of the segment that breaks it. The third is
+        the sum of the squares of the decoded values.
         """
 
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
@@ -180,7 +180,7 @@ class Codec(ABC):
 
     def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
                       data: np.ndarray, factor: np.float32) -> None:
-        """See `add`, if the codec is `compiled`."""
+        """See `add`; only a codec that is `compiled` has this method."""
         raise NotImplementedError
 
     @abstractmethod
@@ -216,8 +216,8 @@ class Codec(ABC):
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
     """Join the segments of many chunks, by ascending id. The ids of all parts must be distinct.
 
-    A loop over the result then goes through the model in the order of its rows. This takes half as
-    long as to jump between rows.
+    A loop over the result then visits the rows in the order of the model, which takes half as long
+    as jumping between rows.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -281,7 +281,7 @@ def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
 
 
 def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
-    """Return ``counts``; raise `LocalProtocolError` if one exceeds `MOST`, the limit of kernels."""
+    """Return ``counts``; raise `LocalProtocolError` if one exceeds `MOST`."""
     if counts.max(initial=0) > MOST:
         raise LocalProtocolError(
             f'a segment must send at most {MOST} elements, got {counts.max()}: make the partition '

@@ -94,7 +94,7 @@ def _split_into_chunks(ids, sizes, limit, out, ends):
 
 @njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Decode ids into ``out``; return the number of the rule that ``data`` breaks, 0 if none.
+    """Decode ids into ``out``; return 0, or what is wrong with ``data``.
 
     1: there are too few or too many bytes; 2: ids do not ascend; 3: an id is >= ``limit``.
     """

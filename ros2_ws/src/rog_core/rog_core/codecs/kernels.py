@@ -1,8 +1,8 @@
 """Compiled functions that several codecs use.
 
 Storage is flat float32; a segment ``s`` is ``flat[offsets[s]:offsets[s + 1]]``. All loops release
-the GIL and are cached on disk. None of them reorders additions, so that a worker and the server
-that apply the same chunk get the same bits.
+the GIL and are cached on disk. None of them reorders additions, so worker and server get equal bits
+when they apply a chunk.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_scale(code, scale):
 
 @njit(nogil=True, cache=True)
 def bad_scale(code):
-    """Whether the scale of an encoded segment is NaN, infinite or negative.
+    """Return whether the scale of an encoded segment is NaN, infinite or negative.
 
     The bits of finite bfloat16 >= 0 are 0x0000 to 0x7f7f; higher bits are infinity, NaN, negative.
     """
@@ -87,8 +87,8 @@ def _threshold(magnitudes, count):
         high = max(high, magnitudes[k])
     # At every step at least ``count`` magnitudes are >= ``low``, and ``above`` are >= ``high``.
     high += 1
-    # In the bits of a float32 this step is a factor of 2. Usually t is above half of the largest
-    # magnitude.
+    # Subtracting this number from the bits of a float32 halves the float32. The search starts at
+    # half of the largest magnitude, because t is usually above it.
     step = 1 << 23
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))
@@ -110,8 +110,8 @@ def select_largest(bits, magnitudes, positions, count):
     ``bits``: the float32 values of a segment as int32. Stores the positions of the elements found
     in ``positions``, ascending; returns their number, which is lower if fewer elements are nonzero.
     ``magnitudes`` int32 is scratch memory of the size of ``bits``; ``positions`` uint16 is at least
-    as large. The smallest magnitude to send is found by bisection on the bits of float32. This is
-    faster than sorting, because counting is vectorised: eight elements at a time.
+    as large. Bisection on the bits of float32 finds the smallest magnitude to send. This is faster
+    than sorting, because each step only counts, eight elements at a time.
     """
     for k in range(bits.size):
         magnitudes[k] = bits[k] & 0x7fffffff

@@ -50,7 +50,8 @@ class SparseTernary(Codec):
 
     def __init__(self, sparsity: float) -> None:
         self.name, self.sparsity = f'ternary:{sparsity}', sparsity
-        # A segment sends at most MOST elements of 2 bytes. This is 1 KiB, which fits one datagram.
+        # A segment sends at most MOST elements. At 2 bytes each, these are 1 KiB and fit one
+        # datagram.
         self.segment_elements = int(min(MOST / sparsity, 8192))
 
     @staticmethod
@@ -124,7 +125,7 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _element(code, k):
-    """Return word number ``k`` of a segment: position and sign of an element, or `NOTHING`."""
+    """Return bytes 2 k and 2 k + 1 of a segment: an element's position and sign, or `NOTHING`."""
     return np.int64(code[2 + 2 * k]) | np.int64(code[3 + 2 * k]) << 8
 
 

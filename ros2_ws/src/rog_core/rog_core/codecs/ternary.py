@@ -41,7 +41,7 @@ class Ternary(Codec):
         padded = dense.new_zeros(BLOCK * int(blocks.sum()))
         padded[spans(BLOCK * starts_of(blocks), lengths, dense)] = dense
         padded = padded.view(-1, BLOCK)
-        at = padded.abs().argmax(1)  # the first, if several are equal
+        at = padded.abs().argmax(1)  # if several are equal, the first of them
         chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
         # Continue on the host, in the order of the compiled loops; only one element in 64 is left.
         scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)

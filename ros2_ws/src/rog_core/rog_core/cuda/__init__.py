@@ -17,9 +17,9 @@ import numpy as np
 Array = Any  # numpy.ndarray or torch.Tensor
 
 THREADS = 256  # threads per block; one block works on one segment
-# Maximum number of encoded bytes of one launch. A push of ConvMLP-M is one launch with every codec
-# except raw (e3m0: 8.7 MB). A model in raw is larger: the limit keeps the pinned memory small,
-# which is the first to run out on a Jetson.
+# Maximum number of bytes that one kernel launch encodes. It limits the pinned memory, because a
+# Jetson runs out of it first. With every codec except raw, a push of ConvMLP-M needs one launch
+# (e3m0: 8.7 MB).
 AT_ONCE = 16 << 20
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
@@ -42,15 +42,12 @@ def _cupy() -> Any:
 
 
 def usable(values: Array) -> bool:
-    """Whether kernels can work on ``values``: it is on a CUDA device, and cupy is installed."""
+    """Return whether kernels can work on ``values``: on a CUDA device, with cupy installed."""
     return not isinstance(values, np.ndarray) and values.is_cuda and _cupy() is not None
 
 
 def at_once(values: Array) -> int:
-    """Return the maximum number of bytes that one call should encode; 0: only one window.
-
-    It is 0 without the kernels. See `rog_core.transfer.sender.Rows.at_once`.
-    """
+    """Return `rog_core.transfer.sender.Rows.at_once`; 0 if no kernels process ``values``."""
     return AT_ONCE if usable(values) else 0
 
 
@@ -116,4 +113,4 @@ def download(values: Array) -> np.ndarray:
     pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
-    return pinned.numpy().copy()  # senders keep it until an answer arrives; pinned memory is scarce
+    return pinned.numpy().copy()  # a copy, because senders keep it and pinned memory is scarce

@@ -76,7 +76,7 @@ def create(text: str, team: Team | None = None) -> Method:
 
 
 def is_known(text: str) -> bool:
-    """Whether the method that ``text`` names can be used without importing an arbitrary module.
+    """Return whether the method that ``text`` names needs no import of an arbitrary module.
 
     True for a method of this package, for a method that an installed package registers, and for a
     method whose module is imported already.

@@ -35,8 +35,8 @@ class Standing:
     """The progress of one robot, as a method sees it.
 
     ``iteration``: the last iteration that the robot has pushed. ``slowest``: the iteration of its
-    oldest row at the server; if staleness is not counted by row, equal to ``iteration``. ``rate``:
-    measured throughput, bytes/s. ``loss``: loss of its last batch; NaN if unknown.
+    oldest row at the server; this equals ``iteration`` if staleness is not counted by row.
+    ``rate``: measured throughput, bytes/s. ``loss``: loss of its last batch; NaN if unknown.
     """
 
     iteration: int
@@ -92,19 +92,19 @@ class Model:
 
 @dataclass(frozen=True)
 class Contribute:
-    """A due change: apply the whole push of this robot, which has been held back, to the model."""
+    """A change to make now: apply a robot's whole push, which was held back, to the model."""
 
     robot: str
 
 
 @dataclass(frozen=True)
 class EndRound:
-    """A due change: end the round, because every robot has contributed once."""
+    """A change to make now: end the round, because every robot has contributed once."""
 
 
 @dataclass(frozen=True)
 class Decode:
-    """A due change: decode a round of coded gradients.
+    """A change to make now: decode a round of coded gradients.
 
     ``coefficients``: robot -> factor of its push. The pushes times their factors add up to the sum
     of the gradients of all ``shards`` shards of the data.
@@ -116,7 +116,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Discard:
-    """A due change: drop the pushes of these robots, which belong to a round that is over."""
+    """A change to make now: drop the pushes of these robots, because their round is over."""
 
     robots: tuple[str, ...]
 
@@ -206,7 +206,7 @@ class Method:
     def by_row(self) -> bool:
         """Whether staleness is counted for every row, rather than for a robot's iterations.
 
-        The two counts differ only for rows that this method, or the method before, has not sent.
+        The two counts differ only for rows that this or the former method has left unsent.
         """
         return not self.early
 
@@ -226,7 +226,7 @@ class Method:
     def on_join(self, robot: str) -> list[Due]:
         """Handle a robot that joins or rejoins; its unfinished push, if any, does not count.
 
-        Returns the changes of the model that are due because of this.
+        Returns the changes that the server must now make to the model.
         """
         return []
 
@@ -242,7 +242,7 @@ class Method:
         ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
         old bound still holds until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # compare iterations: a robot's rows may be older
+        if self.at_barrier(robot, fleet):  # iterations count here, because rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         return self.behind(robot, fleet, max(self.bound_of(robot), least))
@@ -252,22 +252,26 @@ class Method:
         return self.bound
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
-        """Whether this robot must wait until all others have reached its iteration."""
+        """Return whether this robot must wait until all others have reached its iteration."""
         return False
 
     @staticmethod
     def behind(robot: str, fleet: Fleet, bound: float) -> list[str]:
-        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``."""
+        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``.
+
+        A robot never waits for its own rows: only its next push can send them.
+        """
         iteration = fleet[robot].iteration
-        return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
+        return [name for name, other in fleet.items()
+                if name != robot and iteration - other.slowest >= bound]
 
     @property
     def deadline(self) -> float:
-        """Time in s at which the server must call `on_time`; infinity: never."""
+        """Time in s at which the server must call `on_time`; infinity means never."""
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Act when the time `deadline` has come; then the server asks which robots may go on."""
+        """Act because the time `deadline` has come; the server then asks which robots may go on."""
 
     # -- what a robot computes and sends ---------------------------------------------------------
 
@@ -277,7 +281,7 @@ class Method:
         return 'pipeline' in self.options
 
     def goes_ahead(self, staleness: int) -> bool:
-        """Whether a robot ``staleness`` iterations ahead may already compute the next one."""
+        """Return whether a robot ``staleness`` iterations ahead may compute the next one now."""
         return self.pipelined and staleness + 1 < self.bound
 
     @property
@@ -306,7 +310,7 @@ class Method:
                        'order' in self.options, 0.0 if 'minimum' in self.options else mta)
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """Return the next iteration, and its step, of a robot that has pushed ``iteration``."""
+        """Return the iteration and the step that a robot computes after it pushed ``iteration``."""
         return iteration + 1, Gradient()
 
     # -- how a push changes the model ------------------------------------------------------------
@@ -316,11 +320,11 @@ class Method:
         self.model = model
 
     def takes(self, step: Step) -> bool:
-        """Whether this method uses the pushes of a robot that computes this step."""
+        """Return whether this method uses the pushes of a robot that computes this step."""
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
-        """Whether a push of this iteration is still used; if not, the server ends it at once."""
+        """Return whether a push of this iteration is still used; if not, the server ends it."""
         return True
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
@@ -335,7 +339,7 @@ class Method:
     def close(self, robot: str, complete: bool, fleet: Fleet, now: float) -> list[Due]:
         """Handle the end of a push; ``complete``: the server has received all rows.
 
-        Returns the changes of the model that are due because of this push.
+        Returns the changes that the server must now make to the model.
         """
         self.on_push(robot, fleet, now)
         return []
@@ -356,14 +360,14 @@ class Method:
         return None
 
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """Return the changes of the model that are due; the server asks after every event.
+        """Return the changes to make to the model now; the server asks after every event.
 
         ``gone``: robots that have left or are out of reach.
         """
         return []
 
     def carry_out(self, due: Due, robots: int) -> None:
-        """Apply one due change to the model; the fleet has ``robots`` robots, at least 1."""
+        """Make one of these changes to the model; the fleet has ``robots`` robots, at least 1."""
 
     def flush(self, robots: int) -> None:
         """Apply every push that is held back, because the method or the run ends."""
@@ -418,7 +422,7 @@ class Holding(Method):
 
 
 class Rolling(Holding):
-    """A method that holds pushes back, and keeps momentum on the server."""
+    """A method that holds pushes back, and whose momentum is on the server."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""

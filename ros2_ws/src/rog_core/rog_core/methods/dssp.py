@@ -13,8 +13,8 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
     """Return after how many extra iterations, 0 to ``most``, a robot waits least (Algorithm 2).
 
     ``latest``: time of the robot's last push. ``interval``: time between its last two pushes.
-    ``slowest_latest``, ``slowest_interval``: the same times of the slowest robot. All are in
-    seconds. The function assumes that both intervals stay the same. After the returned number of
+    ``slowest_latest``, ``slowest_interval``: these two times of the slowest robot. All are in
+    seconds. The function assumes that both intervals will not change. After the returned number of
     iterations, the robot's push is closest in time to a push of the slowest robot. If several
     numbers are equally good, the function returns the lowest.
     """
@@ -30,9 +30,9 @@ class Dssp(Method):
     When the fastest robot reaches its threshold, it gets the threshold at which it is expected to
     wait least for the slowest robot's next push. When a robot is within the lowest threshold again,
     it gets the lowest threshold back. This follows the paper's text and Figure 2. The paper's
-    listing differs in three places. There the robot waits until it is within the lowest threshold
-    again, so it pays for every extra iteration with a later wait. Extra iterations can be granted
-    beyond the highest threshold. The first extra iteration is not counted.
+    listing differs in three places. In the listing, the robot waits until it is within the lowest
+    threshold again, so it pays for every extra iteration with a later wait. The listing can grant
+    extra iterations beyond the highest threshold, and it does not count the first extra iteration.
     """
 
     name = 'dssp'

@@ -16,11 +16,11 @@ class Flown(Method):
     The ROG paper (Sections I and II-D) describes its reference [19] like this: devices that are
     estimated to have low bandwidth and to contribute little to accuracy get a higher threshold,
     other devices a lower one. The paper gives no formula, and the published code of this baseline
-    does not run. Our reading: the threshold of a device is how many iterations the others may be
-    ahead of it. Bandwidth is the measured throughput. Contribution is the loss of the last batch: a
-    device with a high loss contributes much. Each of the two is ranked within the fleet, since they
-    have different units. The mean of both ranks places the threshold in the range. Each push of the
-    device updates its threshold.
+    does not run. We read it as follows. The threshold of a device is how many iterations the others
+    may be ahead of it. Bandwidth is the measured throughput. Contribution is the loss of the last
+    batch: a device with a high loss contributes much. Each of the two is ranked within the fleet,
+    since they have different units. The mean of both ranks places the threshold in the range. Each
+    push of the device updates its threshold.
     """
 
     name = 'flown'
@@ -58,5 +58,5 @@ class Flown(Method):
 
 
 def _rank(other: float, mine: float) -> float:
-    """Return 1 if ``mine`` is higher, 0 if it is lower, 0.5 if both are equal or one is unknown."""
+    """Return 1 if ``mine`` is higher, 0 if it is lower, else 0.5 (equal, or one is unknown)."""
     return 0.5 + 0.5 * ((mine > other) - (mine < other))

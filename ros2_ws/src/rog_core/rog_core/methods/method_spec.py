@@ -51,7 +51,7 @@ class MethodSpec:
         return self.integer(self.arguments[0], low)
 
     def range(self, arguments: Iterable[str], low: int) -> tuple[int, int]:
-        """Return the lowest and the highest threshold that two arguments give."""
+        """Return the lowest and the highest threshold, given as two arguments; at least ``low``."""
         given = list(arguments)
         if len(given) != 2:
             raise ConfigError(f"'{self.text}' needs a lowest and a highest threshold, for example "

@@ -20,7 +20,7 @@ from .method_spec import MethodSpec
 
 
 class Outer(Method):
-    """Applies pushes with the options ``rate=R`` and ``momentum=B``; without them, like `Method`.
+    """Applies pushes as the options ``rate=R`` and ``momentum=B`` say; without them, as `Method`.
 
     Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
     multiplied by the rate and applied. The momentum of a row is updated and applied after every n
@@ -44,7 +44,7 @@ class Outer(Method):
         return {'rate': (0.01, 10.0), 'momentum': (0.0, 0.999)}
 
     def needed(self, option: str) -> int:
-        """Return the number of an option that takes a whole number."""
+        """Return the number given to an option that takes a whole number."""
         return int(self.numbers[option])
 
     def begin(self, model: Model, iteration: int) -> None:

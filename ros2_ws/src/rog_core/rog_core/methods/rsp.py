@@ -28,11 +28,11 @@ class Rsp(Outer):
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
     `ROUNDS` pushes per robot, `rsp:auto` looks at the share of time that the fleet has waited. If
-    it is above `STALL_HIGH`, the threshold rises by a quarter. If it is below `STALL_LOW`, the
-    present staleness has no advantage, and the threshold falls by one. If the loss exceeds its
+    this share is above `STALL_HIGH`, the threshold rises by a quarter. If it is below `STALL_LOW`,
+    the present staleness has no advantage, and the threshold falls by one. If the loss exceeds its
     recent mean by more than `HARM`, staleness does harm (ROG, Figure 10), and the threshold falls
-    by a quarter in any case. The loss is the median over the robots, so that none of them decides
-    by what it claims.
+    by a quarter in any case. The loss is the median over the robots, so that one robot with a false
+    loss cannot decide.
     """
 
     name = 'rsp'

@@ -38,7 +38,7 @@ class Svrg(Method):
         self._since = 0  # highest iteration that was pushed or granted before this method began
 
     def is_full(self, iteration: int) -> bool:
-        """Whether this iteration computes a full gradient."""
+        """Return whether this iteration computes a full gradient."""
         return iteration > 0 and (iteration - 1) % (self.period + 1) == 0
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
@@ -73,8 +73,9 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Returns None, too, for a robot that does not have the model of the barrier, and for an
-        iteration from before the method began: not all robots computed a full gradient then.
+        Also returns None for a robot that does not have the model of the barrier, and for an
+        iteration from before the method began, because then not all robots have computed a full
+        gradient.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):
@@ -83,14 +84,15 @@ class Svrg(Method):
 
 
 class FullGradient:
-    """Sums the full gradients that the robots push in one iteration, float32 (elements,).
+    """Sums the full gradients that the robots push in one iteration.
 
-    A push is added when it is complete; until then it is kept apart, as its robot may disappear.
+    The sum is float32 (elements,). A push is added when it is complete. Until then it is kept
+    apart, because its robot may disappear.
     """
 
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self._partition = partition.raw_partition
-        self._parts: dict[str, Array] = {}  # robot -> rows received so far of its push under way
+        self._parts: dict[str, Array] = {}  # robot -> rows received so far of its unfinished push
         self._complete: set[str] = set()    # robots whose gradient is in the sum
         self._sum = zeros_like(master)
         self._iteration = 0
@@ -118,7 +120,7 @@ class FullGradient:
         self._parts.pop(robot, None)
 
     def is_of(self, iteration: int) -> bool:
-        """Whether the sum belongs to this iteration and is not empty."""
+        """Return whether the sum belongs to this iteration and is not empty."""
         return bool(self._complete) and iteration == self._iteration
 
     def mean(self) -> Array:

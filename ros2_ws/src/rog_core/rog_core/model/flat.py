@@ -80,8 +80,8 @@ class FlatModel:
                 return
 
     def _counted(self) -> list[int]:
-        # PyTorch counts the changes of a parameter. Our own changes are not counted, because they
-        # change `weights`, which is another tensor.
+        # PyTorch counts the changes of each parameter. It does not count our own changes, because
+        # they are made to `weights`, which is another tensor.
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:
@@ -95,7 +95,7 @@ def _shared(elements: int) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a numpy array that shares the memory of a tensor; return a tensor on a GPU itself."""
+    """Return a numpy array that shares the tensor's memory; for a GPU's tensor, the tensor."""
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 

@@ -108,8 +108,9 @@ class RowPartition:
         """The same rows, in segments that fit one datagram as raw float32.
 
         Model values (snapshots) are sent raw with any codec. A segment of the codec onebit, sent
-        raw, would take 32 kB, or 23 IP fragments. A link that loses a few percent of the fragments
-        would lose a fragment of almost every segment, and with it the segment.
+        raw, would take 32 kB, or 23 IP fragments. On a link that loses a few percent of the
+        fragments, almost every such segment would lose a fragment, and would then be lost as a
+        whole.
         """
         size = RAW.segment_elements
         if self.segment_elements <= size:
@@ -144,7 +145,7 @@ class RowPartition:
         return self.parameters[int(np.searchsorted(sizes, element, side='right'))]
 
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
-        """Return which rows have all their segments in ``segments``, bool (rows,).
+        """Return for each row whether ``segments`` contains all its segments, bool (rows,).
 
         ``segments``: distinct ids.
         """

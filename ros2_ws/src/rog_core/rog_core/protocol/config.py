@@ -75,14 +75,14 @@ class ServerConfig:
 
     ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
     ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``patience``:
-    seconds without progress after which others no longer wait for a member; 0: see
-    `rog_core.server.deadlines.longest_pause`. ``drain_limit``: seconds that the final model may
-    take. ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot ->
-    computing capacity of the whole fleet in order of rank; empty if the fleet is not known from the
-    beginning. ``implausible``: a push is refused if its norm is more than this many times the usual
-    norm; 0: no limit. ``clip``: a push is scaled down to this many times the median norm; 0: no
-    limit. For both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet, see
-    `rog_core.upstream`.
+    seconds without progress after which others no longer wait for a member; if it is 0,
+    `rog_core.server.deadlines.longest_pause` computes it. ``drain_limit``: seconds that the final
+    model may take. ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot
+    -> computing capacity of the whole fleet in order of rank; empty if the fleet is not known from
+    the beginning. ``implausible``: a push is refused if its norm is more than this many times the
+    usual norm; 0: no limit. ``clip``: a push is scaled down to this many times the median norm; 0:
+    no limit. For both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet,
+    see `rog_core.upstream`.
     """
 
     transfer: TransferConfig
@@ -100,7 +100,7 @@ class ServerConfig:
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
            ) -> ServerConfig:
-        """Return the server's configuration from the settings of a fleet file.
+        """Make the server's configuration from the settings of a fleet file.
 
         ``capacities``: robot -> its capacity. ``traffic``: see `TransferConfig`.
         """

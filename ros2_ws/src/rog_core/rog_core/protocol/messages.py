@@ -51,7 +51,7 @@ class TransferId:
     attempt: int
 
     def __eq__(self, other: object) -> bool:
-        # In most cases both are the same object, so this is faster than the dataclass's own method.
+        # Usually both are one object, so this is faster than the dataclass's own method.
         return self is other or isinstance(other, TransferId) and (
             self.attempt, self.iteration, self.kind, self.incarnation) == (
             other.attempt, other.iteration, other.kind, other.incarnation)
@@ -89,11 +89,11 @@ class Ack:
 class Sending:
     """Rules by which rows are chosen for a transfer; by default all rows are sent.
 
-    ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``:
-    a row that was not sent for this many iterations must arrive, too; 0: age plays no part.
-    ``by_importance``: rows are sent in order of importance, otherwise in model order. ``mta``: the
-    sender reports as MTA time the transmission time of this share of the rows. If ``mta`` is 0 or
-    below ``minimum``, the sender reports the time of the rows that must arrive.
+    ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``: a
+    row that was not sent for this many iterations must arrive, too; 0: the age of rows does not
+    matter. ``by_importance``: rows are sent in order of importance, otherwise in model order.
+    ``mta``: the share of the rows whose transmission time the sender reports as the MTA time. If
+    ``mta`` is 0 or below ``minimum``, the sender reports the time of the rows that must arrive.
     """
 
     minimum: float = 1.0
@@ -175,10 +175,10 @@ class Receipt:
 class RegisterRequest:
     """A worker asks to join; its pushes up to number ``attempt`` are over.
 
-    ``number`` counts the requests of this worker process; the shell passes on the answer to the
-    latest request only, as ROS services do. ``pull``: the chunks that the worker has taken of its
-    last pull, None if there was none. The worker takes no rows until the answer arrives, so this
-    stays true.
+    ``number`` counts the requests of this worker process. The shell passes on only the answer to
+    the latest request, as ROS services do. ``pull``: the chunks that the worker has taken of its
+    last pull; None if there was no pull. It stays valid, because the worker takes no rows until the
+    answer arrives.
     """
 
     robot: str
@@ -200,8 +200,8 @@ class RegisterResponse:
 
     ``attempt``: number of the transfer that follows; transfers with lower numbers are over. The
     transfer is a snapshot or, if the server still knows the rows that the worker holds, a pull.
-    ``retry``: the refusal does not last; the worker may ask again. ``over``: the server refuses
-    because the run ends.
+    ``retry``: whether the refusal is temporary, so that the worker may ask again. ``over``: whether
+    the server refuses because the run ends.
     """
 
     accepted: bool
@@ -228,7 +228,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Compute:
-    """Action: compute the step of this iteration, then report its gradient.
+    """Action: compute ``step`` for this iteration, then report the gradient.
 
     ``fresh``: whether local steps of a `Phase` start with zero momentum, instead of the momentum
     of the phase before.
@@ -248,7 +248,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Notice:
-    """Action: record and log what has happened to a robot; ``what`` is one word."""
+    """Action: record and log what has happened to a robot; ``what``: the event, in one word."""
 
     robot: str
     what: str

@@ -20,7 +20,7 @@ PAUSED = 'paused'  # the worker has left, and may come back with its rows
 # Two states that only status messages have. Starved: the worker waits for data. Evaluating: it
 # evaluates the final model.
 STARVED, EVALUATING = 'starved', 'evaluating'
-# The gradient of a worker. Idle: not ordered. Busy: being computed. Ready: computed, not yet used.
+# States of a worker's gradient. Idle: none is ordered. Busy: computing. Ready: computed, unused.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
 # States of a member, which is a robot as the server knows it. It can also be joining, waiting,
 # pulling or stopped, as a worker.
@@ -29,7 +29,7 @@ TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
 COUNTED, RETIRED = 'counted', 'retired'
 # The server itself.
 RUNNING, STOPPING = 'running', 'stopping'
-# A transfer, at its sender and at its receiver.
+# States of a transfer, at its sender and at its receiver.
 SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
 NONE, OPEN, CLOSED = 'none', 'open', 'closed'
 
@@ -75,8 +75,8 @@ WORKER = Table('a worker', {
     REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
               'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
-    # A server may grant the next iteration while a worker still computes: after a restart, the
-    # server may count the push of this iteration as done.
+    # A server may grant the next iteration while a worker still computes this one, because a
+    # restarted server may count the push of this iteration as done.
     COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
                 'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING,

@@ -26,9 +26,9 @@ class Step:
     """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
 
     name: ClassVar[str]
-    uncompressed: ClassVar[bool] = False  # the push is complete and raw; the mean is sent back
-    additive: ClassVar[bool] = True       # rows not yet sent may be added to the next result
-    exchangeable: ClassVar[bool] = False  # the result for one iteration may be used for another
+    uncompressed: ClassVar[bool] = False  # whether all rows travel raw, and the mean returns
+    additive: ClassVar[bool] = True       # whether unsent rows may be added to the next result
+    exchangeable: ClassVar[bool] = False  # whether the result may be used for another iteration
 
     @property
     def share(self) -> float:
@@ -162,8 +162,8 @@ class Phase(Local):
     """``steps`` local steps that continue the phase before, with its momentum and its local model.
 
     The robot's model is the fleet's model plus the local steps that the robot has made and not
-    pushed yet. In either direction a transfer carries the rows r with
-    r mod ``fragments`` = ``fragment``, and the rows not sent for ``fragments`` iterations.
+    pushed yet. A transfer, in either direction, carries the rows r with r mod ``fragments`` =
+    ``fragment``, and the rows that were not sent for ``fragments`` iterations.
     """
 
     name = 'phase'

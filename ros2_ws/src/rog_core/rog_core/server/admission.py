@@ -28,8 +28,8 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
-        # Compare only the listings, because a stranger may claim a model of any size: to build a
-        # partition of it could take all memory.
+        # Compare only the listings. A stranger may claim a model of any size, and a partition of it
+        # could take all memory.
         require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
                              request.granularity), partition)
         if request.digest != partition.digest:

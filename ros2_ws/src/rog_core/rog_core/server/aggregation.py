@@ -21,10 +21,10 @@ from .member import Member
 class ServerState:
     """What a checkpoint holds besides the master rows.
 
-    ``updated_at`` int64 (rows,): iteration of the newest push in each master row. ``pushes``: robot
-    -> (incarnation, receipt of its last push). ``policy``: JSON values, see `Method.state`.
-    ``update``: name -> float32 (elements,), see `Method.arrays`. ``base``, float32 (elements,): see
-    `rog_core.upstream.Upstream`; None without a parent fleet.
+    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push in it.
+    ``pushes``: robot -> (incarnation, receipt of its last push). ``policy``: JSON values, see
+    `Method.state`. ``update``: name -> float32 (elements,), see `Method.arrays`. ``base``, float32
+    (elements,): see `rog_core.upstream.Upstream`; None without a parent fleet.
     """
 
     iteration: int
@@ -54,8 +54,8 @@ class Aggregation:
         """Change the method to ``sync``; apply the pushes that the former method holds back.
 
         ``robots``: the robots of the fleet. ``iteration``: the highest iteration that any robot has
-        pushed or was granted. If one of the two methods is coded and the other is not, pushes under
-        way are dropped. If this raises `ConfigError`, nothing has changed.
+        pushed or was granted. If exactly one of the two methods is coded, pushes under way are
+        dropped. If this raises `ConfigError`, nothing has changed.
         """
         method = self._created(sync)
         for name in robots:
@@ -88,16 +88,16 @@ class Aggregation:
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Whether the method uses a push of the `Step` that was granted to the member last."""
+        """Return whether the method uses pushes of the `Step` that the member was last granted."""
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:
-        """Apply the changes of the model that are due."""
+        """Make these changes to the model."""
         for due in dues:
             self.method.carry_out(due, max(robots, 1))
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
-        """Apply the changes that are due; call this after a push, or when a robot comes or goes.
+        """Make the changes that are now due; call this after a push, or when a robot comes or goes.
 
         ``gone``: robots that have left or are out of reach.
         """

@@ -1,4 +1,4 @@
-"""Computes by when a member must continue a transfer, make progress, or send any message.
+"""Computes the deadlines by which a member must continue a transfer, make progress or send.
 
 A member is a robot as the server knows it. All times are in seconds.
 """
@@ -14,10 +14,11 @@ from ..methods import Method
 from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import OWED, SHARE, Member
 
-ITERATIONS = 4  # iterations for which the fleet waits for a member that makes no progress
+ITERATIONS = 4  # iterations that the fleet waits for a member that makes no progress
 
-# A member that sends heartbeats but makes no progress must register again after the patience and
-# OUT_OF_STEP heartbeat limits. Hardly any link carries only heartbeats for so long.
+# A member that sends heartbeats but makes no progress must register again after the patience plus
+# OUT_OF_STEP times the heartbeat limit. It must be out of step: hardly any link is so bad that it
+# carries heartbeats but nothing else for so long.
 OUT_OF_STEP = 10
 
 
@@ -32,7 +33,7 @@ class Deadlines:
         self.silence, self._pause = silence, pause
         self.patience = longest_pause((), pause, silence)  # present patience of the fleet, s
         self.waited_for: dict[str, float] = {}  # robot -> time since which others wait for it
-        self.stopping, self.stop_by = False, math.inf  # whether, and by when, the run must end
+        self.stopping, self.stop_by = False, math.inf  # whether the run ends, and its deadline
         # Robot -> its `due` time, or a little earlier; None: all must be computed again.
         self._due: dict[str, float] | None = None
 
@@ -53,7 +54,7 @@ class Deadlines:
         """Return the time at which a member retires unless it makes progress; infinity: never."""
         if math.isinf(self.patience):
             return math.inf
-        if self.stopping:  # a longer limit, because to give up a member is worse than to retire it
+        if self.stopping:  # wait longer, because giving a member up is worse than retiring it
             limit = max(self.patience, self.silence)
             return math.inf if member.state == WAITING else member.progress + limit
         waited = member.has_to_act and member.place == COUNTED \
@@ -63,7 +64,7 @@ class Deadlines:
     def _paused_at(self, member: Member) -> float:
         """Return the time at which a member that makes no progress has used up its patience.
 
-        While the member computes, each heartbeat postpones this time until after the next one.
+        While the member computes, each heartbeat postpones this time beyond the next heartbeat.
         """
         left = member.patience(self.patience, member.paid)
         least = 0.0 if math.isnan(member.computes) else self.silence / 2
@@ -72,9 +73,9 @@ class Deadlines:
     def back_at(self, member: Member) -> float:
         """Return the time at which a retired member that waits becomes active again.
 
-        Returns infinity if the member is not retired or does not wait. At the returned time
-        `Member.owed` has fallen to `OWED` patiences. So, over a long time, others wait for such a
-        member at most 1/`SHARE` of the time.
+        Returns infinity if the member is not retired or does not wait. The returned time is when
+        `Member.owed` will have fallen to `OWED` times the patience. So, in the long run, others
+        wait for such a member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
@@ -90,17 +91,17 @@ class Deadlines:
         return member.progress + self.patience + OUT_OF_STEP * self.silence
 
     def due(self, member: Member) -> float:
-        """Return the time at which the server must act on a member; infinity: never."""
+        """Return the time at which the server must act on a member; infinity means never."""
         if not member.alive:
             return math.inf
         due = min(self.away_at(member), self.retires_at(member), self.back_at(member))
         return due if member.sender is None else min(due, member.sender.deadline)
 
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
-        """Return `due` of each member, or a little earlier.
+        """Return `due` of each member, or an earlier time.
 
-        If a due time was postponed, this returns the former time until it is over. So most changes
-        of a member need no new computation.
+        If a due time was postponed, this returns the former time until that time has passed. So
+        most changes of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}
@@ -127,7 +128,7 @@ def mta_time(members: Sequence[Member]) -> float:
 def budget(member: Member, members: Sequence[Member]) -> float:
     """Return the time for which a transfer to a member may send rows beyond the mandatory rows.
 
-    It is the MTA time. It is 0 for a member at the lowest iteration if others are ahead.
+    This is the MTA time, or 0 for a member at the lowest iteration while others are ahead.
     """
     iterations = [m.iteration for m in members]
     straggler = member.iteration == min(iterations) < max(iterations)
@@ -149,9 +150,9 @@ def longest_pause(members: Sequence[Member], patience: float, least: float) -> f
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:
     """Return how long the mandatory rows of a transfer may take before others wait for a member.
 
-    The result is the median time from push to push of the others, times the share of the staleness
-    bound that is left for the member's oldest row. It is infinite if the method does not use the
-    smaller codec (option ``sparse``), or if no other member has pushed twice.
+    The result is a product: the median time between two pushes of the other members, times the
+    share of the staleness bound that is left for the member's oldest row. It is infinite if the
+    method never uses a smaller codec (option ``sparse``), or if no other member has pushed twice.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

@@ -3,8 +3,8 @@
 Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member` is
 what the server knows of one robot; the table `rog_core.protocol.states.MEMBER` has its states. A
 robot that registers again becomes a new member. Only members that are waiting, pulling, training or
-draining are active: staleness, the mean of the pushes and the MTA time are computed over them. The
-server *retires* a member that others wait for and that makes no progress (the table
+draining are active: staleness, the mean of the pushes and the MTA time are computed over them. If a
+member makes no progress while others wait for it, the server *retires* it (the table
 `rog_core.protocol.states.PLACE`): the member is not active until its next push has arrived, but its
 transfers continue.
 
@@ -171,7 +171,7 @@ class ServerMachine(Shared):
     # -- time ------------------------------------------------------------------------------------
 
     def on_time(self, now: float) -> list[Action]:
-        """Act on everything that is due: retransmissions, time-outs, missing heartbeats."""
+        """Handle everything that is due: retransmissions, time-outs, missing heartbeats."""
         return self.overdue.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
@@ -180,7 +180,7 @@ class ServerMachine(Shared):
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` must be called, or a little earlier; infinity: never."""
+        """Time at which `on_time` must be called, or a little earlier; infinity means never."""
         return self.overdue.next
 
     def deadline_of(self, robot: str) -> float:

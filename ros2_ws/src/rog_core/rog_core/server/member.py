@@ -27,12 +27,12 @@ from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .mirror import Mirror
 
-BUSY = (JOINING, PULLING, TRAINING)  # states in which the member must act next
-USUAL = 10  # a gradient that takes this many times its usual time no longer counts as progress
+BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for the member's message
+USUAL = 10  # a gradient that takes USUAL times its usual time no longer counts as progress
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
-SHARE = 10  # others wait for one member for at most 1/SHARE of the time
-OWED = 2    # a member for which others have waited OWED times the patience stays retired at first
+SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time
+OWED = 2    # a retired member returns once `Member.owed` is at most OWED times the patience
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
 
@@ -52,7 +52,7 @@ class Member:
     bound: float             # staleness bound under which its last push was made
     heard: float             # time of the last heartbeat, s
     link: LinkEstimate       # kept when the robot registers again
-    attempt: int             # number of the last transfer to the robot, never reused
+    attempt: int             # number of the last transfer to the robot; numbers are not reused
     state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
     iteration: int = 0       # last iteration pushed
     slowest: int = 0         # min(versions)
@@ -83,7 +83,7 @@ class Member:
     stood_at: float = 0.0    # time of the last change of `stood`, s
     wanted: int = 1          # number of segments of its push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, s
-    # The server accepts as `push_mta` at most this factor times the time since `granted_at`.
+    # Upper limit of `push_mta`, divided by the time from `granted_at` to the end of the push.
     factor: float = 1.0
     computes: float = math.nan  # time at which it began its present gradient, s; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
@@ -93,11 +93,11 @@ class Member:
         self.state = MEMBER.after(self.state, event)
 
     def take_place(self, event: str) -> None:
-        """Make the member counted or retired, as `rog_core.protocol.states.PLACE` says."""
+        """Change the place to counted or retired, as `rog_core.protocol.states.PLACE` says."""
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
-        """Note that the member has made a step of the protocol, which counts as progress.
+        """Record that the member has made a step of the protocol, which counts as progress.
 
         ``computes``: whether the member begins to compute. ``heard``: whether it has sent
         something, which counts as a heartbeat.
@@ -115,11 +115,11 @@ class Member:
 
     def bring(self, segments: int, before: int, wanted: int, total: int, patience: float,
               now: float) -> None:
-        """Note that ``segments`` new segments of a transfer have arrived, after ``before`` others.
+        """Record that ``segments`` segments of a transfer have arrived, after ``before`` others.
 
-        Each of the first ``wanted`` segments moves the time `paid` forward by `PACE` times the
-        patience divided by ``wanted``. Each later segment moves it by `PACE` times the patience
-        divided by ``total``. `paid` never passes the present.
+        Each of the first ``wanted`` segments moves the time `paid` forward by `PACE` * patience /
+        ``wanted``. Each later segment moves it by `PACE` * patience / ``total``. `paid` never
+        passes the present.
         """
         if not math.isnan(self.computes):
             self.advance(now)
@@ -136,13 +136,13 @@ class Member:
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
-        """Return the part of the fleet's ``patience``, in s, that is left; at least 1/`LEFT`."""
+        """Return how much of the fleet's ``patience``, s, is left; at least 1/`LEFT` of it."""
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
-        """Whether the member's present gradient takes at most `USUAL` times the usual time.
+        """Return whether the member's present gradient takes at most `USUAL` times the usual time.
 
-        For its first gradient the longest usual time in the ``fleet`` counts. A usual time counts
+        For its first gradient the longest usual time in the ``fleet`` counts. The usual time counts
         as at least the part of ``least`` seconds that `patience` leaves.
         """
         least = self.patience(least, now)
@@ -157,7 +157,7 @@ class Member:
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
-        """Note that the member has pushed: update the mean time between pushes."""
+        """Record that the member has pushed: update the mean time between pushes."""
         passed = now - self.pushed
         if passed > 0:
             former = passed if math.isnan(self.period) else self.period
@@ -171,11 +171,14 @@ class Member:
 
     @property
     def has_to_act(self) -> bool:
-        """Whether the member must act next; true also if it waits for its own old rows."""
+        """Whether the server waits for a message of this member; true also if it waits for itself.
+
+        A member waits for itself if its own rows at the server are too old.
+        """
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the present transfer; add the rows of a pull that the worker has taken to the mirror.
+        """End the present transfer; if it is a pull, add the rows that arrived to the mirror.
 
         ``pull``: the chunks that the worker says it has taken of its last pull; None: none.
         """

@@ -50,7 +50,7 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # the worker has made fewer pushes, so a stranger has sent this one
+            push = None  # the worker has made fewer pushes, so this one is a stranger's
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # the snapshot is under way

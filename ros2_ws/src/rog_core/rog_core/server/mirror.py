@@ -23,7 +23,7 @@ class Mirror:
         self.rows = zeros_like(master)
         # Sum |A - L| of each segment at the last call of `measure`.
         self.magnitude = np.zeros(partition.segments, np.float32)
-        self.known = False  # whether the worker holds L, apart from the transfer under way
+        self.known = False  # whether the worker holds L, except for the transfer under way
 
     def measure(self) -> np.ndarray:
         """Return the mean |A - L| of each row, float32 (rows,); keep the sums for `encode`."""
@@ -40,7 +40,7 @@ class Mirror:
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
-        """Add to L the (segments, encoded values) that the worker has added to its rows."""
+        """Add to L the parts (segments, encoded values) that the worker has added to its rows."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.rows, ids, values)
 

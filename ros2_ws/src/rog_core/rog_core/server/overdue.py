@@ -11,13 +11,13 @@ from .shared import Shared
 
 
 class Overdue:
-    """Finds the members for which a deadline has passed, and acts on them."""
+    """Finds the members whose deadline has passed, and acts on them."""
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls
 
     def on_time(self, now: float) -> list[Action]:
-        """Act on everything that is due: retransmissions, time-outs, missing heartbeats."""
+        """Handle everything that is due: retransmissions, time-outs, missing heartbeats."""
         shared, deadlines = self.shared, self.shared.deadlines
         actions: list[Action] = []
         lost = now >= shared.missed_at
@@ -47,7 +47,7 @@ class Overdue:
 
     @property
     def next(self) -> float:
-        """Time at which `on_time` must be called, or a little earlier; infinity: never."""
+        """Time at which `on_time` must be called, or a little earlier; infinity means never."""
         shared = self.shared
         return min(shared.missed_at, shared.method.deadline,
                    *shared.deadlines.all_due(shared.members).values())

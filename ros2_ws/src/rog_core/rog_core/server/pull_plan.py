@@ -1,4 +1,4 @@
-"""Plans a transfer to a worker: rows, a full gradient or the model, and the next command."""
+"""Plans a transfer to a worker: its command, and its rows, full gradient or model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
             updated_at: np.ndarray, config: TransferConfig) -> Pull:
     """Plan the pull of a member that may start its next iteration.
 
-    ``updated_at`` int64 (rows,): iteration of the newest push in each master row.
+    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push in it.
     """
     partition, sending = model.partition, method.sending()
     pending = member.mirror.measure()
@@ -46,7 +46,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
                                   config.importance_magnitude, config.importance_age)
-        # Not in the paper: staleness is bounded for pulled rows as for pushed rows.
+        # Not in the paper: pulled rows have a staleness bound, too, as pushed rows have.
         plan = plans.by_importance(partition, sending, scores, age, candidates, time)
     else:
         plan = plans.everything(partition, np.flatnonzero(candidates))
@@ -58,8 +58,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # With SVRG, all robots wait at a barrier before a full gradient. There a member holds the same
-    # model as the others, apart from rounding, unless it was out of reach.
+    # With SVRG, all robots wait at a barrier before a full gradient. There all members hold the
+    # same model, apart from rounding, except a member that was out of reach.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
@@ -70,8 +70,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 def _check(command: Command, member: Member, method: Method) -> None:
     """Raise `LocalProtocolError` if the robot would refuse the command or make no progress."""
     reason = ''
-    # An iteration whose step is not additive may be granted again, because its push may have come
-    # after the end of its round.
+    # If the step of an iteration is not additive, the iteration may be granted again, because its
+    # push may have come after the end of its round.
     least = member.iteration + command.step.additive
     if not command.next_iteration >= least:
         reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'

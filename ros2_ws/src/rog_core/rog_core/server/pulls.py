@@ -1,4 +1,4 @@
-"""Transfers to workers: which worker may start its next iteration, and what it receives."""
+"""Lets workers start their next iteration, and sends them the rows that they lack."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """Once no worker must act any more, send each worker the final model.
+        """Send each worker the final model once the server awaits nothing more from any worker.
 
-        If a link cannot carry the model within ``drain_limit``, the rows that differ least from
-        the worker's rows are not sent.
+        If a link cannot carry the model within ``drain_limit``, the rows that differ least from the
+        worker's rows are omitted.
         """
         shared = self.shared
         living = [m for m in shared.members.values() if m.alive]

@@ -5,19 +5,20 @@ they arrive, before the norm of their push is known, so each push has a budget f
 are two limits, each a multiple of a norm that is usual in the fleet.
 
 ``implausible`` refuses what no healthy robot sends: a gradient that explodes, or the rows of a
-stranger. The chunk that exceeds the budget, and all later chunks of the push, are not applied. The
-receipt says that they were taken; otherwise the sender would send them forever. The usual norm is
-the median over the robots of the median of each robot's last pushes, so a robot that pushes more
-often counts no more than others. It is at least the share `SMALL` of the norm of the model: a
-smaller push does little, and a robot whose pushes are tiny must not have those of others refused.
+stranger. The chunk that exceeds the budget, and all later chunks of the push, are not applied.
+Nevertheless the receipt says that they were taken; otherwise the sender would send them forever.
+The usual norm is the median over the robots of the median of each robot's last pushes, so a robot
+that pushes more often counts no more than others. It is at least the share `SMALL` of the norm of
+the model. A smaller push does little, and without this limit the tiny pushes of some robots could
+make the server refuse those of others.
 
 ``clip`` scales down a push that is too large; it is off by default. Norm bounding is a common
 defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019), where
 a whole update is scaled when all of it has arrived. Here rows are applied in full until the budget
 is spent; the chunk that exceeds it is scaled down, and later chunks are scaled to 0. The most
-important rows arrive first. The usual norm is the same median, over the robots that take part now
-and the last pushes of each. With fewer than `MAJORITY` robots, ``clip`` scales nothing. Otherwise
-the very first push is scaled to 0: it only sets the usual norm.
+important rows arrive first. The usual norm for ``clip`` is a median of the same kind, over the last
+pushes of the robots that take part now. With fewer than `MAJORITY` robots, ``clip`` scales nothing.
+With more, the very first push is scaled to 0 and only sets the usual norm.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from ..arrays import Array, to_host
 from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
-WINDOW = 64     # number of the last pushes of a robot whose norms are remembered
-ENOUGH = 8      # smallest number of norms whose median is used
-SMALL = 1e-3    # least usual norm, as a share of the norm of the model
-UNKNOWN = 1e6   # usual norm as long as there are no pushes and the model is zero
+WINDOW = 64     # for each robot the norms of its last WINDOW pushes are remembered
+ENOUGH = 8      # with fewer norms in all, their maximum is used instead of their median
+SMALL = 1e-3    # share of the norm of the model; the usual norm is at least this
+UNKNOWN = 1e6   # norm taken as usual before the first push, if all values of the model are zero
 LARGEST = 1e18  # largest norm allowed, whatever the limits; keeps sums in float32 finite
-LAST = 8        # number of the last pushes of a robot that count for ``clip``
-MAJORITY = 3    # smallest number of robots whose pushes are scaled down
+LAST = 8        # for ``clip`` only the last LAST pushes of each robot count
+MAJORITY = 3    # in a fleet of fewer robots ``clip`` scales nothing
 _KINDS = Kind.PUSH, Kind.ANCHOR
 
 

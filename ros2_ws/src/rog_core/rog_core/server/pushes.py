@@ -21,7 +21,7 @@ EARLY = 64
 
 
 class Pushes:
-    """Takes the pushes of the members; ``pulls`` then lets members continue."""
+    """Takes the pushes of the members; then ``pulls`` lets waiting members continue."""
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls
@@ -45,7 +45,7 @@ class Pushes:
             self._keep_early(member, chunk, now)
             return []
         ack, rows = member.push.on_chunk(chunk)
-        if ack is not None:  # a repeated chunk, too, shows that the robot runs
+        if ack is not None:  # even a repeated chunk shows that the robot runs
             member.heard = now
         actions = [] if rows is None else self._apply(member, rows, now)
         if ack is None:
@@ -79,7 +79,7 @@ class Pushes:
         return chunks
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
-        """Apply the new rows that the filter passes; return a notice when it first refuses rows."""
+        """Apply the new rows that the filter passes; at its first refusal, return a `Notice`."""
         shared, push = self.shared, member.push
         self._bring(member, rows.ids.size, now)
         robots = len(shared.active())
@@ -100,7 +100,7 @@ class Pushes:
             raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
                                       f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            return []  # our pull's receipt has not arrived yet; the worker repeats this end
+            return []  # the receipt of our pull is still missing; the worker repeats this End
         closed = member.push.on_end(end)
         if closed is None:
             return []

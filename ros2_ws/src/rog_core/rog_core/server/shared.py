@@ -53,7 +53,7 @@ class Shared:
         self.clipped: Counter[str] = Counter()  # robot -> number of its pushes scaled down
         self.state = RUNNING
         self.members: dict[str, Member] = {}
-        # Iteration of the newest push in each master row.
+        # For each master row, the iteration of the newest push that it contains.
         self.updated_at = np.zeros(partition.rows, np.int64)
         self.iteration = 0         # highest iteration pushed by any robot
         # Robot -> (incarnation, receipt of its last push) before the restart of the server.
@@ -82,7 +82,7 @@ class Shared:
         return member if member is not None and member.alive else None
 
     def is_member(self, robot: str, incarnation: int) -> bool:
-        """Whether this process of the robot is a member, neither away nor stopped."""
+        """Return whether this process of the robot is a member, neither away nor stopped."""
         member = self.members.get(robot)
         return member is not None and member.incarnation == incarnation and member.alive
 

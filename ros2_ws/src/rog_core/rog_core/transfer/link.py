@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 # Lower limit of `LinkEstimate.chunk_bytes`; with a header, a message of this size has 1300 bytes.
 MIN_CHUNK = 1260
-QUEUE_TIME = 0.02      # seconds of data that may queue on the link, beyond the round trip
+QUEUE_TIME = 0.02      # s; as much data as the link carries in this time may queue on it
 MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of the time-out, s
-MIN_RATE = 1e3         # lower limit of the estimated rate, bytes/s
+MIN_RATE = 1e3         # bytes/s, lower limit of the estimated rate
 
 
 @dataclass
@@ -33,7 +33,7 @@ class LinkEstimate:
     round_trip: float = 0.05
     delivered: int = 0
     shortest: float = 0.0     # shortest of the last 64 round trips; 0 before the first
-    backoff: float = 1.0      # factor of `timeout`: doubled by each time-out, 1 after an answer
+    backoff: float = 1.0      # factor of `timeout`; a time-out doubles it, an answer resets it to 1
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time at which the time-out last fired, s
 
@@ -62,8 +62,8 @@ class LinkEstimate:
 
         ``delivered_then``: bytes that had arrived when the chunk was sent. ``full``: whether the
         window was full at that time. If it was not, the sender had no more to send, so the bytes
-        that have arrived since give only a lower bound of the rate. An upper bound follows from the
-        bytes that the link carried while earlier chunks delayed this chunk.
+        that have arrived since then give only a lower limit of the rate. The bytes that the link
+        carried while earlier chunks delayed this one give an upper limit.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes

@@ -24,8 +24,8 @@ SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 def minimum_transmission(threshold: int) -> float:
     """Return the share P of the rows that every transfer must carry: P solves (1-P)^(S-1) = P.
 
-    With this share all rows have been sent before the staleness threshold S is reached.
-    Source: ROG, Section IV-B and Table I. S = 1 gives 1, S = 2 gives 0.5.
+    With this share, every row is sent before its staleness reaches the threshold S. Source: ROG,
+    Section IV-B and Table I. S = 1 gives 1, S = 2 gives 0.5.
     """
     if threshold < 1:
         raise ConfigError(f'the staleness threshold is {threshold}; it must be at least 1')
@@ -47,8 +47,8 @@ class Plan:
     importance inside a window is lost, so a window is small (`window_size`). The first
     ``mandatory`` windows are sent however long this takes, in model order; the others are sent only
     within ``budget`` seconds. ``mta_factor``: the MTA time is the time of the mandatory rows times
-    this factor. It is 1, or with fewer mandatory rows than the MTA (option ``-minimum``) the number
-    of rows of the MTA divided by the number of mandatory rows.
+    this factor. The factor is 1 unless the option ``-minimum`` makes fewer rows mandatory than the
+    MTA has. Then it is the number of rows of the MTA divided by the number of mandatory rows.
     """
 
     windows: list[np.ndarray]
@@ -95,8 +95,8 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
     """Return the importance of each row: f1 * mean|gradient| + f2 * age (Algorithm 3).
 
     The magnitude is divided by its mean over the rows, so that f1 and f2 mean the same for every
-    model and learning rate. ``age`` is in iterations. At a worker it says how long the row has not
-    been pushed (max(iters) - iters), at the server how new the row is (iters - min(iters)).
+    model and learning rate. ``age`` is in iterations. At a worker it is the time since the row was
+    last pushed (max(iters) - iters). At the server it says how new the row is (iters - min(iters)).
     """
     mean = float(mean_magnitude.mean()) or 1.0
     return f1 / mean * mean_magnitude + f2 * age
@@ -107,7 +107,7 @@ def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
 
     Equal scores keep their order. This sorts integers, several times faster than `numpy.lexsort`.
     Each integer has 1 bit for "not first", 32 bits for the score (as float32) and 31 bits for the
-    position. The bits of floats sort like integers if the bits of negative floats are inverted.
+    position. Once the bits of negative floats are inverted, the bits of floats sort like integers.
     """
     bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
     ascending = np.where(bits < 0, -1 - (bits & 0x7fffffff), bits) + (1 << 31)
@@ -159,7 +159,7 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
         scores = np.zeros(partition.rows)
     late = (age >= sending.threshold)[rows] if sending.threshold else np.zeros(rows.size, bool)
     order = rows[_descending(scores[rows], late)]
-    # At least one row: an empty transfer would not measure the link.
+    # At least one row, because an empty transfer would not measure the link.
     least = max(int(np.ceil(sending.minimum * partition.rows)), int(late.sum()), 1)
     least = min(least, rows.size)
     size = window_size(partition)

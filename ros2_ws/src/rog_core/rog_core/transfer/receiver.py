@@ -1,8 +1,8 @@
 """Receives the transfers of one robot in one direction.
 
 A chunk is checked completely before any of its rows are returned to the caller. Its rows are
-returned once, even if the channel duplicates, delays or reorders the chunk, and never after its
-transfer was closed. The table of states is `rog_core.protocol.states.RECEIVER`.
+returned only once, even if the channel duplicates, delays or reorders the chunk, and never after
+its transfer was closed. The table of states is `rog_core.protocol.states.RECEIVER`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Receiver:
     granted: int | None = None       # iteration of the next transfer; None: any
     kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of the taken values of this transfer
-    refused: int = 0                 # chunks of this transfer that were taken, but are not used
+    refused: int = 0                 # chunks of this transfer that were taken but not applied
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
@@ -99,10 +99,10 @@ class Receiver:
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
-        """Close the transfer; return the receipt and the segments taken, int64.
+        """Close the transfer; return (receipt, segments taken, int64).
 
-        Returns None in place of the segments if the transfer was closed before. Returns only None
-        for the `End` of a former transfer, and for an `End` that waits for all chunks.
+        The segments are None if the transfer was already closed. Returns None instead of the pair
+        if the `End` is of a former transfer, or must wait for chunks.
         """
         self.check(end.transfer)
         most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
@@ -129,9 +129,9 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The `End` that arrived before some of its chunks and whose chunks are all there now.
+        """The `End` that came before some of its chunks, once all these chunks have arrived.
 
-        None if there is no such `End`, a chunk is still missing, or the transfer is closed.
+        None if there is no such `End`, if a chunk is still missing, or if the transfer is closed.
         """
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
@@ -172,7 +172,7 @@ class Receiver:
                                       f'{transfer.kind.name}')
 
     def is_open(self, transfer: TransferId) -> bool:
-        """Whether the receiver still accepts chunks and the `End` of this transfer."""
+        """Return whether the receiver still accepts chunks and the `End` of this transfer."""
         if transfer.attempt < self.floor:
             return False
         if self.transfer is None or transfer.attempt > self.transfer.attempt:
@@ -180,11 +180,11 @@ class Receiver:
         return transfer == self.transfer and self.state == OPEN
 
     def has(self, sequence: int) -> bool:
-        """Whether this chunk of the present transfer has arrived."""
+        """Return whether this chunk of the present transfer has arrived."""
         return 0 <= sequence < len(self._flags) and bool(self._flags[sequence])
 
     def is_closed(self, transfer: TransferId) -> bool:
-        """Whether this transfer is the latest one and has been closed."""
+        """Return whether this transfer is the latest one and has been closed."""
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
@@ -207,15 +207,15 @@ class Receiver:
         return self._collect()
 
     def restore(self, receipt: Receipt) -> None:
-        """Resume after a restart with the receipt of the last transfer, which counts as closed."""
+        """Resume after a restart: the last transfer is closed, and ``receipt`` is its receipt."""
         self.state = RECEIVER.after(self.state, 'restore')
         self.transfer, self.receipt = receipt.transfer, receipt
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _codec_of(self, chunk: Chunk) -> Codec:
-        # The codec is checked here, not when rows are applied: a refused chunk must not open its
-        # transfer.
+        # Check the codec here, not when rows are applied, so that a chunk with a wrong codec does
+        # not open its transfer.
         codec = codec_on_wire(chunk.codec, self.codec)
         raw = chunk.transfer.kind.is_raw
         allowed = (RAW,) if raw else (self.codec, SMALLER)
@@ -264,7 +264,7 @@ class Receiver:
 
 @njit(nogil=True, cache=True)
 def _repeats(seen, ids):
-    """Whether a segment is already marked in ``seen``; if none is, mark them all."""
+    """Return whether a segment is already marked in ``seen``; if none is, mark them all."""
     for i in ids:
         if seen[i]:
             return True

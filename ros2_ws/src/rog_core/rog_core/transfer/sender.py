@@ -48,7 +48,7 @@ class _Sent:
     lost: bool = False
 
     def on_way(self, order: int) -> bool:
-        """Whether the transmission number ``order`` is neither acknowledged nor given up."""
+        """Return whether the transmission number ``order`` is neither acknowledged nor given up."""
         return self.order == order and not self.arrived and not self.lost
 
 
@@ -57,7 +57,7 @@ class Rows(Protocol):
 
     @property
     def at_once(self) -> int:
-        """Maximum number of bytes that one call of `encode` should return; 0: only one window."""
+        """Maximum number of bytes that one call of `encode` should return; 0 means one window."""
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Return the encoded segments ``ids``, uint8; ``ids``: the next window, or windows."""
@@ -104,7 +104,7 @@ class Sender:
     _arrived: int = 0         # number of chunks that have arrived
     _mandatory_arrived: int = 0
     _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
-    _order: int = 0           # number of the next transmission, counted over all chunks
+    _order: int = 0           # number of the next transmission; one count for all chunks
     _newest: int = -1         # highest number of a transmission that has arrived
     # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
@@ -141,8 +141,8 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
 
-        A receipt that comes before the second End answers the first End, or the receiver has ended
-        the transfer early.
+        If a receipt comes before the second End, it answers the first End, or the receiver has
+        ended the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -155,8 +155,8 @@ class Sender:
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # The receipt gives the arrival time of the newest chunk only; acknowledgements of other
-            # chunks may have been lost.
+            # The time of the receipt is the time of the answer only for the newest chunk. The other
+            # chunks arrived earlier, and their acknowledgements may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
             self._arrive((k for k in taken if k == newest), now)
@@ -189,7 +189,7 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon, to get the receipt: the peer continues, so it has got the End."""
+        """Repeat the End soon to get the receipt, because the peer goes on, so it has the End."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
@@ -245,7 +245,7 @@ class Sender:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def complete(self) -> bool:
-        """Whether the receiver has taken all rows of the plan; the sender must be DONE."""
+        """Return whether the receiver has taken all rows of the plan; the sender must be DONE."""
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
@@ -264,7 +264,7 @@ class Sender:
         return [(sent.segments, sent.chunk.values)
                 for sent, flag in zip(self._chunks, flags, strict=True) if flag == taken]
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _first_missing(self) -> int:
         while self._low < self._fresh and self._chunks[self._low].arrived:
@@ -343,7 +343,7 @@ class Sender:
         return out
 
     def _room(self, nbytes: int, window: int) -> bool:
-        """Whether ``nbytes`` more bytes may be in flight; see `LinkEstimate.window_bytes`."""
+        """Return whether the window (`LinkEstimate.window_bytes`) has room for ``nbytes`` bytes."""
         return self._in_flight == 0 or self._in_flight + nbytes < window
 
     def _transmit(self, sent: _Sent, now: float, window: int) -> Chunk:
@@ -361,7 +361,7 @@ class Sender:
     def _encode(self, now: float) -> None:
         """Encode the next window, and more windows that will be sent, up to `Rows.at_once` bytes.
 
-        Mandatory windows will be sent, and others if the link can carry them within the budget.
+        A window will be sent if it is mandatory, or if the link can carry it within the budget.
         """
         most, first = self.rows.at_once, self._window
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
@@ -407,7 +407,7 @@ class Sender:
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
-        """Whether every chunk of this transfer has been sent once; lost chunks may remain."""
+        """Return whether every chunk of this transfer was sent once; some may be lost."""
         if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
             return True
         return self._over(now) and self._window >= self.plan.mandatory \
@@ -421,11 +421,11 @@ class Sender:
         self._resend_end, self._end_interval = now, self._first_interval
         if math.isinf(self.closed):
             self.closed = now
-        elif self._arrived == self._fresh:  # the first End has arrived or soon arrives
+        elif self._arrived == self._fresh:  # the first End has arrived or will arrive soon
             self._resend_end = max(now, self.closed + self.link.round_trip)
 
     def _end_message(self, now: float, whole: bool = False) -> End:
         duration, mta = now - self.started, self.mta_duration
-        if math.isinf(mta):  # the mandatory rows are still on their way
+        if math.isinf(mta):  # estimate when the mandatory rows will be acknowledged
             mta = (duration + self.link.round_trip) * self.plan.mta_factor
         return End(self.transfer, self._fresh, duration, mta, self.command, whole)

@@ -26,9 +26,9 @@ class Accumulator:
     sum of the steps (gradients times learning rate) that the server has not taken yet.
     ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the local steps of a `Phase`, in
     the rows that the server has not taken yet; None outside of phases. ``model`` includes these
-    steps, ``weights`` does not. For SVRG, ``full``: this worker's full gradient, to be
-    pushed; ``anchor``: an earlier model and the fleet's full gradient at this model; None if there
-    is none.
+    steps, ``weights`` does not. Only for SVRG: ``full`` is this worker's full gradient, to be
+    pushed; ``anchor`` is an earlier model with the fleet's full gradient at this model; both are
+    None if there is none.
     """
 
     def __init__(self, partition: RowPartition, weights: Array) -> None:
@@ -54,9 +54,9 @@ class Accumulator:
         """Copy ``weights`` to ``model``; call it only while no gradient is computed.
 
         ``ahead``: number of own steps that are under way and not yet in the weights. Each of these
-        steps is predicted from the momentum (SpecTrain's weight prediction). A prediction that
-        leads far away from the model is dropped: it comes from a gradient that the server refuses,
-        and gradients of the predicted model would be useless, or NaN.
+        steps is predicted from the momentum (SpecTrain's weight prediction). A prediction far away
+        from the model is dropped. It comes from a gradient that the server will refuse, and
+        gradients of the predicted model would be useless, or NaN.
         """
         if self.model is not self.weights:
             self.model[:] = self.weights
@@ -84,7 +84,7 @@ class Accumulator:
             self.drift += change
 
     def settle(self, ids: np.ndarray) -> None:
-        """Clear the drift of segments that the server has taken."""
+        """Set ``drift`` to zero in the segments that the server has taken."""
         if self.drift is not None:
             zeros = np.zeros(4 * int(self.partition.lengths[ids].sum()), np.uint8)
             RAW.store(self.partition, self.drift, ids, zeros)
@@ -94,8 +94,8 @@ class Accumulator:
         """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), where w is ``model``.
 
         If ``nesterov`` is false, the momentum is standard: pending += lr (m + decay w). The
-        gradient must be finite, see `check`. If the step overflows float32, drop all pending rows:
-        no server accepts them, and the worker would send them forever.
+        gradient must be finite, see `check`. If the step overflows float32, drop all pending rows.
+        No server would accept them, so the worker would send them forever.
         """
         self.rate = learning_rate
         self.magnitude = accumulate(

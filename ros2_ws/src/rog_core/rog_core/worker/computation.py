@@ -47,7 +47,7 @@ class Source(Protocol):
         """Set the gradient to zero."""
 
     def add(self, batch: Any, weight: float = 1.0) -> float:
-        """Add the gradient of a batch at the present weights, times ``weight``; return the loss."""
+        """Add ``weight`` times the gradient of a batch at the present weights; return the loss."""
 
 
 class Computation(Generic[S]):
@@ -70,7 +70,7 @@ class Computation(Generic[S]):
         return 1
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """Compute the result into ``source.gradient``, which is zero before; return the loss."""
+        """Store the result in ``source.gradient``, which holds zeros at first; return the loss."""
         raise NotImplementedError
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
@@ -131,7 +131,7 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: the server applies momentum; weights also scale the decay."""
+        """See `Computation.keep`: no momentum; scale the weight decay by the shards' weights."""
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
@@ -181,7 +181,7 @@ class OfLocal(Computation[Local]):
 
         The "gradient" is the model before the local steps minus the model after the local steps.
         """
-        return self._steps(source, source.gradient.clone(), sgd)  # zeros, see `Computation.compute`
+        return self._steps(source, source.gradient.clone(), sgd)  # the gradient holds zeros here
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
         weights, gradient = source.weights, source.gradient
@@ -208,7 +208,7 @@ class OfPhase(OfLocal):
     """Makes local steps that continue the phase before."""
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """See `Computation.begin`: the drift includes steps under way, so nothing is predicted."""
+        """See `Computation.begin`: predict nothing, because ``drift`` includes steps under way."""
         fresh = store.drift is None
         store.publish_own()
         return Compute(iteration, self.step, fresh)
@@ -216,7 +216,7 @@ class OfPhase(OfLocal):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`."""
         if order.fresh or source.velocity is None:
-            source.velocity = source.gradient.clone()  # zeros, see `Computation.compute`
+            source.velocity = source.gradient.clone()  # the gradient holds zeros here
         return self._steps(source, source.velocity, sgd)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:

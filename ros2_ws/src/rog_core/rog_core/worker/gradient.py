@@ -22,7 +22,7 @@ class Data(Protocol):
         """Return the robot's own next batch."""
 
     def shard(self) -> Iterable[Any]:
-        """Return each batch of the robot's whole shard once."""
+        """Return the batches of the robot's whole shard, each of them once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
         """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards.
@@ -54,7 +54,7 @@ class GradientSource:
         return self._in_shard
 
     def add(self, batch: Any, weight: float = 1.0) -> float:
-        """Add the gradient of a batch at the present weights, times ``weight``; return the loss."""
+        """Add ``weight`` times the gradient of a batch at the present weights; return the loss."""
         loss = self._loss(self._model, batch)
         if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
             raise LocalProtocolError(f'the loss is {_described(loss)}; it must be a scalar tensor '
@@ -64,7 +64,7 @@ class GradientSource:
         return float(loss.detach())
 
     def compute(self, order: Compute, sgd: SgdConfig) -> float:
-        """Compute the step of an order on the present model; return the loss."""
+        """Compute the step that ``order`` asks for, on the present model; return the loss."""
         self.clear()
         return computation_of(order.step).compute(self, order, sgd)
 

@@ -58,8 +58,8 @@ class WorkerMachine(Shared):
     def awaits(self, request: RegisterRequest) -> bool:
         """Return whether this is the latest registration; only the answer to it counts.
 
-        A shell asks this when the answer to ``request`` has come, because a link can hold a request
-        until an earlier one is answered.
+        A shell must ask this when the answer to ``request`` has come, because at that time a later
+        request may be on its way.
         """
         return self.registration.awaits(request)
 
@@ -118,7 +118,7 @@ class WorkerMachine(Shared):
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` must be called; infinity: never."""
+        """Time at which `on_time` must be called; infinity means never."""
         if self.state == REGISTERING:
             return self.registration.due
         if self.state == PUSHING and self.push is not None:

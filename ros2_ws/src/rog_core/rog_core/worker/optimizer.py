@@ -38,10 +38,10 @@ class Link(Protocol):
 class RogOptimizer(torch.optim.Optimizer):
     """SGD with momentum whose gradients and weights are shared by the fleet.
 
-    ``model``: its parameters that require a gradient must be float32 on one device; they become
-    views of one flat tensor. ``sgd``: copied to ``param_groups``, so learning rate schedules work.
-    ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is the next
-    iteration to compute; ``stopped`` says whether the run is over.
+    ``model``: the parameters of it that require a gradient must be float32 on one device. They
+    become views of one flat tensor. ``sgd``: copied to ``param_groups``, so learning rate schedules
+    work. ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is
+    the next iteration to compute; ``stopped`` says whether the run is over.
 
     Some methods (coded gradients, SVRG, local steps) choose the batches and steps to compute. To
     work with them, a program passes its ``data`` and calls `compute` instead of ``backward``.
@@ -60,7 +60,7 @@ class RogOptimizer(torch.optim.Optimizer):
 
     @property
     def iteration(self) -> int:
-        """Iteration to compute next; 0: the run is over."""
+        """Iteration to compute next; 0 means that the run is over."""
         return self._order.iteration if self._order else 0
 
     @property

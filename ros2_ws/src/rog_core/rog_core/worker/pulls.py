@@ -1,4 +1,4 @@
-"""Receives transfers from the server: adds their rows to the model; the end grants an iteration."""
+"""Receives transfers from the server: adds their rows to the model, begins a granted iteration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .shared import Shared
 
 
 class Pulls:
-    """Receives the server's transfers; ``pushes`` continues when the server grants an iteration."""
+    """Receives the server's transfers; when one grants an iteration, lets ``pushes`` begin it."""
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes
@@ -43,7 +43,7 @@ class Pulls:
             self._apply(rows)
         if ack is None:
             return []
-        if shared.state != PULLING:  # only the first of thousands of chunks changes the state
+        if shared.state != PULLING:  # of thousands of chunks only the first changes the state
             shared.move('rows', now)
         if (end := pull.due) is not None:
             return self.on_end(end, now)  # the receipt replaces the acknowledgement
@@ -68,7 +68,7 @@ class Pulls:
         if pull is None or shared.state in (REGISTERING, PAUSED):
             return []
         if shared.state == PUSHING and not pull.is_closed(end.transfer):
-            return []  # our push's receipt has not arrived yet; the server repeats this end
+            return []  # the receipt of our push is still missing; the server repeats this End
         kind, command = end.transfer.kind, end.command
         grants = kind in (Kind.PULL, Kind.ANCHOR) and not command.stop
         event = 'final' if command.stop else 'granted' if grants else 'stored'

@@ -63,8 +63,9 @@ class Pushes:
         if shared.state == COMPUTING:
             shared.gradient_is('use', now)
             return self._start(gradient, sgd, now)
-        # The worker is joining, or the run is over. An additive gradient is kept in the accumulator
-        # and sent later; any other gradient belongs to a round that is over, and is dropped.
+        # The worker is joining, or the run is over. If the gradient is additive, keep it in the
+        # accumulator, to send it later. Any other gradient belongs to a round that is over; drop
+        # it.
         additive = shared.order.step.additive
         shared.gradient_is('use' if additive else 'drop', now)
         if additive:
@@ -79,7 +80,7 @@ class Pushes:
         computation_of(step).keep(self.shared.accumulator, gradient, sgd)
 
     def _fits_grant(self) -> bool:
-        """Whether the computed gradient fits the iteration and the step that the server granted."""
+        """Return whether the computed gradient fits the granted iteration and step."""
         made, asked = self.shared.order, self.shared.command.step
         return made is None or made.step == asked and (
             asked.exchangeable or made.iteration == self.shared.iteration)

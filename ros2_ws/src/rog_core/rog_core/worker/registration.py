@@ -42,7 +42,7 @@ class Registration:
         """Ask the server to let this worker join."""
         shared = self.shared
         shared.settle(now)
-        # Iteration 0 says that the gradient under way fits no iteration that will be granted.
+        # Iteration 0 means that the gradient under way fits no iteration that will be granted.
         shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
         self.due = now + self._interval
@@ -92,7 +92,7 @@ class Registration:
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
-        """Whether a stranger has sent this transfer, because its number is too high.
+        """Return whether this transfer's number is too high, so that it must be a stranger's.
 
         ``following``: the number of the server's next transfer. Earlier transfers have lower
         numbers. Only a snapshot may have this number, because it continues when its worker

@@ -1,4 +1,4 @@
-"""Draws figures of runs and comparisons, like the papers' figures, from the records alone."""
+"""Draws figures of runs and comparisons, in the style of the papers, from records alone."""
 
 from .methods import draw_comparison
 from .run import draw_run

@@ -131,7 +131,7 @@ def _draw_all(methods: Methods, out: Path) -> list[Path]:
     composition.legend(loc='lower left', bbox_to_anchor=(.1, .98), ncols=3, handlelength=.8,
                        columnspacing=.8)
     methods_legend(figure, methods)
-    _accuracy_with_labels(accuracy, methods)  # last, because labels depend on the final layout
+    _accuracy_with_labels(accuracy, methods)  # last, because labels need the final layout
     return style.save(figure, out, 'comparison')
 
 

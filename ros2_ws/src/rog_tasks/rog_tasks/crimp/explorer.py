@@ -61,7 +61,7 @@ class Explorer:
     def error(self) -> float:
         """Return the error of the whole trajectory, m.
 
-        After its last known pose the robot counts as standing still.
+        From its last known pose on, the robot counts as standing still.
         """
         return trajectory_error(self.poses.positions, self.frames.truth.positions)
 
@@ -80,7 +80,7 @@ class Explorer:
         if new > 1:
             motion = poses.rotations[new - 1] @ poses.rotations[new - 2].T
             u, _, vt = torch.linalg.svd(motion @ poses.rotations[new - 1])
-            poses.rotations[new] = u @ vt  # orthogonal again: rounding errors must not add up
+            poses.rotations[new] = u @ vt  # orthogonal again, so that no rounding errors add up
             poses.positions[new] = 2 * poses.positions[new - 1] - poses.positions[new - 2]
 
     def _track(self, model: ImplicitMap, frame: int) -> None:

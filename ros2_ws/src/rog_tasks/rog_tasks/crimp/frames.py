@@ -18,7 +18,7 @@ class Poses:
     positions: Tensor
 
     def __len__(self) -> int:
-        """Return n."""
+        """Return the number of poses."""
         return len(self.positions)
 
     def __getitem__(self, part: slice | Tensor) -> 'Poses':
@@ -57,7 +57,7 @@ class Frames:
     truth: Poses
 
     def __len__(self) -> int:
-        """Return n."""
+        """Return the number of images."""
         return len(self.depths)
 
     def __getitem__(self, part: slice) -> 'Frames':

@@ -41,10 +41,10 @@ class Layout:
 
     ``frames``: lists the frames in a folder. ``scale``: value of a depth pixel at 1 m. ``camera``:
     the camera of the depth images, if the folder has no file of intrinsics. ``alike``: whether
-    images have the size of their depth images. ``intrinsics``: name of the file of intrinsics, and
-    number of rows and columns of its matrix. ``aside``: if a second camera takes the colours, its
-    focal length, in pixels of ``camera``, and its distance to the right of ``camera``, m; else
-    None.
+    colour images have the size of depth images. ``intrinsics``: name of the file of intrinsics, and
+    number of rows and columns of its matrix. ``aside``: None, or two numbers if a second camera
+    takes the colours: its focal length in pixels at the width of ``camera``, and its distance to
+    the right of ``camera``, m.
     """
 
     frames: Callable[[Path], list[_Frame]]
@@ -157,8 +157,8 @@ def _tum(root: Path) -> list[_Frame]:
         near = {name: int(np.abs(times[name] - time).argmin()) for name in ('depth', 'groundtruth')}
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
             continue
-        # If a depth image is missing, the depth image of another frame may be near enough in time.
-        # So use a depth image only with the image that is nearest to it.
+        # If the depth image of a frame is missing, that of another frame may be near enough in
+        # time. So use a depth image only with the colour image that is nearest to it.
         if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]

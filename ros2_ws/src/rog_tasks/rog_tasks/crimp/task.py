@@ -26,7 +26,7 @@ COLOUR = 0.2
 FAR = 1.0
 """Largest depth error of a pixel, m; also the error of a pixel where the map has no surface."""
 
-_CELLS = 1e8  # largest number of cells in a map
+_CELLS = 1e8  # maximum number of cells in a map
 
 _VIEWS, _PIXELS = 24, 96  # views with which a map's depth is compared, and pixels of each
 _SURVEY = 4 * _VIEWS      # number of frames from which the bounds of a recording's map are computed
@@ -37,12 +37,12 @@ class Crimp(Task):
 
     A robot is given its first pose. From then on, between training steps, it finds the pose of each
     new frame by fitting the frame to its map, and learns from all frames so far. The metric of a
-    robot is 1 minus the error of its whole trajectory after rigid alignment, relative to the error
-    of a robot that never moves: 1 is exact, 0 is as wrong as a robot that never moves. For the part
-    that it has not driven yet, a robot counts as standing still. The server's model has no robot;
-    its metric is 1 minus the error of the map's depth, relative to `FAR`: 1 is exact, 0 is an empty
-    map. With a recording, the server's model is measured only if the recording is on the server's
-    machine, too.
+    robot is 1 - e / e0. Here e is the error of its whole trajectory after rigid alignment, and e0
+    that of a robot that never moves. So 1 is exact, and 0 is as wrong as a robot that never moves.
+    In the part that it has not driven yet, a robot counts as standing still. The server's model has
+    no robot; its metric is 1 - e / `FAR`, where e is the error of the map's depth. So 1 is exact,
+    and 0 is an empty map. With a recording, the server's model is measured only if the server's
+    machine has the recording, too.
 
     :param seed: random seed of the generated flat, the noise of its frames, the decoder and the
         samples.
@@ -100,8 +100,8 @@ class Crimp(Task):
         """Yield the robot's `Explorer` at each step, because its samples depend on the map."""
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        # If robots see different places, the mean of their gradients is `world` times too small;
-        # the gain `world` corrects this.
+        # If robots see different places, the mean of their gradients is too small by the factor
+        # `world`, the number of robots. The gain `world` corrects this.
         return repeat(Explorer(self._frames(rank, world), self._every, self._rays, float(world),
                                self._number('samples', rank)))
 

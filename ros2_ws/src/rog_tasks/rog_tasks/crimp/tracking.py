@@ -1,8 +1,8 @@
 """Finds the pose from which a frame fits the map: least squares on distances and colours.
 
-The points of a frame lie on surfaces. So the residuals of a point are the distance that the map
-returns there (Bylow et al., 2013), and the differences of the colours. Gauss-Newton iterations find
-the six numbers of a rigid motion.
+The points of a frame lie on surfaces. So the residuals of a point are the map's distance at the
+point (Bylow et al., 2013), and the differences between the map's colours and the point's.
+Gauss-Newton iterations find the six numbers of a rigid motion.
 """
 
 import torch
@@ -15,7 +15,7 @@ ROBUST = 0.05  # m; a larger residual has the influence of a residual of this si
 ITERATIONS = 8
 FAR = 0.5      # m; a pose at least this far from the given pose is rejected
 _STEP = 0.05   # m; step of the numerical derivatives
-_LEAST = 30    # a pose moves only if at least this many points lie in known space
+_LEAST = 30    # minimum number of points in known space from which a pose is found
 
 
 def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor, position: Tensor

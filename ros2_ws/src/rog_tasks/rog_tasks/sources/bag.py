@@ -27,8 +27,8 @@ class Recording:
 
     :param topics: name of a topic -> types that the topic may have.
     :param read: function that returns a message from its bytes and its type; by default the
-        function of `rosbags`. It cannot read the bytes that Fast DDS writes after an empty list at
-        the end of a message, such as the efforts of a JointState.
+        function of `rosbags`. It fails if a message ends with an empty list, such as the efforts of
+        a JointState, because Fast DDS writes further bytes after this list.
     :raises DataError: the recording is missing or damaged, or lacks a topic.
     """
 
@@ -142,7 +142,7 @@ class BagSource(Source):
         return self._play(*self._played[-1], count, rank)
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Raise TaskError: a recording has no whole shard."""
+        """Raise TaskError, because a recording is played through a buffer, not shard by shard."""
         raise TaskError(f'{self._spec.target} is played through a bounded buffer, never as a whole '
                         'shard; this method of training needs a folder of images')
 
@@ -174,7 +174,7 @@ class BagSource(Source):
             yield self._batch(*frames.draw(count, generator))
 
     def _is_all(self, frames: Frames) -> bool:
-        """Return whether the buffer holds the whole recording, so that nothing new can come."""
+        """Return whether the buffer holds the whole recording, so that no new image can come."""
         return frames.counts['passes'] > 0 and frames.counts['kept'] <= self._spec.keep
 
     def _fill(self, recording: Recording, frames: Frames) -> Iterator[bool]:

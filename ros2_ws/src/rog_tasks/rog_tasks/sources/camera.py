@@ -54,7 +54,7 @@ class CameraSource(Source):
 
     @property
     def label_topic(self) -> str:
-        """Topic of the labels, as the task names it; '': the labels do not come from a topic."""
+        """Topic of the labels, as the task names it; '' if the labels do not come from a topic."""
         return self._label_spec.target if self._label_spec.kind == 'topic' else ''
 
     # -- the side that receives messages ---
@@ -79,7 +79,7 @@ class CameraSource(Source):
                 self._changed.notify_all()
 
     def hint(self, text: str) -> None:
-        """Note what the receiving side knows about a missing topic; '': no topic is missing."""
+        """Record what the receiving side knows about a missing topic; '' if no topic is missing."""
         with self._changed:
             self._hint = text
 
@@ -90,7 +90,7 @@ class CameraSource(Source):
             self._changed.notify_all()
 
     def report(self) -> Report:
-        """Return whether usable images come, and if not, the fault."""
+        """Return whether usable images come; if they do not, return the fault."""
         name = f'camera {self.image_topic}'
         with self._changed:
             now, buffer = self._clock(), self._buffer
@@ -126,7 +126,7 @@ class CameraSource(Source):
         return self._draw(self._buffer, count, self._generator(rank))
 
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Raise TaskError: a live topic has no whole shard."""
+        """Raise TaskError, because a live topic has no end, and thus no shard."""
         raise TaskError(f'the camera {self.image_topic} has no whole shard; this method of '
                         'training needs a folder of images')
 
@@ -164,7 +164,7 @@ class CameraSource(Source):
                     self._changed.wait(LOOK)
 
     def _fault(self, now: float, buffer: Frames) -> str:
-        """Return why no usable image comes; '': there is no fault."""
+        """Return why no usable image comes; '' if there is no fault."""
         hint = self._hint and f': {self._hint}'
         if now - buffer.newest_image > LATE:
             since = 'no image has come' if math.isinf(buffer.newest_image) else \

@@ -29,7 +29,7 @@ class Files:
 
     :param memory: maximum bytes that the encoded images of a compressed tar may take in memory.
     :raises DataError: the path is missing or cannot be read, or an archive holds a link, or a name
-        that leads out of the archive. Both can be an attack.
+        that leads out of the archive. Each of the two can be an attack.
     """
 
     def __init__(self, path: str, memory: float) -> None:
@@ -60,7 +60,7 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """Load these images if ``path`` is a compressed tar; `read` finds only loaded images in it.
+        """Load these images if ``path`` is a compressed tar, because `read` does not unpack one.
 
         :raises DataError: the images would take more memory than is allowed.
         """

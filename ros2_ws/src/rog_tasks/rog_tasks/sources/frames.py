@@ -67,7 +67,7 @@ class Frames:
         self._label_times: deque[float] = deque(maxlen=LABELS)
         self._labels: deque[int] = deque(maxlen=LABELS)
         self.counts: Counter[str] = Counter()
-        self.trouble = ''                  # what was refused last, and why
+        self.trouble = ''                  # the last refused message, and the reason
         self.trouble_at = -math.inf
         self.newest_image = -math.inf      # time of the newest image
         self.newest_arrived = -math.inf    # time of the newest image that has arrived
@@ -103,7 +103,7 @@ class Frames:
             self.counts['never looked at'] += 1
 
     def refuse(self, time: float, why: str) -> None:
-        """Count an invalid image and note why it is invalid."""
+        """Count an invalid image, and remember why it is invalid."""
         self._seen(time)
         self._trouble(time, why)
 
@@ -134,13 +134,13 @@ class Frames:
             self.newest_arrived = frame.time
 
     def rewind(self) -> None:
-        """Prepare for earlier times, because a recording is played again."""
+        """Prepare for a recording that is played again, so that earlier times follow."""
         self.settle(math.inf)
         self._label_times.clear()
         self._labels.clear()
 
     def take(self, most: int) -> list[Frame]:
-        """Return at most ``most`` of the newest arrived images; forget all others that arrived."""
+        """Return at most ``most`` of the newest arrived images; forget all other arrived images."""
         taken = list(self._arrived)[-most:]
         self.counts['never looked at'] += len(self._arrived) - len(taken)
         self._bytes -= sum(frame.picture.bytes for frame in self._arrived)

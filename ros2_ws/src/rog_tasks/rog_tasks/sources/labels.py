@@ -1,4 +1,4 @@
-"""Labels from a model: from a teacher, or from the trained model itself, if the model is sure."""
+"""Labels from a model, a teacher or the trained model itself; only a sure model gives one."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class Sure:
     def complete(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return ``labels`` (B,), with each UNKNOWN label replaced by the most probable class.
 
-        An UNKNOWN label stays if that class, by ``logits``, is less probable than the threshold.
+        An UNKNOWN label stays if ``logits`` make that class less probable than the threshold.
         """
         probability, guess = logits.detach().softmax(1).max(1)
         unknown = labels == UNKNOWN

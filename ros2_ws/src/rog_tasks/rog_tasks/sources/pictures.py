@@ -76,7 +76,7 @@ def from_message(message: Any, name: str) -> Picture:
 def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     """Return the pixels, (channels, size, size); the image is squeezed to a square.
 
-    EXIF data say how to set the image upright. Of grey values of 16 bits only the higher 8 bits are
+    EXIF data say how to set the image upright. Only the higher 8 bits of 16-bit grey values are
     used; transparency is ignored.
 
     :param channels: 3: red, green and blue; 1: grey.

@@ -1,4 +1,4 @@
-"""Install the device when a program under `rrto run` imports torch.
+"""Install rrto's device when a program under `rrto run` imports torch.
 
 `rrto run` puts this folder first on PYTHONPATH, so Python imports this module at the start of every
 process of the program. The module then imports the next sitecustomize on the path, if any.

@@ -21,7 +21,7 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-SLOW = ('cached', 'rpc')   # modes with a round trip per call: time only a tenth of the inferences
+SLOW = ('cached', 'rpc')   # modes with a round trip per call, timed for a tenth of the inferences
 
 
 def add_parser(verbs: Any) -> None:
@@ -59,8 +59,8 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
             ) -> Iterator[tuple[str, Figures, Figures]]:
     """Yield (mode, description of the link, figures): 'device-only' first, then each mode and link.
 
-    Program and server stand for two machines. If there are two or more processors, each gets half
-    of them.
+    Program and server stand for two machines, so each gets half of the processors if there are two
+    or more.
 
     ``links``: for each link a description and the settings that emulate it, see `emulated`.
     ``size``: rows and columns of the image. ``count``: number of timed inferences.

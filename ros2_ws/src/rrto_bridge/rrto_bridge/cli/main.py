@@ -1,4 +1,4 @@
-"""`rrto VERB ...`."""
+"""The `rrto` command."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`python -m rrto_bridge.cli.measure MODEL SIZE COUNT [native]`: time the inferences of one model.
 
-This is an ordinary program. With `native`, it must run under `rrto run`. It then sends each input
-to the server and receives the output without running the model's code, like an application that is
-written for the server.
+This is an ordinary program. With `native`, it must run under `rrto run`. Then it only sends each
+input to the server and receives the output, without running the model's code, like an application
+that is written for the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load(name: str) -> torch.nn.Module:
         raise SystemExit(f"rrto: unknown model '{name}': choose small or a torchvision model, for "
                          'example resnet18') from None
     without = {key: None for key in inspect.signature(build).parameters
-               if key in ('weights', 'weights_backbone')}  # download nothing
+               if key in ('weights', 'weights_backbone')}  # so that nothing is downloaded
     model: torch.nn.Module = build(**without)
     return model
 
@@ -79,7 +79,7 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 def main(arguments: list[str]) -> None:
     """Print one line of JSON: median, worst and all times of inferences in ms.
 
-    ``every_ms`` begins with the `WARM` inferences, which the median and the worst time omit.
+    ``every_ms`` begins with the `WARM` inferences. The median and the worst time leave these out.
     """
     name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(1)

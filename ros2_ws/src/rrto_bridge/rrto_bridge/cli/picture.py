@@ -9,8 +9,8 @@ from fleet_env.plot_style import PAGE, new_figure, styled
 
 from .measure import WARM
 
-# Mode -> (colour, label); the colours are Okabe and Ito's, which also colour-blind people can tell
-# apart.
+# Mode -> (colour, label). The colours are from Okabe and Ito; colour-blind people can distinguish
+# them.
 MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
          'cached': ('#009e73', 'cached: queries answered from memory'),
          'async': ('#56b4e9', 'async: waits only for values'),
@@ -23,7 +23,7 @@ def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
     """Draw one line per mode.
 
     :param every: mode -> ms of each inference. The first `WARM` inferences of mode `native` are not
-        drawn: they still run as those of an ordinary program, to find the sequence.
+        drawn, because in them the model's own code runs, so that the sequence can be found.
     :param trip: ms of the link's round trip, drawn as a line.
     """
     with styled():

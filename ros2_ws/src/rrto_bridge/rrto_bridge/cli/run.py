@@ -22,7 +22,7 @@ from fleet_ros.network_options import add_network_options, join_network
 from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
 from ..program import children
 
-STOP_LIMIT = 30.0    # seconds for a server to end by itself; then it is killed
+STOP_LIMIT = 30.0    # seconds that a server has to end by itself before it is killed
 # AT_ONCE: seconds to search for a server before this command starts one. LONGEST: seconds to search
 # in total.
 AT_ONCE, LONGEST = 0.3, 1.0
@@ -43,7 +43,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def call(options: Any) -> int:
-    """Run the verb; if another server is found at once, the program replaces this process."""
+    """Run the verb; if a server is found at once, this process becomes the program."""
     command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not command:
         print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
@@ -62,7 +62,7 @@ def call(options: Any) -> int:
         return 2
     if settings.server:
         return become(command, settings)
-    # A server starts while this command searches for another one and the program imports modules.
+    # To save time, start a server already while the search for a running server continues.
     with server_process() as (name, process):
         if find(AT_ONCE, without=name):
             process.kill()
@@ -75,7 +75,7 @@ def call(options: Any) -> int:
                 print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
             else:
-                process.kill()   # then the program uses the found server, see client/shell.py
+                process.kill()   # the program then uses the server that was found
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 

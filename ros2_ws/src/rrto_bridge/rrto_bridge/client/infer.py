@@ -21,9 +21,9 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
     millisecond. Raises an error if PyTorch has no shape rule or the call is invalid.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # the import takes a second
-    logger = logging.getLogger('torch._subclasses.fake_tensor')   # it would log each invalid call
+    logger = logging.getLogger('torch._subclasses.fake_tensor')   # would log each invalid call
     before, logger.disabled = logger.disabled, True
-    try:   # the server does not use autocast
+    try:   # no autocast, because the server does not use it
         with FakeTensorMode(), torch.autocast('cpu', enabled=False):
             return _run(op, arguments, keywords, torch.device('cpu'))
     finally:
@@ -34,8 +34,8 @@ def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any],
            ) -> tuple[Meta | None, ...]:
     """Do the same as `infer`, but several times faster.
 
-    The results of a few operators have another layout than on a CPU. Raises an error in the same
-    cases as `infer`.
+    For a few operators, the layout of the results is not that on a CPU. Raises an error whenever
+    `infer` does.
     """
     made = _run(op, arguments, keywords, torch.device('meta'))
     if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training

@@ -17,7 +17,7 @@ from .port import Port
 
 
 class InProcess(Port):
-    """A Port that executes messages at once and keeps the replies until the program waits for them.
+    """A Port that executes messages at once, and keeps each reply until the program waits for it.
 
     A wait that would never end with a real server raises LinkError here.
     """

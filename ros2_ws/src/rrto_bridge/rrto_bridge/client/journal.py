@@ -1,8 +1,8 @@
 """A record of how to compute every tensor of the program again on another machine.
 
 The journal is a graph of calls. Each tensor of the program points to the call that gave it its
-present values. Each call points to the calls that gave its arguments their values. A call to which
-nothing points is dropped.
+present values. Each call points to the calls that gave its arguments their values. A call is
+dropped when nothing points to it any more.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 from ..execution.context import Context
+from ..protocol.errors import described
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-DEPTH = 4096   # maximum calls in a chain; then fetched values of a tensor replace the chain
+DEPTH = 4096   # maximum calls in a chain; a longer chain is replaced by the tensor's fetched values
 
 
 class _Node:
     """A call of the graph. `data`: the bytes of an upload. `inputs`: the calls to which it points.
 
-    `depth`: length of the longest chain of calls that ends with this call. `order`: its number.
+    `depth`: length of the longest chain of calls that ends here. `order`: number of the call.
     """
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
@@ -34,7 +35,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self._nodes: dict[int, _Node] = {}        # handle -> call that gave the present values
+        self._nodes: dict[int, _Node] = {}        # handle -> call that gave its present values
         self._memory: dict[int, set[int]] = {}    # handle -> handles that may share memory
         self._order = 0
 
@@ -67,7 +68,7 @@ class Journal:
 
     @property
     def depth(self) -> int:
-        """Length of the longest chain of calls behind a value."""
+        """Length of the longest chain of calls on which a tensor's values depend."""
         return max((n.depth for n in self._nodes.values()), default=0)
 
     def deep(self) -> list[int]:
@@ -100,8 +101,11 @@ class Journal:
                 assert call.results[0] is not None and call.metas[0] is not None
                 context.upload(call.results[0], call.metas[0], node.data)
             else:
-                first = min(call.fresh(), default=0)
-                context.execute(call.op, call.arguments, call.keywords, first)
+                first = min(call.fresh(), default=None)
+                try:
+                    context.execute(call.op, call.arguments, call.keywords, first or 0)
+                except Exception as error:   # it has failed on the server, too
+                    context.failed(first, *described(error))
         for handle in [h for h in context.tensors if h not in self._nodes]:
             context.free(handle)
 

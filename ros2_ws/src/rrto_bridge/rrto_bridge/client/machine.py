@@ -1,4 +1,4 @@
-"""The client's protocol in the per-call modes: which messages it sends, and whose replies it needs.
+"""The client's protocol in the per-call modes: what it sends, and for which replies it waits.
 
 The code has no I/O, no clock and no thread. `issue` returns the result if it is known, else a
 ticket. The shell sends the messages that `outgoing` returns, and passes each arriving message to
@@ -7,9 +7,9 @@ ticket. The shell sends the messages that `outgoing` returns, and passes each ar
 - rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
 - cached: the client answers repeated queries from memory. Frees and views travel with the next
   request. The thesis calls this mode semi-RRTO.
-- async: the client does not wait for the result of a call if it knows the result of a call with the
-  same scalars and metas, or can predict it (see predict.py). It waits for the results of other
-  calls. The system LUPINE works like this.
+- async: the client does not wait for a result that it knows from an earlier call with equal scalars
+  and metas, or that it can predict (see predict.py). It waits for all other results. The system
+  LUPINE works like this.
 
 A query asks for a fact about the device, such as its name.
 """
@@ -29,8 +29,8 @@ from .infer import infer, sketch
 from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
-POSTED = 16  # number of queued calls that are sent as a message although the program does not wait
-KNOWN = 1 << 16  # maximum number of remembered results; then all are forgotten
+POSTED = 16  # number of queued calls that are sent even if the program waits for none
+KNOWN = 1 << 16  # maximum number of remembered results; beyond it, all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
 _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered
@@ -50,7 +50,7 @@ class Ticket(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """A value that the program needs: the value of wanted step `step`, from 0, of run `run`."""
+    """A value that the program needs: value number `step` (from 0) of the replayed run `run`."""
 
     run: int
     step: int
@@ -80,7 +80,7 @@ class ClientMachine:
         # Signature of a call -> its result; name of a query -> its answer.
         self._known: dict[Any, Any] = {}
         self._predictor = Predictor(sketch, infer)
-        self._values: dict[tuple[int, int], Value] = {}   # values of replayed runs
+        self._values: dict[tuple[int, int], Value] = {}   # (run, index) -> value
 
     def follow(self, other: ClientMachine) -> ClientMachine:
         """Continue after the last handle that another machine has assigned; return self."""
@@ -108,11 +108,10 @@ class ClientMachine:
 
     def issue(self, call: Call, input_metas: tuple[Meta | None, ...], view: bool
               ) -> tuple[int, Any]:
-        """Issue an operator; return the handle of its first new tensor, and its result.
+        """Issue an operator; return (handle of its first new tensor, its result or a Ticket).
 
-        The result has the form that `execution.context.Context.execute` returns, or it is a Ticket
-        for this result. New tensors get consecutive handles. `view`: whether the operator only
-        creates a view.
+        The result has the form that `execution.context.Context.execute` returns. New tensors get
+        consecutive handles. `view`: whether the operator creates nothing but a view.
         """
         self.calls += 1
         if call.wanted or self.mode == 'rpc' or (self.mode == 'cached' and not view):
@@ -149,7 +148,7 @@ class ClientMachine:
         return self._add((FREE, tuple(handles)), self.mode == 'rpc')
 
     def seed(self, seed: int) -> Ticket | None:
-        """Seed the random operators with an unsigned 64-bit number; return a Ticket if `rpc`."""
+        """Seed the random operators (unsigned, 64 bits); return a Ticket in mode `rpc`."""
         signed = seed - (1 << 64) if seed >> 63 else seed
         return self._add((SEED, signed), self.mode == 'rpc')
 
@@ -193,7 +192,7 @@ class ClientMachine:
         self._items.append(encode(to_item(action)))
 
     def await_value(self, run: int, index: int) -> Awaited:
-        """Return a ticket for a value of a replayed run."""
+        """Return the `Awaited` for value number ``index`` of the replayed run ``run``."""
         return Awaited(run, index)
 
     def waits(self) -> None:
@@ -206,7 +205,7 @@ class ClientMachine:
     def _add(self, item: Any, wait: bool, first: int = 0) -> Ticket | None:
         if wait:
             return self._wait(item, first)
-        self._items.append(encode(item))   # if `encode` raises an error, nothing is queued
+        self._items.append(encode(item))   # queues nothing if `encode` raises an error
         if len(self._items) >= POSTED:
             self._seal(False)
         return None
@@ -230,7 +229,7 @@ class ClientMachine:
         return sealed
 
     def flush(self) -> None:
-        """Make a message of the queued items although the program does not wait for them."""
+        """Make a message of the queued items even though the program does not wait for them."""
         if self._items:
             self._seal(False)
 
@@ -278,7 +277,7 @@ class ClientMachine:
             return self._values.pop(ticket)
         _, error, value = self._replies.pop(ticket.number)
         if error:
-            self._drop(ticket.first, None)   # the error may belong to an earlier call
+            self._drop(ticket.first, None)   # this call may have succeeded; an earlier one failed
             raise_named(error, value)
         if ticket.key is not None:
             self._remember(ticket.key, value)

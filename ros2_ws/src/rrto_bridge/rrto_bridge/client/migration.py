@@ -39,7 +39,7 @@ def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
         raise RrtoError('tensors of different types share memory')
     whole = first.untyped_storage().nbytes() // first.itemsize
     meta, data = pack(first.as_strided((whole,), (1,), 0))
-    # `to` may be of the subclass Replaying, whose methods would record these calls for the search.
+    # Call the methods of PerCall: `to` may be a Replaying, whose methods would record these calls.
     base = PerCall.upload(to, meta, data, True)
     for handle, tensor in sharing:
         to.repeat(_view(base, handle, meta_of(tensor)))

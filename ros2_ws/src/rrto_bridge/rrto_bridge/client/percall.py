@@ -13,7 +13,7 @@ from .machine import Awaited, Ticket
 from .port import Port
 from .replay import ReplayClient
 
-WEIGHT_BYTES = 4096   # a weight of fewer bytes is sent at once, without a search for a kept copy
+WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether the server has kept it
 
 
 class Result(NamedTuple):
@@ -25,7 +25,7 @@ class Result(NamedTuple):
 
 
 class NoReplay:
-    """Stands in for `replay.ReplayClient` in the modes without replay; never expects a call."""
+    """Replaces `replay.ReplayClient` in the modes without replay; `expected` stays None."""
 
     expected: Step | None = None
     base = 0
@@ -86,7 +86,7 @@ class PerCall:
         return meta, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Copy several tensors to the host; request all before waiting for any, if possible."""
+        """Copy several tensors to the host; if possible, request all before waiting for any."""
         if self.machine.mode != 'async':
             return [self.download(*tensor) for tensor in tensors]
         return self._settle_all([self.machine.download(handle) for handle, _ in tensors])
@@ -130,7 +130,7 @@ class PerCall:
     def memory(self, handle: int) -> tuple[int, int, int]:
         """Return (key, bytes, number of tensors) of the memory of a tensor.
 
-        Tensors that share memory have the same key; the number counts them.
+        Tensors that share memory have equal keys; the number says how many there are.
         """
         key, size, sharers = self.settle(self.machine.memory(handle))
         return key, size, sharers

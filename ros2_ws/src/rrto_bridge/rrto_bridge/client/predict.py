@@ -3,9 +3,9 @@
 A detector selects objects by score, so the shapes of all later tensors differ in every inference.
 Without predictions, the client would wait for the result of every later call. A shape rule is a
 function that computes the metas of results from the metas of arguments. The *kind* of a call is its
-operator, the types of its scalars, and the dtypes, ranks and layouts of its tensors. A result is
-predicted only with a shape rule that gives the recorded result of a call of the same kind. The
-server compares the prediction with the real result.
+operator, the types of its scalars, the dtypes, ranks and layouts of its tensors, and which of them
+are the same. A shape rule may predict the results of a kind only if it reproduces the recorded
+result of one call of this kind. The server compares every prediction with the real result.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
-WAITS = 16       # after this many waits for calls of known kinds, slow rules are tried too
-KINDS = 4096     # maximum number of remembered kinds of calls; then all are forgotten
+WAITS = 16       # number of waits for calls of known kinds after which slow rules are tried, too
+KINDS = 4096     # maximum number of remembered kinds of calls; beyond it, all are forgotten
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
@@ -70,10 +70,10 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     try:
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
-    except Exception:   # no shape rule, or an invalid call: the server's error is clearer
+    except Exception:   # no shape rule, or an invalid call, for which the server's error is clearer
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
-        return metas    # do not use `_fill`: a list may now have another length than `like`
+        return metas    # not `_fill`, because the number of results may differ from `like`
     return _fill(like, iter(metas))
 
 
@@ -87,7 +87,9 @@ def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
 
 
 def _kind(call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-    return call.op, _form(call.arguments), _form(call.keywords), tuple(
+    first: dict[int, int] = {}   # which arguments are the same tensor decides which is returned
+    same = tuple([first.setdefault(handle, k) for k, handle in enumerate(call.inputs())])
+    return call.op, _form(call.arguments), _form(call.keywords), same, tuple(
         m and (m.dtype, _layout(m)) for m in inputs)
 
 
@@ -101,6 +103,6 @@ def _form(value: Any) -> Any:
 
 
 def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the order of dimensions in memory, whether any has size 0, and whether any has 1."""
+    """Return the order of dimensions in memory, and whether a 0 and a 1 are among the sizes."""
     order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
     return tuple(order), 0 in meta.shape, 1 in meta.shape

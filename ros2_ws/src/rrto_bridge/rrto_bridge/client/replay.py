@@ -3,16 +3,16 @@
 A sequence is the list of calls of one inference; a pass is one execution of it. A run is the replay
 of one pass by the server. While no run is open, the client sends calls one by one, and also gives
 them to the search for sequences. A pass can begin at a *boundary*: at a host-to-device copy, or
-after a wanted call, that is, a call whose value the program needs at once. If a call at a boundary
-equals the first step of a known sequence, it opens a run. From then on, calls are *virtual*: the
+after a wanted call, that is, a call whose value the program needs at once. A call at a boundary
+opens a run if it equals the first step of a known sequence. From then on, calls are *virtual*: the
 program gets handles and metas as results while the server executes the run. The program waits only
 for wanted values. A call that differs from the sequence is a mismatch: the server undoes the run,
-and executes the calls that the program has made again.
+then executes again the calls that the program has made.
 
 Several known sequences may begin with the same calls. A run follows one of them, the *leader*. The
-other sequences that have agreed so far are its *rivals*. The client sends nothing shortly before
-the step at which a rival differs. At other steps the server executes the leader. If the program
-then follows a rival, the server undoes the leader's steps.
+other sequences that have agreed so far are its *rivals*. Shortly before the step at which a
+rival differs, the client sends nothing, because this step may change the leader. Otherwise the
+server executes the leader's steps, and undoes them if the program then follows a rival.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..search.partial_sequences import PartialSequences
 from ..search.search import LIMIT, Search
 
 NEAR = 16             # number of following steps at which `_stop_is_near` looks
-HOPELESS = LIMIT      # number of calls without any sequence after which the user gets one notice
+HOPELESS = LIMIT      # number of calls after which the user is told once that no sequence was found
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class ReplayClient:
     `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
     tensor that the program holds, None if unknown. `infer` infers shapes, see search/derive.py.
 
-    `closed` is a function if the last `call`, `leave` or `received` has closed a run; else it is
-    None. The function returns the calls of this run, as `pending` does.
+    If the last `call`, `leave` or `received` has closed a run, `closed` is a function that returns
+    the calls of this run, as `pending` does; otherwise it is None.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -87,7 +87,7 @@ class ReplayClient:
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
         self.partial = PartialSequences(self.search.repetitions)
-        self.expected: Step | None = None  # if the program makes this call next, call `advance`
+        self.expected: Step | None = None  # a next call that matches this step goes to `advance`
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # number of runs opened, and completed
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
@@ -145,7 +145,7 @@ class ReplayClient:
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """Process a value for which the program has waited; end the run if it has another shape."""
+        """Process a value that the program needed; end the run if its shape is unexpected."""
         run = self._run
         actions: list[Action] = []
         self.closed = None
@@ -175,14 +175,16 @@ class ReplayClient:
         return actions
 
     def failed(self) -> list[Action]:
-        """End the open run after an operator failed on the server; the run's tensors are lost."""
+        """End the open run because an operator has failed; the other calls before now count."""
         run = self._run
         assert run is not None
-        actions: list[Action] = [Abandon(run.number, 0, ())]
+        count = self._position - 1   # the last call, which has waited, has no result
+        actions: list[Action] = [Abandon(run.number, count, run.alive(count), True)]
         self._tree.forget(run.leader, actions)
         self.search.restart()
         self.partial.restart()
         self._boundary = True
+        self.closed = partial(self._calls, run, count)
         self._close()
         return actions
 
@@ -293,7 +295,7 @@ class ReplayClient:
     def _stop_is_near(self, run: _Run) -> bool:
         """Return whether to send nothing yet, because a step that needs a message follows soon.
 
-        Such a step needs data from the client, or a rival differs there.
+        A step needs a message if it needs data from the client, or if a rival differs there.
         """
         sequence = run.leader.sequence
         branches = {run.leader.common[r.sequence.number] for r in run.rivals}
@@ -319,7 +321,7 @@ class ReplayClient:
         sequence = run.leader.sequence
         alive = run.alive(self._position)
         if not all(h - run.base in sequence.kept for h in alive):
-            self._abandon(run, actions)      # the program holds a tensor that the server released
+            self._abandon(run, actions)      # the program holds a tensor that the sequence frees
             return
         actions.append(Finish(run.number, alive))
         metas = dict(sequence.metas)
@@ -347,7 +349,8 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        # A sequence that the last call completes must not keep these tensors, so drop them first.
+        # Drop these tensors first; otherwise a sequence that the last call completes would keep
+        # them.
         for handle in run.dead - last:
             self._forget(handle)
         self._observe(calls[-1], actions)

@@ -27,7 +27,7 @@ class Replaying(PerCall):
     `repeats`: number of equal passes after which a sequence is replayed (R in the thesis).
     """
 
-    batch = 1   # report each dropped tensor at once: a pass ends with the list of tensors to keep
+    batch = 1   # report each dropped tensor at once, because `Finish` lists those still held
 
     def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
         super().__init__(port, journal)
@@ -75,7 +75,7 @@ class Replaying(PerCall):
         return found, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Copy several tensors to the host; request all before waiting for any, if possible."""
+        """Copy several tensors to the host; if possible, request all before waiting for any."""
         asked: list[Any] = []
         for handle, meta in tensors:
             if meta is not None:
@@ -176,7 +176,9 @@ class Replaying(PerCall):
             self.last = self.machine.round_trips - self._round_trips
             self._round_trips = self.machine.round_trips
         if value.error:
-            self._act(self.replay.failed())
+            actions = self.replay.failed()
+            self._note_closed()
+            self._act(actions)
             name, _, text = value.error.partition(': ')
             raise_named(name, text)
         actions = self.replay.received(value)
@@ -185,7 +187,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
-        at_once = False    # whether the server can compute after an action, so send it now
+        at_once = False    # whether to send now, because an action lets the server compute
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)

@@ -9,12 +9,12 @@ from fleet_env.settings import setting
 from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
-HIDES_ALL = ('', '-1')   # values of `VISIBLE` with which a program asks for no device
-STARTING = 'RRTO_STARTING'   # variable: process id of the server that was started for the program
-START_LIMIT = 300.0          # maximum seconds until this server is found, on a busy machine
+HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
+STARTING = 'RRTO_STARTING'   # variable with the process id of a server started for the program
+START_LIMIT = 300.0          # maximum seconds to find a server that was started, on a busy machine
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
 
-_VARIABLE = 'RRTO_SETTINGS'  # variable with the settings; the program's sitecustomize reads it
+_VARIABLE = 'RRTO_SETTINGS'  # variable with the settings; our sitecustomize reads it in the program
 
 
 class Settings(LinkSettings):

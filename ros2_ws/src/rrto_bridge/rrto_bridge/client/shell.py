@@ -51,9 +51,9 @@ from .port import Port
 from .settings import START_LIMIT, STARTING
 
 SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
-LINGER = 0.0005       # minimum seconds between messages for which the program does not wait
-TURN = 30.0           # seconds in which the server must have started the program's process
-ASKED = 4             # maximum number of requests for a session, in twice `LIMIT` seconds in all
+LINGER = 0.0005       # minimum s between two messages if the program waits for no reply
+TURN = 30.0           # seconds within which the server must have started the program's process
+ASKED = 4             # maximum number of requests for a session, within 2 * `LIMIT` seconds in all
 GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too
 LOOK = 2.0            # seconds between searches for a server that has returned
 MESSAGE = 1 << 32     # maximum size of a reply, bytes
@@ -77,13 +77,13 @@ class LinkOptions:
 class Link(Port):
     """A Port over DDS. Raises ConfigError if no server is found or the server refuses.
 
-    Every wait ends with a reply, with an error of the node's thread, or with an error after the
+    Every wait ends: with a reply, with an error of the node's thread, or with an error because the
     server has been silent for its lease.
     """
 
     _stood = 0.0           # longest time for which this process was suspended, s
-    _looked = math.inf     # time of the last timer call
-    _told = ''             # reason other than silence that the server has given
+    _looked = math.inf     # time of the node's last timer call
+    _told = ''             # why the server has ended the session; '' if it has not
 
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
@@ -117,7 +117,7 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # the engine, for the numbers in the status
+        self.engine: Any = None              # its numbers are in the status
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
@@ -169,8 +169,8 @@ class Link(Port):
     def _find(self) -> str:
         """Return the name of the server to use.
 
-        If a server was started for this program, wait for it. If its process has ended, for example
-        because another server was found meanwhile, use any server.
+        If a server was started for this program, wait for it. If the process of that server has
+        ended (for example, because another server was found), use any server.
         """
         started = os.environ.get(STARTING)
         if started and self._wanted and not self._comes_up(int(started)):
@@ -234,7 +234,7 @@ class Link(Port):
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
-            except Empty:   # the node's thread checks too, but a wait must not rely on that thread
+            except Empty:   # check here, too, because a wait must not rely on the node's thread
                 self._look_at_silence()
             finally:
                 self.idle = False
@@ -246,7 +246,7 @@ class Link(Port):
             raise SystemExit
 
     def _let_signals_come(self) -> None:
-        """Wait for a Ctrl+C that has ended the server and may reach this program too.
+        """Wait for a Ctrl+C that may have ended the server and may also reach this program.
 
         If it comes, the program ends with KeyboardInterrupt instead of an error about the server.
         """
@@ -258,7 +258,7 @@ class Link(Port):
                 self.idle = False
 
     def post(self) -> None:
-        """Send pending messages; also send queued calls, but only once in `LINGER` seconds."""
+        """Send pending messages; send queued calls, too, but at most once in `LINGER` seconds."""
         now = time.monotonic()
         if now - self._flushed > LINGER:
             self.machine.flush()

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
-# Operators that would read the values of the tensor; the methods of the tensor do not.
+# Operator -> method of the tensor that answers without reading the tensor's values.
 _ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
 
 
@@ -51,7 +51,7 @@ def prepared(operator: Any, device: torch.device) -> Call:
 def _zeroed(function: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         made: torch.Tensor = function(*args, **kwargs)
-        whole = made.untyped_storage().nbytes() // made.itemsize   # elements, and gaps between them
+        whole = made.untyped_storage().nbytes() // made.itemsize   # number of elements, with gaps
         made.as_strided((whole,), (1,), 0).zero_()
         return made
     return call
@@ -72,10 +72,10 @@ def _grouped(function: Call) -> Call:
 def _recurrent(function: Call, device: torch.device) -> Call:
     """Compute as PyTorch does in the program, where weights may require gradients (`learnt`).
 
-    On a CPU, PyTorch multiplies by such weights differently, even without a backward pass. The
-    weights here were made in inference mode, so they cannot require gradients: use copies that
-    require gradients. If gradients are enabled (`graded`), PyTorch uses another library for an
-    LSTM.
+    On a CPU, PyTorch multiplies differently by weights that require gradients, even without a
+    backward pass. The weights here were made in inference mode, so they cannot require gradients.
+    Therefore use copies of them that require gradients. If gradients are enabled (`graded`),
+    PyTorch also computes an LSTM by another library.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -99,7 +99,7 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Restore the shape of `out` after an error; PyTorch may have enlarged it without memory."""
+    """Restore the shape of `out` after an error, because it may exceed the memory of `out`."""
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
         before = [(t, t.size(), t.stride(), t.storage_offset())
@@ -236,7 +236,7 @@ def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *r
 
 def _frames(grad_in: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int,
             **named: Any) -> None:
-    """Check the frames that are added up, as by `istft`, against those of such a tensor."""
+    """Check that the frames to add up (as in `istft`) have the shape that `unfold` gives."""
     frames = torch.empty(input_sizes, device='meta').unfold(dim, size, step)
     _need(grad_in.shape == frames.shape, f'frames must have the shape {tuple(frames.shape)}, got '
           f'{tuple(grad_in.shape)}')
@@ -323,14 +323,14 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
 
 
 def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
-    """Count integers too, as CUDA does; models with a mixture of experts rely on this."""
+    """Accept integers, too, as CUDA does; models with a mixture of experts rely on this."""
     if self.is_floating_point() or named:
         return torch.histc(self, bins, min, max, **named)
     return torch.histc(self.double(), bins, min, max).to(self.dtype)
 
 
 def _softmax(function: Call) -> Call:
-    """Convert half precision to float separately; CUDA's operator does it by `half_to_float`."""
+    """Convert half precision to float first, as CUDA's operator does if `half_to_float`."""
     def call(self: torch.Tensor, dim: int, half_to_float: bool, **named: Any) -> torch.Tensor:
         made: torch.Tensor = function(self.float() if half_to_float else self, dim, False, **named)
         return made

@@ -17,7 +17,7 @@ from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
 
-FAILURES = 1024   # maximum number of remembered failed calls; a later call may name their results
+FAILURES = 1024   # maximum number of failed calls remembered, as later calls may use their results
 REACH = 1 << 16   # maximum number of tensors that one call creates
 
 
@@ -60,7 +60,7 @@ class Context:
     # -- tensors ---------------------------------------------------------------------------------
 
     def add(self, handle: int, tensor: torch.Tensor) -> None:
-        """Add a tensor; it replaces a tensor with the same handle, since clients choose handles.
+        """Add a tensor; if its handle is in use, replace the old tensor (clients choose handles).
 
         If it raises OutOfMemory, it adds nothing.
         """
@@ -145,7 +145,7 @@ class Context:
     def _missing(self, handle: int) -> Missing:
         before = [(first, k) for k, (first, _) in enumerate(self._failed)
                   if first <= handle < first + REACH]
-        if before:   # the call with the nearest first handle; if several, the latest call
+        if before:   # the nearest first handle; of equal ones, the latest call
             error = self._failed[max(before)[1]][1]
             return Failed(error.kind, error.text)
         return Missing(f'there is no tensor {handle} (its call may have failed)')
@@ -158,7 +158,7 @@ class Context:
 
     def upload(self, handle: int, meta: Meta, data: Any, shared: bool = False) -> None:
         """Copy bytes to the device as a tensor. `shared`: it may use the memory of `data`."""
-        self.reserve(len(data))   # check the limit before the allocation; `add` counts again
+        self.reserve(len(data))   # raises an error before the allocation, if it is too large
         try:
             tensor = to_device(unpack(meta, data, shared), self.device)
         finally:

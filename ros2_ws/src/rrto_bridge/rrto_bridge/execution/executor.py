@@ -23,6 +23,7 @@ class ContextExecutor:
         self.get = context.tensor
         self.add = context.add
         self.free = context.free
+        self.failed = context.failed
         self.charge = context.charge
         self.reserve = context.reserve
         self.credit = context.credit

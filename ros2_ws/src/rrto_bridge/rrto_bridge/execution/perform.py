@@ -10,7 +10,7 @@ import torch
 
 from ..protocol.actions import Value
 from ..protocol.allow import resolve
-from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
+from ..protocol.errors import OutOfMemory, RemoteError, described
 from ..protocol.operators import operator
 from ..protocol.record import DTOH, HTOD, Meta, metas
 from ..protocol.requests import (
@@ -77,7 +77,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # must not be active in the caller, during `yield`
+            with torch.inference_mode():   # ends before `yield`, so the caller is not in it
                 ready = next(values, None)
             if ready is None:
                 break
@@ -90,12 +90,12 @@ class Performer:
         """Record that an item has failed; the next reply reports the first error."""
         said = described(error)
         self._failure = self._failure or said
-        if type(item) is tuple and item:   # position of the first handle that the item creates
+        if type(item) is tuple and item:   # `place`: position of the first new handle in the item
             place = 1 if item[0] in (HTOD, KEEP, FIND) else 3 if item[0] not in _ITEMS else 1 << 30
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """Encode a value of a run; add the error of an earlier item that no reply has reported."""
+        """Encode a value of a run, and the error of an earlier item if not yet reported."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None
@@ -104,16 +104,17 @@ class Performer:
     def _apply(self, item: tuple[Any, ...]) -> None:
         """Apply a replay action; an error raises RemoteError, which ends the session.
 
-        Two errors do not end the session, because a program can cause them: a tensor is missing
-        because an earlier call has failed, or memory is exhausted. The next reply reports them.
+        Two errors do not end the session, because a program can cause them: an operator of a run
+        has failed, or no memory is left. The next reply reports the error.
         """
         try:
-            self.replay.apply(from_item(item))
+            failed = self.replay.apply(from_item(item))
         except Exception as error:
-            said = described(error)
-            if not isinstance(error, Missing) and said[0] != OutOfMemory.__name__:
+            failed = error
+            if described(error)[0] != OutOfMemory.__name__:
                 raise RemoteError(f'{item[0]}: {error}') from error
-            self._failure = self._failure or said
+        if failed is not None:
+            self._failure = self._failure or described(failed)
 
     def item(self, item: Any) -> Any:
         """Execute one item and return its result."""

@@ -1,13 +1,13 @@
 """Sequences as compiled plans for the replaying server (thesis Algorithm 12).
 
-Compilation determines once for all runs: the operators, the registers of their arguments, the steps
-after which a tensor and its memory are released, and the tensors from before a run that the run
-writes, also through views.
+Compilation determines once for all runs: the operators; the registers of their arguments; the step
+after which each tensor and its memory are released; and which older tensors a run changes, directly
+or through a view. An older tensor is one that exists before the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,17 +70,20 @@ class Executor(Protocol):
     def get(self, handle: int) -> Any:
         """Return the tensor of a handle; raises Missing."""
     def add(self, handle: int, tensor: Any) -> None:
-        """Add a tensor; it replaces a tensor with the same handle. Raises OutOfMemory."""
+        """Add a tensor; if its handle is in use, replace the old tensor. Raises OutOfMemory."""
     def free(self, handle: int) -> None:
         """Free a tensor; ignore an unknown handle."""
+    def failed(self, first: int, kind: str, text: str) -> None:
+        """Record why the tensor with handle `first` does not exist."""
 
 
 @dataclass(slots=True)
 class Instruction:
     """One compiled step.
 
-    Registers hold the tensors of a run: first the tensors of the slots, then the persistent
-    tensors, then the bound tensors. A hole is an argument that is or contains a tensor.
+    Registers hold the tensors of a run: first the tensors of the slots, then the `Persistent`
+    tensors, then the `Bound` tensors (see `protocol.sequence`). A hole is an argument that is or
+    contains a tensor.
     """
 
     kind: str                               # HTOD, DTOH or ''
@@ -90,12 +93,21 @@ class Instruction:
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
     results: list[tuple[int, int]]          # (index among the results, register) of new tensors
+    returned: list[tuple[int, int]]         # the same of all tensors, also of returned arguments
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
-    needs: int                              # number of bound tensors that must be known
+    needs: int                              # bound tensors that must have arrived before this step
     release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
-    frees: list[int]                        # registers whose memory is free after this step
+    frees: list[int]                        # registers whose memory is unused after this step
+
+    def reads(self) -> Iterator[int]:
+        """Yield the registers of the arguments."""
+        for _, hole in (*self.holes, *self.keyword_holes):
+            if type(hole) is int:
+                yield hole
+            else:
+                yield from (v for is_tensor, v in hole if is_tensor)
 
 
 class Plan:
@@ -110,7 +122,7 @@ class Plan:
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
-        # Registers of the tensors from before a run to which the run writes.
+        # Registers of the older tensors that a run changes.
         self.written: set[int] = set()
         self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
         self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
@@ -158,10 +170,9 @@ class Plan:
         if any(not isinstance(r, Own | None) and r not in roles for r in step.results):
             raise RemoteError('a step must return new tensors or its arguments')
         inputs = [self.places[role] for role in roles]
-        results, seen = [], set(inputs)
-        for index, role in enumerate(step.results):
-            if role is not None and self.places[role] not in seen:
-                results.append((index, self.places[role]))
+        returned = [(index, self.places[role]) for index, role in enumerate(step.results)
+                    if role is not None]
+        results = [(index, place) for index, place in returned if place not in inputs]
         self.note_writes(step, kernel, inputs, [place for _, place in results])
         arguments, holes = [], []
         for position, value in enumerate(step.arguments):
@@ -177,7 +188,7 @@ class Plan:
         needs = max((r.index + 1 for r in roles if type(r) is Bound), default=0)
         return Instruction(
             step.op if kernel is None else '', kernel.call if kernel else None, arguments, holes,
-            keywords, keyword_holes, results,
+            keywords, keyword_holes, results, returned,
             step.metas if step.wanted or kernel is None else (), step.wanted, needs, [],
             [place for _, place in results if kernel is None or kernel.fresh], [])
 
@@ -195,9 +206,10 @@ class Plan:
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
                     made: list[int]) -> None:
-        """Note in `written` the tensors from before the run that a step changes, also by a view.
+        """Record which older tensors a step changes, and which share memory with its results.
 
-        Note in `sharers` and `_shares` which tensors may share memory with the results `made`.
+        `written`: the older tensors that the step changes, directly or through a view. `sharers`
+        and `_shares`: tensors that may share memory with the results `made`.
         """
         keywords = dict(step.keywords)
         for place in kernel.writes if kernel else ():
@@ -206,8 +218,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # If results may have memory of their own, ignore that they may also share the memory of
-        # other tensors of the run. Only tensors from before the run still count as shared.
+        # If results may have memory of their own, they may also share the memory of other tensors
+        # of the run, but ignore that. Only older tensors still count as shared.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:
@@ -220,9 +232,9 @@ class Plan:
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
-        """Note in the instructions after which steps a tensor and its memory are released.
+        """Record in the instructions after which step each tensor and its memory are released.
 
-        This is after the last use, except for tensors that the sequence keeps.
+        This is the step of the last use, except for tensors that the sequence keeps.
         """
         last: dict[int, int] = {}
         for position, step in enumerate(sequence.steps):

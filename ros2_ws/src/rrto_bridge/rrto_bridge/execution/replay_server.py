@@ -1,9 +1,12 @@
-"""The replaying server: executes the open run, which may be ahead of the program.
+"""The replaying server: executes one run at a time, possibly ahead of the program.
 
-A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run holds its tensors
-in registers. The server can undo a run until `Finish`: it drops the new tensors of the run, and
-restores the older tensors to which the run writes. It saves the values of these tensors when it
-puts them into registers. Everything that a run holds counts as the client's memory.
+A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run is open from
+`Start` until `Finish` or `Abandon`. It holds its tensors in registers. The server can undo an open
+run: it drops the tensors that the run has created, and restores the older tensors that the run has
+changed. For this purpose it saves the values of an older tensor when it puts the tensor into a
+register. Everything that a run holds counts as the client's memory. If a step fails, the run stops
+until the client ends it; then the server executes the later steps, too, so that the effects are
+those of calls made one by one.
 """
 
 from __future__ import annotations
@@ -35,25 +38,30 @@ class _Run:
         self.short: OutOfMemory | None = None   # the error if the inputs do not fit into memory
         self.keep(start.inputs)
         self.begin(plan)
-        if self.short is not None:
-            self.fail(self.short)
 
     def keep(self, inputs: tuple[Any, ...]) -> None:
         """Keep these inputs until the run ends, and count them as the client's memory."""
+        if self.short is not None:
+            return
         try:
             self.kept += self.executor.reserve(sum(map(len, inputs)))
             self.inputs += inputs
         except OutOfMemory as error:
-            self.short = self.short or error
+            self.short = error
 
-    def begin(self, plan: Plan) -> None:
-        """Set the run to the state before the first step of `plan`."""
-        self.plan = plan
+    def begin(self, plan: Plan, last: bool = False) -> None:
+        """Set the run to the state before the first step of `plan`.
+
+        `last`: the run cannot be undone afterwards.
+        """
+        self.plan, self.last = plan, last
         # Numbers of executed steps, of inputs that they used, and of values that they returned.
         self.position = self.used = self.values = 0
         self.differs = False     # the last metas differ from the plan; the run waits for `Abandon`
-        self.stopped = False     # an error has stopped the run
-        self.error: Exception | None = None   # an error not yet reported to the client
+        self.stopped = False     # whether an error has stopped the run
+        self.error: Exception | None = None   # the first error
+        self.told = False        # whether `advance` has yielded the error
+        self.failed: dict[int, Exception] = {}   # register without tensor -> the reason
         self.random = self.executor.random()
         self.saved: list[tuple[Any, Any]] = []
         self.sizes: dict[int, int] = {}       # register -> charged bytes
@@ -67,29 +75,35 @@ class _Run:
             raise RemoteError(f'a run must have at most {self.plan.bound} bound tensors, '
                               f'got {len(self.bound)}')
         known = len(self.registers) - self.plan.slots - len(self.plan.persistent)
-        if not self.stopped:
-            self.enter(self.bound[known:])
+        self.enter(self.bound[known:])
+        if self.short is not None:
+            self.fail(self.short)
 
     def enter(self, handles: list[int]) -> None:
         """Fill the next registers with tensors from before the run.
 
         Save the values of the tensors to which the run writes.
         """
-        try:
-            for handle in handles:
-                tensor = self.executor.get(handle)
-                if len(self.registers) in self.plan.written:
+        for handle in handles:
+            place = len(self.registers)
+            self.registers.append(None)
+            try:
+                self.registers[place] = tensor = self.executor.get(handle)
+                if place in self.plan.written and not self.last:
                     saved = self.executor.save(tensor)
-                    self.sizes[len(self.registers)] = self.executor.charge(saved)
+                    self.sizes[place] = self.executor.charge(saved)
                     self.saved.append((tensor, saved))
-                self.registers.append(tensor)
-        except (Missing, OutOfMemory) as error:  # Missing: the call that makes the tensor failed
-            self.fail(error)
+            except Missing as error:   # the call that makes the tensor failed
+                self.failed[place] = error
+                if not self.last:   # else only a step that uses the tensor fails
+                    self.fail(error)
+            except OutOfMemory as error:
+                self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Stop the run; the next value reports the error to the client."""
+        """Stop the run; the next value reports the first error to the client."""
         self.stopped = True
-        self.error = error
+        self.error = self.error or error
 
     def undo(self) -> None:
         """Restore the state from before the run."""
@@ -141,6 +155,35 @@ class _Run:
                 self.executor.credit(self.sizes.pop(place, 0))
         return answer
 
+    def skip(self, error: Exception) -> None:
+        """Leave out the next step, which fails with `error`; its new tensors do not exist."""
+        self.fail(error)
+        step = self.plan.instructions[self.position]
+        for _, place in step.results:
+            self.registers[place], self.failed[place] = None, error
+            self.executor.credit(self.sizes.pop(place, 0))
+        self.used += step.kind == HTOD
+        self.position += 1
+
+    def complete(self, count: int, alive: frozenset[int]) -> Exception | None:
+        """Execute up to step `count`, without those that fail; return the first error, if any."""
+        steps = self.plan.instructions[self.position:count]
+        missing = self.used + sum(s.kind == HTOD for s in steps) > len(self.inputs)
+        if missing and self.short is None or any(s.needs > len(self.bound) for s in steps):
+            raise RemoteError('inputs or bound tensors of the completed steps are missing')
+        self.differs = False    # the client knows that the metas differ
+        for step in steps:
+            error = next((self.failed[p] for p in step.reads() if p in self.failed), None)
+            if step.kind == HTOD and self.used == len(self.inputs):
+                error = self.short
+            try:
+                if error is not None:
+                    raise error
+                self.step(alive)
+            except Exception as wrong:
+                self.skip(wrong)
+        return self.error
+
     def execute(self, step: Instruction, registers: list[Any]) -> Any:
         """Run an operator and store its new tensors in their registers."""
         arguments, keywords = step.arguments, step.keywords
@@ -164,7 +207,7 @@ class _Run:
         metas: tuple[Meta | None, ...] = ()
         if step.metas:
             row: list[Meta | None] = list(step.metas)
-            for index, place in step.results:
+            for index, place in step.returned:
                 row[index] = self.executor.meta(self.registers[place])
             metas = tuple(row)
             self.differs = any(
@@ -186,10 +229,13 @@ class ReplayServer:
     def ready(self) -> bool:
         """Whether `advance` has something to do."""
         run = self._run
-        return run is not None and (run.ready() or run.error is not None)
+        return run is not None and (run.ready() or run.error is not None and not run.told)
 
-    def apply(self, request: Request) -> None:
-        """Apply a request; requests must come in the client's order."""
+    def apply(self, request: Request) -> Exception | None:
+        """Apply a request; requests must come in the client's order.
+
+        Return the error of a step that the client does not know yet, if the request ends a run.
+        """
         match request:
             case Define(sequence):
                 if len(self._plans) >= MAX_SEQUENCES or sequence.number in self._plans:
@@ -209,18 +255,18 @@ class ReplayServer:
                 run.keep(inputs)
                 run.bound.extend(bound)
                 run.bind()
-                if run.short is not None and not run.stopped:
-                    run.fail(run.short)
             case Switch(number, new, sequence_number):
                 run = self._open(number)
                 plan = self._plan(sequence_number)
                 run.undo()
                 run.number = new
                 run.begin(plan)
-            case Abandon(number, count, alive):
-                self._abandon(self._open(number), count, alive)
+            case Abandon(number, count, alive, failed):
+                error = self._abandon(self._open(number), count, alive)
+                return None if failed else error
             case Finish(number, alive):
-                self._finish(self._open(number), alive)
+                return self._finish(self._open(number), alive)
+        return None
 
     def advance(self, limit: int) -> Iterator[Value]:
         """Execute at most `limit` steps of the open run; yield the value of each wanted step.
@@ -233,14 +279,13 @@ class ReplayServer:
             try:
                 value = run.step()
             except Exception as error:  # the client raises this error in the call of the program
-                run.fail(error)
+                run.skip(error)
                 break
             if value is not None:
                 yield value
-        if run is not None and run.error is not None:
-            text = ': '.join(described(run.error))
-            run.error = None
-            yield Value(run.number, run.values, error=text)
+        if run is not None and run.error is not None and not run.told:
+            run.told = True
+            yield Value(run.number, run.values, error=': '.join(described(run.error)))
 
     def _plan(self, number: int) -> Plan:
         if number not in self._plans:
@@ -252,45 +297,32 @@ class ReplayServer:
             raise RemoteError(f'run {number} is not open')
         return self._run
 
-    def _finish(self, run: _Run, alive: tuple[int, ...]) -> None:
+    def _finish(self, run: _Run, alive: tuple[int, ...]) -> Exception | None:
         if any(h - run.base not in run.plan.kept for h in alive):
             raise RemoteError('a kept tensor must be one that the sequence keeps')
-        self._run_to(run, len(run.plan.instructions), frozenset())
+        error = run.complete(len(run.plan.instructions), frozenset())
         self._close(run, alive)
+        return error
 
-    def _abandon(self, run: _Run, count: int, alive: tuple[int, ...]) -> None:
+    def _abandon(self, run: _Run, count: int, alive: tuple[int, ...]) -> Exception | None:
         if not 0 <= count <= len(run.plan.instructions):
             raise RemoteError(f'a run of {len(run.plan.instructions)} steps cannot repeat {count}')
         if any(not 0 <= h - run.base < run.plan.made[count] for h in alive):
             raise RemoteError('a kept tensor must be one that the repeated steps create')
         run.undo()
-        run.begin(run.plan)
-        self._run_to(run, count, frozenset(h - run.base for h in alive))
+        run.begin(run.plan, last=True)
+        error = run.complete(count, frozenset(h - run.base for h in alive))
         self._close(run, alive)
-
-    def _run_to(self, run: _Run, count: int, alive: frozenset[int]) -> None:
-        """Execute up to step `count`; if that fails, undo and end the run."""
-        try:
-            while run.position < count:
-                if run.error is not None:
-                    raise run.error
-                run.differs = False    # the client knows that the metas differ
-                if not run.ready():
-                    if run.short is not None:
-                        raise run.short
-                    raise RemoteError('inputs or bound tensors of the completed steps are missing')
-                run.step(alive)
-        except Exception:
-            run.undo()
-            self._end(run)
-            raise
-
-    def _end(self, run: _Run) -> None:
-        self._run = None
-        self.executor.credit(run.kept)
+        return error
 
     def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
-        self._end(run)
+        """End the run; the tensors `alive` get their handles."""
+        self._run = None
+        self.executor.credit(run.kept)
         run.leave()
         for handle in alive:
-            self.executor.add(handle, run.registers[handle - run.base])
+            error = run.failed.get(handle - run.base)
+            if error is None:
+                self.executor.add(handle, run.registers[handle - run.base])
+            else:
+                self.executor.failed(handle, *described(error))

@@ -2,7 +2,7 @@
 
 Each weight is a file in memory that the processes of all programs map. The processes share its
 pages; a process that writes to its tensor gets private pages. The least recently used weight is
-deleted first; a process that has mapped it can still use it.
+deleted first. A process that has mapped a deleted weight can still use it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Weights:
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
-        with (self.folder / 'lock').open('w') as lock:   # a process unlocks it also by ending
+        with (self.folder / 'lock').open('w') as lock:   # the end of a process also unlocks it
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.find(digest, size)
             if found is not None:

@@ -1,9 +1,10 @@
 """Make the device visible in every process that a program starts, whatever its environment.
 
-A program gets the device through environment variables, which make Python load `bootstrap`. So a
-child process with an empty environment, or a Python that ignores the environment, would silently
-compute on the CPU, although a CUDA device would be visible there. This file prevents that. It runs
-in every process, so it imports only modules that Python has loaded at its start.
+A program gets the device through environment variables, which make Python load `bootstrap`. A child
+process with an empty environment, or a Python that ignores the environment, would therefore not get
+it, and would silently compute on the CPU, whereas it would see a real CUDA device. This file
+prevents that. It runs in every process, so it imports only modules that Python has loaded at its
+start.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(rrto_bridge.__file__)),
 # Variables that a process needs to find the server, besides PYTHONPATH.
 _NEEDED = re.compile('RRTO_SETTINGS|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|AMENT_PREFIX_PATH'
                      '|SKIP_DEFAULT_XML_FILE|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
-# Commands that start the command behind their own arguments.
+# Commands that start another command, which follows their own arguments.
 _BEFORE = frozenset(('timeout', 'nice', 'nohup', 'setsid', 'stdbuf', 'taskset', 'chrt', 'ionice',
                      'numactl', 'xargs'))
 _PYTHON = re.compile(r'python[\d.]*')
@@ -65,9 +66,10 @@ def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mappin
 
 
 def _started(command: list[str]) -> int:
-    """Return the place of the command that a command of `_BEFORE` starts; the end if unknown.
+    """Return the index of the command that a command of `_BEFORE` starts; if unknown, the length.
 
-    It is the first word that names a Python or `env`, unless another program stands before it.
+    The command begins with a Python, with `env` or with a command of `_BEFORE`. If another program
+    stands before it, the index is unknown.
     """
     for at, word in enumerate(command[1:], 1):
         name = os.path.basename(word)

@@ -41,7 +41,7 @@ class Connection:
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
         self.forked = False                     # whether the parent process had an engine
-        self._parents: PerCall | None = None    # engine of the parent process; never close it here
+        self._parents: PerCall | None = None    # engine of the parent process, never closed here
         self._seed: int | None = None           # seed to send at the first use of the device
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
@@ -62,7 +62,7 @@ class Connection:
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            self.ask('seed', self._seed)  # `ask`, because the server may be lost by now
+            self.ask('seed', self._seed)  # by `ask`, because the server may be lost by now
         return self.engine
 
     def busy(self) -> bool:
@@ -72,7 +72,7 @@ class Connection:
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call the engine's method `what`; the caller must hold the lock.
 
-        If the server is lost, call the method of an engine on this machine, if the user allows it.
+        If the server is lost and the user allows it, call the method of an engine on this machine.
         """
         try:
             return getattr(self.engine, what)(*arguments)
@@ -167,7 +167,7 @@ class Connection:
 
     @property
     def next_handle(self) -> int:
-        """A handle that is below the handles of all tensors created later."""
+        """A handle that is lower than the handles of all tensors created later."""
         return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
 
     @property

@@ -34,8 +34,8 @@ class CpuFallback:
     def write_changed(self, result: Any) -> None:
         """Wait for the operator's ``result``; then send every argument that has changed.
 
-        The operators of torch.distributed write into arguments that their schemas do not mark as
-        written, and they still run after they have returned.
+        The operators of torch.distributed write to arguments that their schemas do not mark as
+        written, and they may still be writing after their call has returned.
         """
         _wait(result)
         for tensor in self._given.values():

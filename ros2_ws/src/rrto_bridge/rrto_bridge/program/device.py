@@ -63,7 +63,7 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                return self.dispatch(function, args, kwargs)   # meanwhile other threads made calls
+                return self.dispatch(function, args, kwargs)   # other threads made calls in between
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -99,7 +99,7 @@ class Device:
             result = self._call(facts, facts.name, arguments, keywords, given)
         except NotOnDevice:
             return placement.execute(self, function, facts, args, kwargs)
-        except (Refused, Unsendable) as error:   # the server runs it, but not with these arguments
+        except (Refused, Unsendable) as error:   # refused with these arguments only
             return self._run_on_cpu(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 
@@ -135,7 +135,8 @@ class Device:
               arguments: Any, keywords: Any) -> RemoteTensor:
         """Run an in-place view, such as `t_`, as an ordinary view.
 
-        The tensor gets the handle of this view, because a handle stands for one fixed shape.
+        The tensor then gets the handle of this view, because the shape of a handle's tensor is
+        fixed.
         """
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)
@@ -175,7 +176,7 @@ class Device:
 
     @contextmanager
     def loading_weights(self) -> Iterator[None]:
-        """Return a context in which uploads of this thread are weights.
+        """Return a context in which uploads of this thread count as weights.
 
         A weight is not sent if the server has kept its bytes.
         """
@@ -276,7 +277,7 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run an operator such as `is_conj` on the server, which PyTorch alone would not ask."""
+        """Run on the server an operator such as `is_conj`, which PyTorch would answer by itself."""
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 

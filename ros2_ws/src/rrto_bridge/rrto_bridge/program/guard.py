@@ -2,9 +2,9 @@
 
 A device guard is PyTorch's interface for switching devices; it also counts the devices. PyTorch's
 function `_ensureCUDADeviceGuardSet` (made for fake tensors) installs a CUDA guard that does
-nothing, but only in place of a CUDA guard that counts no devices. A CPU build has no CUDA guard.
-Therefore this file first registers the guard of the lazy backend as CUDA guard; it counts no
-devices, so PyTorch replaces it.
+nothing, but only in place of a registered CUDA guard that counts 0 devices. A CPU build has no CUDA
+guard. Therefore this file first registers the guard of the lazy backend, which counts 0 devices, as
+the CUDA guard; PyTorch's function then replaces it.
 """
 
 from __future__ import annotations

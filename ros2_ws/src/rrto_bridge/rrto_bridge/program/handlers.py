@@ -118,6 +118,34 @@ def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
 
 
+def _is_set_to(on: Runner, /, one: torch.Tensor, other: torch.Tensor) -> bool:
+    memory = on.lifetimes.memory
+    return isinstance(one, RemoteTensor) and isinstance(other, RemoteTensor) \
+        and meta_of(one) == meta_of(other) and memory(one).key == memory(other).key
+
+
+def _storage_numel(on: Runner, tensor: RemoteTensor) -> int:
+    return on.lifetimes.memory(tensor).size // tensor.itemsize
+
+
+def _has_same_storage_numel(on: Runner, /, one: RemoteTensor, other: RemoteTensor) -> bool:
+    return _storage_numel(on, one) == _storage_numel(on, other)
+
+
+def _new_zeros_with_same_feature_meta(on: Runner, /, tensor: RemoteTensor, other: RemoteTensor, *,
+                                      self_num_batch_dims: int = 0) -> Any:
+    """Return zeros that lie in their memory as `other` does, once for each item of a batch."""
+    batch = tensor.shape[:self_num_batch_dims]
+    whole = torch.zeros(*batch, _storage_numel(on, other), dtype=tensor.dtype, device=CUDA)
+    return on.run(aten.as_strided.default, (
+        whole, (*batch, *other.shape), (*whole.stride()[:-1], *other.stride()),
+        other.storage_offset()), {})
+
+
+def _efficientzerotensor(on: Runner, /, size: Any, **kwargs: Any) -> Any:
+    return torch.zeros(size, dtype=_dtype(kwargs), device=CUDA)
+
+
 def _no_other_library(on: Runner, /, *args: Any) -> bool:
     return False
 
@@ -148,7 +176,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **{getattr(getattr(aten, name), which): _no_other_library   # of older versions of PyTorch
+    **{getattr(getattr(aten, name), which): _no_other_library   # exists only in older versions
        for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
        for which in getattr(aten, name).overloads() if which != 'out'},
     aten.scaled_dot_product_attention.default: _attention,
@@ -164,5 +192,9 @@ HANDLERS: dict[Any, Handler] = {
     aten.set_.source_Storage: _set_storage,
     aten.set_.source_Storage_storage_offset: _set_storage,
     aten.resize_as_.default: _resize_as,
+    aten.is_set_to.default: _is_set_to,
+    aten._has_same_storage_numel.default: _has_same_storage_numel,
+    aten._new_zeros_with_same_feature_meta.default: _new_zeros_with_same_feature_meta,
+    aten._efficientzerotensor.default: _efficientzerotensor,
     aten.record_stream.default: lambda on, tensor, stream: None,
 }

@@ -22,7 +22,7 @@ from .device import Device
 from .remote import Hook, RemoteTensor
 from .torch_patches import cuda_api
 
-_KEPT: list[Any] = []   # library objects; PyTorch removes the kernels of a deleted library object
+_KEPT: list[Any] = []   # library objects, kept because PyTorch removes the kernels of a deleted one
 
 # Operators that PyTorch calls without dispatch to the tensor's class (in torch.tensor, and to read
 # a number), or that have kernels of their own in a CUDA build.
@@ -44,7 +44,7 @@ def install(device: Device) -> None:
         for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
                           ('sparse_coo', 'SparseCUDA'), ('quantised', 'QuantizedCUDA')):
             backend.fallback(partial(_not_dense, kind), key)
-            # A CUDA build has kernels of its own, which come before the fallback.
+            # A CUDA build has kernels of its own, which have precedence over the fallback.
             for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
                 if name.startswith('aten::'):
                     kernels.impl(name.removeprefix('aten::'), partial(_not_dense, kind, name), key)
@@ -110,8 +110,9 @@ def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *
 def _record_traces(kernels: torch.library.Library) -> None:
     """Make PyTorch's tracer record some operators as a whole.
 
-    Normally the tracer records the operators that the kernels of these operators call. Here these
-    kernels run on the server, so their results would become constants of the traced module.
+    Normally the tracer does not record these operators. It records the simpler operators that their
+    kernels call. Here the kernels run on the server, where the tracer sees nothing, so the results
+    would become constants of the traced module.
     """
     def convolution(*args: Any) -> Any:
         cudnn = torch.backends.cudnn

@@ -36,8 +36,8 @@ class Memory(NamedTuple):
 class Lifetimes:
     """Creates and frees the program's tensors on the server; call it with the lock held.
 
-    Several wrappers may have the same handle. An empty tensor is deferred: the server creates it
-    only when an operator needs it.
+    Several wrappers may have the same handle. An empty tensor is *deferred*: it is created on the
+    server only when an operator needs it.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -137,10 +137,10 @@ class Lifetimes:
     def collect(self, at_once: bool = False) -> None:
         """Free on the server the tensors that the program no longer references.
 
-        This happens only when there are at least `engine.batch` of them, or ``at_once``. Each call
-        first fetches the values of tensors with long chains of calls in the journal; the journal
-        (the calls from which the client can compute its tensors again) then replaces each chain by
-        the values.
+        Tensors are freed in batches of at least `engine.batch`, or all ``at_once``. The journal
+        holds the calls from which the client can compute its tensors again. If a tensor depends on
+        a long chain of these calls, first fetch its values, which then replace the chain in the
+        journal.
         """
         connection = self._connection
         engine = connection.engine

@@ -17,7 +17,7 @@ _layer = torch.ops.aten._transformer_encoder_layer_fwd.default
 
 
 class NestedTensor(torch.Tensor):
-    """A nested tensor on the device; `mask` is True at the values of `padded`, not at padding."""
+    """A nested tensor on the device; `mask` is True where `padded` has values, not padding."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     is_nested = True
@@ -40,7 +40,7 @@ class NestedTensor(torch.Tensor):
 
 
 def refuse(what: str) -> None:
-    """Raise the error for any other use of a nested tensor."""
+    """Raise the error for an unsupported use of a nested tensor."""
     raise RuntimeError(f'rrto: {what} of a nested tensor is not possible on the device, which '
                        'supports nested tensors only in the layers of nn.TransformerEncoder: use '
                        'nn.TransformerEncoder(..., enable_nested_tensor=False)')

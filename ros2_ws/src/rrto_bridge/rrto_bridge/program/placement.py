@@ -1,8 +1,8 @@
-"""Runs operators with tensors both on the device and on the CPU, with the same result as on CUDA.
+"""Runs operators whose tensors are partly on the device, partly on the CPU, as CUDA does.
 
 Such an operator is executed, refused with CUDA's error, or decomposed. A tensor to which the
-operator writes stays where it is. The operator's schema shows to which arguments it writes
-(aliases) and which arguments are indices (lists of optional tensors).
+operator writes stays where it is. The operator's schema shows which arguments it writes to
+(aliases), and which are indices (lists of optional tensors).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
 
 
 def others(tensors: Any) -> bool:
-    """Return whether the class of any tensor handles operators itself, as for jagged tensors.
+    """Return whether the class of a tensor handles operators itself, as jagged tensors do.
 
     Such a class defines `__torch_dispatch__`; remote tensors and `NestedTensor` do not count.
     """

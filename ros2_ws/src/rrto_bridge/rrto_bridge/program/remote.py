@@ -32,13 +32,13 @@ def _not_installed(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Hook:
-    """The functions that receive calls; `intercept` sets them."""
+    """The functions of the device that this module calls; `intercept` sets them."""
 
     dispatch: Any = staticmethod(_not_installed)
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
     memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
     ask: Any = staticmethod(_not_installed)       # `Device.ask`
-    saving = threading.local()                    # its `copied`: copies made during a torch.save
+    saving = threading.local()                    # `saving.copied`: copies of one torch.save
 
 
 class Storage(torch.UntypedStorage):
@@ -195,7 +195,7 @@ class RemoteTensor(torch.Tensor):
         return made
 
 
-_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes of this module
+_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes that `__deepcopy__` sets
 
 
 class Value(RemoteTensor):
@@ -238,7 +238,7 @@ def seen_as(tensor: RemoteTensor) -> type:
 
 
 def of_program(kind: type) -> type | None:
-    """Return the program's class from which `_joined` has made the class `kind`, else None."""
+    """Return the program's class from which `_joined` has derived `kind`; None if it has not."""
     return getattr(kind, '_of_program', None)
 
 
@@ -255,7 +255,7 @@ _named_as(torch.nn.Parameter, (Held,))
 
 @lru_cache(None)
 def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
-    """Return a subclass of the program's class that is also a remote tensor."""
+    """Return a class derived from the program's class `kind` and from our class `ours`."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return Held if ours is Place and kind is torch.nn.Parameter else ours
     body = {'__module__': kind.__module__, '__qualname__': kind.__qualname__, '_of_program': kind}
@@ -265,7 +265,7 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
-    """Replace `tensor.as_subclass(kind)`; during this call, `alias_kind` returns the new class."""
+    """Replace `tensor.as_subclass(kind)`; while it runs, `alias_kind` returns the new class."""
     kind = of_program(kind) or kind
     if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
             or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -285,7 +285,7 @@ def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **k
 
 
 def alias_kind() -> type[RemoteTensor]:
-    """Return the class for a new alias; PyTorch does not change the class of an alias later."""
+    """Return the class that a new alias must have from the start; PyTorch cannot change it."""
     return getattr(_alias, 'kind', Value)
 
 

@@ -1,10 +1,10 @@
 """Delay signal handlers until the device is consistent, since a handler may raise.
 
 Python runs a handler between any two instructions of the main thread. If the device is busy at this
-moment, this file sends the signal again `LATER` seconds later. The handler runs when the device is
-done, or only waits for the server. The handler is also delayed during the `__del__` of a remote
-tensor: Python prints and ignores an exception in `__del__` or in a function that `__del__` calls,
-so Ctrl+C would be lost. Ordinary tensors have no `__del__`.
+moment, this file sends the signal again `LATER` seconds later. The handler runs when the device has
+finished, or has nothing to do but wait for the server. The handler is also delayed during the
+`__del__` of a remote tensor: Python prints and ignores an exception in `__del__` or in a function
+that `__del__` calls, so Ctrl+C would be lost. Ordinary tensors have no `__del__`.
 """
 
 from __future__ import annotations

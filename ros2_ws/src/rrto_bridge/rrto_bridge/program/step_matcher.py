@@ -22,7 +22,7 @@ from .remote import CUDA, SIZE, Value, _make, move
 MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# Operator -> additional condition of a match: its handler in `handlers` must change nothing.
+# Operator -> additional condition of a match: the operator's handler must change nothing.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
             for name in ('svdvals', 'eigvalsh')},

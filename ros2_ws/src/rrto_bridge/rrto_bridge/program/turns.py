@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 GAP = 0.003      # seconds without a call after which another thread may continue
-LONGEST = 0.1    # wait, s, after which a thread continues as soon as the other has read a value
+LONGEST = 0.1    # s; after waiting so long, a thread continues once the holder has read a value
 
 
 class Turns:
@@ -57,12 +57,12 @@ class Turns:
         self._last = time.monotonic()
 
     def claim(self) -> None:
-        """Give the turn to the current thread, which has made the expected call."""
+        """Give the turn to the current thread, because it has made the expected call."""
         self._holder = threading.get_ident()
         self.made_call()
 
     def has_value(self) -> None:
-        """Record that the holder has read a value, so its inference may be over."""
+        """Record that the thread whose turn it is has read a value; its inference may be over."""
         self._open = False
         self._last = time.monotonic()
 

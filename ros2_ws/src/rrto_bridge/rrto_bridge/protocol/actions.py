@@ -55,11 +55,11 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Undo the open run `run`, and run sequence `number` from its beginning instead.
+    """Undo the open run `run`, and run the sequence `number` from its beginning instead.
 
     The inputs and bound handles received so far stay valid, because both sequences agree up to
-    here. The run gets the new number `new`, so that the client cannot mistake values of the undone
-    run for its values.
+    here. The run gets the number `new`, so that the client does not take values of the undone run
+    for values of the new run.
     """
 
     run: int
@@ -69,11 +69,15 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Undo the run, execute its first `count` steps again, and end it; keep `alive` (handles)."""
+    """Undo the run, execute its first `count` steps again, and end it; keep `alive` (handles).
+
+    `failed`: the client ends the run because of an error in it; do not report this error again.
+    """
 
     run: int
     count: int
     alive: tuple[int, ...]
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The server's result of the `index`-th wanted step of a run.
+    """The server's result of wanted step number `index` of a run.
 
     `metas`: metas of the returned tensors, if a shape depends on data. If these metas differ from
     the metas in the sequence, the server stops after this step and waits for `Abandon`. `error`:

@@ -15,8 +15,7 @@ LIMIT = 3.0   # seconds within which a running server is discovered
 
 def servers(node: Node) -> list[str]:
     """Return the names of the servers that `node` has discovered."""
-    # A client of the service also puts the service name on the graph; only a server publishes
-    # a status.
+    # A client of the service puts its name on the graph, too; only a server publishes a status.
     names = (re.fullmatch(r'/rrto/(\w+)/open', n) for n, _ in node.get_service_names_and_types())
     return sorted(found[1] for found in names
                   if found and node.count_publishers(f'/rrto/{found[1]}/status'))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .stream import Frame
 
-PROTOCOL = 1
+PROTOCOL = 2
 # Reasons that a program receives when the server ends, and when the program was silent.
 ENDED, SILENT = 'the server has ended', 'it was silent for too long'
 

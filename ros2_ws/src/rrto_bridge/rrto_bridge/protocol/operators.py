@@ -17,8 +17,8 @@ LEARNT = 'learnt'   # weights may require gradients
 GRADED = 'graded'   # gradients are enabled
 
 # The operator _transformer_encoder_layer_fwd.
-LAYER = 17     # number of its arguments between `src` and `mask`
-NESTED_MASK = -1    # its mask type if `mask` is the padding mask of a nested tensor
+LAYER = 17     # number of arguments between `src` and `mask`
+NESTED_MASK = -1    # mask type: `mask` is the padding mask of a nested tensor
 
 # Extra keyword of every call while the program's default dtype is not `USUAL`. PyTorch converts
 # integers to the default dtype.
@@ -30,7 +30,7 @@ USUAL = torch.float32
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
          'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
                                     for form in ('input', 'data')),
-         'real', 'imag',   # only the server knows which tensors are lazily conjugated
+         'real', 'imag',   # here because only the server knows which tensors are lazily conjugated
          'one_hot')
 
 
@@ -48,7 +48,7 @@ class Operator:
     composite: bool     # it calls other operators; its result may or may not be a view
     decomposes: bool    # a composite that is not sent whole: the device decomposes it
     wanted: bool        # it returns values, or shapes that depend on values
-    index: bool         # its shapes depend on values only if an index is a mask
+    index: bool         # its shapes depend on values, but only if an index is a mask
     view: bool          # it only creates views
     moves: str          # for an in-place view: name of the operator that returns the view; else ''
     writes: tuple[str, ...]  # names of the arguments that it changes
@@ -87,7 +87,7 @@ def operator(function: Any) -> Operator:
 def _functional(name: str, schema: Any) -> str:
     """Return the name of the operator that does the same, but not in place; '' if there is none.
 
-    'aten.t_.default' gives 'aten.t.default'. Both operators take arguments of the same types.
+    'aten.t_.default' gives 'aten.t.default'. The arguments of both operators have equal types.
     """
     space, base, _ = name.split('.')
     packet = getattr(torch.ops.aten, base.removesuffix('_'), None)

@@ -38,7 +38,7 @@ class Ref(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Stands for tensor argument number `place` in a `signature`, which contains no handles."""
+    """Stands for the distinct tensor number `place` in a `signature`, which has no handles."""
 
     place: int
 
@@ -90,21 +90,20 @@ def _handles(value: Any) -> Iterator[int]:
 def signature(call: Call, input_metas: tuple[Meta | None, ...]) -> tuple[Any, ...]:
     """Return a hashable value that identifies a call and contains no handles.
 
-    The same call in two inferences has equal signatures. `input_metas`: metas of `call.inputs()`.
-    The signature distinguishes the types of scalars (1, 1.0 and True differ), and says which
-    results are returned arguments.
+    A call that two inferences make alike has equal signatures in both. `input_metas`: metas of
+    `call.inputs()`. The signature distinguishes the types of scalars (1, 1.0 and True differ), and
+    says which arguments are the same tensor, and which results are returned arguments.
     """
     given = call.inputs()
-    slots = iter(range(len(given)))
-    template = _template((call.arguments, call.keywords), slots)
+    template = _template((call.arguments, call.keywords), {})
     returned = tuple(-1 if h is None else given.index(h) if h in given else -2
                      for h in call.results)
     return (call.op, template, input_metas, call.metas, returned, call.wanted)
 
 
-def _template(value: Any, slots: Iterator[int]) -> Any:
+def _template(value: Any, slots: dict[int, int]) -> Any:
     if isinstance(value, Ref):
-        return Slot(next(slots))
+        return Slot(slots.setdefault(value.handle, len(slots)))
     if type(value) is tuple:
         return tuple(_template(item, slots) for item in value)
     if type(value) is float:
@@ -117,7 +116,7 @@ def _template(value: Any, slots: Iterator[int]) -> Any:
 
 
 class Persistent(NamedTuple):
-    """Role of a tensor that exists before the pass and is the same in every pass (a parameter)."""
+    """Role of a tensor that exists before every pass and is always the same (a parameter)."""
 
     handle: int
 

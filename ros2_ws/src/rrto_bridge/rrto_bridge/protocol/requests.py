@@ -45,6 +45,8 @@ def from_item(item: tuple[Any, ...]) -> Any:
     for name, field in zip(action.__slots__, fields, strict=True):
         if name in ('bound', 'alive'):
             good = type(field) is tuple and all(type(h) is int for h in field)
+        elif name == 'failed':
+            good = type(field) is bool
         elif name == 'inputs':
             good = type(field) is tuple and all(type(data) is memoryview for data in field)
         else:

@@ -30,7 +30,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Role of a tensor that existed before the pass; each pass has another tensor in this role.
+    """Role of a tensor that exists before the pass; in each pass it is another tensor.
 
     `index`: number of the tensor, in order of first use.
     """
@@ -47,9 +47,9 @@ class Step:
     """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
 
     `results`: `Own` for a new tensor, the argument's role for a returned argument, None for a
-    result that is no tensor. `metas`: None for a result that is no tensor or whose shape varies
-    from pass to pass. `compiled`: the code that executes or matches steps may store its own data
-    here.
+    result that is not a tensor. `metas`: None for a result that is not a tensor, and for one whose
+    shape varies from pass to pass. `compiled`: the code that executes or matches steps may store
+    its own data here.
     """
 
     op: str
@@ -70,7 +70,7 @@ class Step:
                 if isinstance(role, Own) and meta is not None}
 
     def differs(self, metas: tuple[Meta | None, ...]) -> bool:
-        """Return whether `metas` differ from `self.metas`, where None stands for any meta."""
+        """Return whether `metas` differ from `self.metas`, in which None equals any meta."""
         return any(mine is not None and mine != other
                    for mine, other in zip(self.metas, metas, strict=True))
 
@@ -89,7 +89,7 @@ class Sequence:
     slots: int = 0        # number of tensors that the pass creates
     number: int = -1      # assigned by the client when it adds the sequence
     keys: list[str] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)   # number of slots before step i; last: all slots
+    made: list[int] = field(default_factory=list)   # slots made before step i; last: all
     metas: dict[int, Meta] = field(default_factory=dict)  # slot -> meta at the end of the pass
     needs: list[int] = field(default_factory=list)  # positions of steps that need the client's data
 
@@ -182,7 +182,7 @@ def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[in
 
 
 def changed(new: Sequence, old: Sequence) -> set[int] | None:
-    """Return the handles of the persistent tensors of `new` that are other tensors in `old`.
+    """Return the handles of the persistent tensors in which `new` differs from `old`.
 
     Return None if the sequences differ in anything else.
     """

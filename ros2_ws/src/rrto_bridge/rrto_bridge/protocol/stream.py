@@ -1,8 +1,8 @@
 """Splits messages of any size into frames, and joins frames to messages. Sans-I/O.
 
 The ROS topics that carry the frames are reliable and keep the order. The sender has at most
-`WINDOW` frames in transit, so the queue of the middleware stays short. Therefore the sender notices
-a dead link, and can abandon a message.
+`WINDOW` frames in transit, so the queue of the middleware stays short. So the sender notices a dead
+link, and can abandon a message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .errors import LinkError, RemoteError
 
 FRAME = 61440    # maximum bytes of data in a frame, so that a frame fits into one UDP datagram
 WINDOW = 64      # maximum number of frames in transit
-EVERY = 16       # number of frames for which the receiver sends one acknowledgement
+EVERY = 16       # the receiver acknowledges every EVERY-th frame
 
 
 @dataclass(frozen=True, slots=True)

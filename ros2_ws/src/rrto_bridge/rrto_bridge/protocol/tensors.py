@@ -123,9 +123,9 @@ def ordinary() -> Any:
     """Return a context for computation with CPU tensors inside the implementation of an operator.
 
     While an implementation runs, PyTorch skips steps that it has already done for the arguments of
-    this operator. Other tensors need these steps. Without them, PyTorch would ignore that a tensor
-    is lazily conjugated or negated, and would multiply by a weight that may require gradients as by
-    a weight that does not. In the context, PyTorch does all steps.
+    this operator. Other tensors still need these steps: without them, PyTorch would ignore that a
+    tensor is lazily conjugated or negated, or that a weight may require gradients (by which it
+    multiplies differently). In the context, PyTorch does all steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)

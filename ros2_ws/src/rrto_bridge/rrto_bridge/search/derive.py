@@ -1,6 +1,6 @@
 """Derive the sequence for another batch size from a known one (Algorithm 13, RRTOFIXARGS).
 
-So the client need not record inferences with this batch size. Shape inference gives the metas for
+Then the client need not record inferences with this batch size. Shape inference gives the metas for
 the new input. Arguments that are sizes (of view, expand, zeros) are derived from the known
 sequence. If the batch size of the known sequence is 1, these arguments are a guess, because a 1 in
 a size need not be the batch size. A wrong guess costs one mismatch, because the client compares
@@ -34,7 +34,7 @@ def derive(sequence: Sequence, given: Meta | None, infer: Infer,
     try:
         return _Derivation(sequence, given, infer, meta_of).run()
     except (ValueError, RuntimeError, TypeError, IndexError, KeyError):
-        return None     # the guess is impossible: the client must record inferences of this size
+        return None     # impossible, so the client must record inferences of this size
 
 
 class _Derivation:
@@ -60,7 +60,7 @@ class _Derivation:
         return self.metas[role]
 
     def step(self, step: Step) -> Step:
-        """Return the step with the sizes and metas for the new batch size."""
+        """Return the step with its sizes and metas changed to the new batch size."""
         arguments, keywords, metas = step.arguments, step.keywords, step.metas
         if step.op == HTOD:
             metas = tuple(m and _with_batch(m, self.old, self.new) for m in metas)
@@ -97,9 +97,9 @@ class _Derivation:
             begin, end = prod(before[:at]), prod(before[:at + 1])
             inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
-            # If the batch size is 1, several dimensions can be the batch. Prefer a dimension whose
-            # size is the old batch size. Then, unless dimensions were merged, prefer a dimension
-            # that does not lie wholly before the batch of the input. Then prefer the first one.
+            # If the batch size is 1, several dimensions can be the batch. Order of preference: a
+            # dimension whose size is the old batch size; a dimension that does not lie wholly
+            # before the batch of the input (not used if dimensions were merged); the first.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))
@@ -119,7 +119,7 @@ def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
-    """Return a contiguous meta with batch size `new`; `meta` itself if dimension 0 is not `old`."""
+    """Return `meta` with first size `new`, contiguous, if its first size is `old`; else `meta`."""
     if not old or meta.shape[:1] != old:
         return meta
     shape = new + meta.shape[1:]

@@ -12,12 +12,12 @@ from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
-PATIENCE = 3          # a sequence pauses after more than this number of failed runs in a row
-MAX_LOOSE = 4         # maximum number of tensors that `add` makes `Bound`; more mean another model
+PATIENCE = 3          # failed runs in a row after which a sequence pauses
+MAX_LOOSE = 4         # maximum tensors that `add` makes `Bound`; if more differ, the model differs
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
-MAX_PAUSE = 64        # a failing sequence skips fewer than MAX_PAUSE possible starts in a row
+MAX_PAUSE = 64        # possible starts that a failing sequence skips in a row are fewer than this
 
-ANY = 1 << 62         # base of a pass that has no tensors of its own yet; above every handle
+ANY = 1 << 62         # base, above every handle, of a pass that has not created a tensor yet
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +25,12 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # other's number -> equal steps at start
+    common: dict[int, int] = field(default_factory=dict)  # sequence's number -> equal first steps
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()
-    fast: list[Step | None] = field(default_factory=list)  # None: the step needs `PrefixTree.bind`
+    # Each step, or None in place of a step that only `PrefixTree.bind` can compare with a call.
+    fast: list[Step | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Derive the persistent handles and the fast steps."""
@@ -54,7 +55,8 @@ class PrefixTree:
 
     def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
         self.known: list[Known] = []
-        # Sequences dropped or rejected because the program has freed a persistent tensor of them.
+        # Sequences that were dropped or rejected because the program has freed one of their
+        # persistent tensors.
         self._former: deque[Sequence] = deque(maxlen=4)
         self._meta_of, self._infer = meta_of, infer
         self.added = 0                # number of sequences added so far
@@ -73,7 +75,7 @@ class PrefixTree:
         return False
 
     def add(self, sequence: Sequence, actions: list[Action]) -> Known:
-        """Add a sequence; it replaces a known sequence that differs only in the kept tensors.
+        """Add a sequence; if a known one differs only in the kept tensors, replace that one.
 
         If the sequence differs from a sequence in `_former` only in a few persistent tensors, these
         tensors differ from pass to pass, such as the features of the last key frame. So they become

@@ -3,12 +3,13 @@
 A detector's backbone makes the same calls in every inference. The calls after a selection by score,
 or after an `nms` on the robot, vary. This file cuts the calls into *fragments*: a fragment ends
 with a wanted call (a call whose value the program needs at once), or before an input. A *partial
-sequence* begins with an input. It continues while each fragment has been seen before, and is the
-only fragment that has ever followed the fragment before it. It ends
+sequence* begins with an input. It continues while each fragment is known, and no other fragment has
+ever followed the fragment before it. It ends
 
-- with a data-dependent operator whose result has another shape than before: this shape stays open;
-- with the last wanted call before a fragment that differs in another way (such as an input of
-  another shape). This fragment is in no partial sequence;
+- with a data-dependent operator whose result has another shape than before (this shape stays
+  undefined);
+- with the last wanted call before a fragment that differs in another way, such as an input of
+  another shape (this fragment is in no partial sequence);
 - before its first fragment occurs again, because that marks the next inference. Otherwise a
   data-dependent loop, which contains no new fragment, would merge successive inferences.
 
@@ -25,7 +26,7 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-# Maximum number of known tags plus calls of the open partial sequence; then all are forgotten.
+# Maximum sum of known tags and calls of the open partial sequence; beyond it, all are forgotten.
 LIMIT = 1 << 15
 FED = 16           # number of partial sequences after which a tree node gets a new `Search`
 
@@ -78,11 +79,11 @@ class PartialSequences:
         # Calls and freed handles of the open partial sequence, up to the end of its last fragment.
         self._items: list[Call | int] = []
         self._root: Fragment = ()              # first fragment of the open partial sequence
-        self._node: _Node | None = None        # node after its last fragment
+        self._node: _Node | None = None        # node after the last fragment of `_items`
         # Node after the last wanted call of the open partial sequence, and the number of `_items`
         # up to and including this call; None if it has no wanted call yet.
         self._end: tuple[_Node, int] | None = None
-        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that its calls use
+        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that the calls use
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call; if a sequence is found that ends with or before this call, return it."""
@@ -139,8 +140,9 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: it ends only because its first fragment occurs again. If no partial sequence has
-        ended at this node for another reason, no shape varies; then do not search it.
+        `again`: whether it ends only because its first fragment occurs again. If so, search it only
+        if a partial sequence has ended at this node for another reason, because otherwise no shape
+        varies.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None
@@ -182,5 +184,5 @@ class PartialSequences:
 
 
 def _begins(call: Call) -> bool:
-    """Return whether a partial sequence may begin with this call: an input with dimensions."""
+    """Return whether a partial sequence may begin with this call, an input with dimensions."""
     return call.op == HTOD and any(meta and meta.shape for meta in call.metas)

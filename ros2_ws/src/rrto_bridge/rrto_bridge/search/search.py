@@ -8,8 +8,8 @@ host), because an inference can end only there. Sections with equal tags get the
 number. A pass is the calls of one inference: one or more sections. It is found if R passes in a row
 (`REPETITIONS`) are equal:
 
-- Candidates (boundary statistics): for the last 1, 2, 4, ... sections, how many sections ago the
-  same sections ended before. Each answer is a possible number of sections of a pass.
+- Candidates (boundary statistics): how many sections ago the last 1, 2, 4, ... sections occurred
+  before. Each of these numbers may be the number of sections of a pass.
 - FastCheck: the tags of R passes are equal.
 - FullCheck: every tensor argument has the same role in R passes.
 
@@ -28,7 +28,7 @@ from ..protocol.record import HTOD, Call, Meta, Ref
 from ..protocol.sequence import Sequence, build
 
 REPETITIONS = 3       # R; 3, because the first pass may still initialise data (thesis 5.3.3)
-WITHOUT_INPUT = 8     # R is this many times larger for a pass without input: it may be a small loop
+WITHOUT_INPUT = 8     # factor on R for a pass without input, which may be just a small loop
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
@@ -49,8 +49,8 @@ class Search:
                  ) -> None:
         """Begin with an empty log.
 
-        `rotate`: whether a pass may begin with another of its sections than the section with which
-        it was found to repeat; see `_best_cut`.
+        `rotate`: whether a pass may begin with any of its sections, not only with the section with
+        which its repetition was found; see `_best_cut`.
         """
         if repetitions < REPETITIONS:
             raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
@@ -64,20 +64,20 @@ class Search:
         """Clear the log."""
         self._tags.clear()
         self._log: list[Call] = []
-        self._row: list[int] = []                 # tag of each call
+        self._row: list[int] = []                 # tags of the calls in `_log`
         self._given = array('q')                  # handles of the tensor arguments of all calls
-        self._from = array('q')                   # origins of these handles
+        self._from = array('q')                   # origins of the tensors in `_given`
         self._first = [0]                         # for each call: first index in `_given`, `_from`
         self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
         self._outside: dict[int, Meta] = {}       # handle -> meta of tensors from replayed passes
-        self._breaks: list[int] = []              # positions before which calls are not in the log
+        self._breaks: list[int] = []              # positions just before which calls are missing
         self._input = -1                          # position of the last host-to-device copy
-        self._names: dict[Any, int] = {}          # names of every 2^k consecutive sections
+        self._names: dict[Any, int] = {}          # (k, contents) -> name of 2^k sections in a row
         # For each k and each section: name of the 2^k sections that end with this section.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
         self._seen: dict[int, int] = {}           # name -> section at which it was last seen
         self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
-        self._blocked: dict[int, int] = {}        # pass length -> R passes cannot begin before this
+        self._blocked: dict[int, int] = {}        # pass length -> first possible start of R passes
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call with its results; return a sequence if one is found."""
@@ -113,9 +113,9 @@ class Search:
     def interrupt(self, left: Mapping[int, Meta]) -> None:
         """Record that calls outside the log were made here, such as a replayed pass.
 
-        A pass that is found later does not span this position. `left`: handle -> meta of the
-        tensors that remain after these calls. Remove the calls after the last wanted call from the
-        log, because they cannot be in a pass any more.
+        No pass that is found later spans this position. So the calls after the last wanted call can
+        no longer be in a pass; remove them from the log. `left`: handle -> meta of the tensors that
+        remain after the calls outside the log.
         """
         self._outside.update(left)
         keep = self._ends[-1] + 1
@@ -143,7 +143,7 @@ class Search:
     def _add_section(self, end: int) -> set[int]:
         """Name the section that ends at position `end`; return the candidates.
 
-        A candidate is the number of sections since the last 1, 2, 4, ... sections occurred before.
+        Each candidate says how many sections ago the last 1, 2, 4, ... sections occurred before.
         """
         section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
@@ -178,8 +178,8 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        # Compare the names of the sections of all passes but the first. The first section of the
-        # first pass may also contain calls from before this pass, and then has another name.
+        # Compare the sections by name, in all passes but the first. The first section of the first
+        # pass may also contain calls from before this pass, and then has another name.
         whole = (repetitions - 2) * period
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None
@@ -200,10 +200,11 @@ class Search:
     def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
         """Check that every tensor argument has the same role in all passes.
 
-        A role is: the same tensor in all passes; the result of a certain earlier call of the same
-        pass; or the result of a certain call of a recent pass (for the first pass: of any call
-        before it). If the check succeeds, return a list over all tensor arguments of the pass: True
-        for the first of these roles. Else return the position where a later check must begin.
+        There are two roles. Either the argument is one tensor in all passes. Or it is a result of
+        the call that lies a certain number of calls earlier, in the same pass or in a recent one
+        (in the first pass: a result of any call before it). If the check succeeds, return a list
+        over all tensor arguments of the pass: True for the first role. Else return the position
+        where a later check must begin.
         """
         last = first + (repetitions - 1) * length
         for start in range(last, first - 1, -length):
@@ -229,9 +230,9 @@ class Search:
 
     def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
                     is_first: bool) -> int | None:
-        """Return the index of an argument that has another role in pass `start` than in `last`.
+        """Return the index of an argument whose roles in the passes `start` and `last` differ.
 
-        Return None if there is none. `fixed`: for each argument, whether its role is to be the same
+        Return None if there is none. `fixed`: for each argument, whether its role is to be one
         tensor in all passes. `is_first`: whether `start` is the first pass.
         """
         shift = (last - start) << _SHIFT
@@ -255,7 +256,7 @@ class Search:
 
         A cut is the place where one pass ends and the next begins. If a pass has several sections,
         it can be cut after any section. The best cut is the cut across which the fewest tensors
-        live. Of equal cuts, prefer a cut before an input, then the nearest cut.
+        live. If several cuts are equally good, prefer a cut before an input, then the nearest cut.
         """
         if period == 1 or not self._rotate:
             return 0
@@ -293,7 +294,7 @@ class Search:
 
 
 def _span(begin: int, size: int, change: list[int]) -> None:
-    """Count a tensor as live at `size` calls from `begin` on, cyclically: add to the changes."""
+    """Add a tensor to `change` that is live during `size` calls from `begin` on, cyclically."""
     length = len(change) - 1
     if not size:
         return

@@ -30,7 +30,7 @@ from .parameters import ServerSettings
 from .worker import Task, serve
 
 MESSAGE = 1 << 16   # maximum size of a datagram, bytes
-ORDERLY = 0.8       # seconds for the programs' processes to end by themselves; then they are killed
+ORDERLY = 0.8       # seconds that processes have to end by themselves before they are killed
 
 
 class ForkServer:
@@ -48,7 +48,7 @@ class ForkServer:
         self.selector.register(link, selectors.EVENT_READ, '')
 
     def _child(self, ask: Any) -> str:
-        """Call `ask` in a child process, which may use a GPU, unlike this one; return the result.
+        """Call `ask` in a child process, because `ask` may use a GPU; return the result.
 
         Also report to the supervisor whether the server is ready.
         """
@@ -120,8 +120,8 @@ class ForkServer:
         """End all programs' processes and delete their shared files.
 
         Kill the processes only if they do not end by themselves within `ORDERLY` seconds. A killed
-        process would stay on the ROS graph until its DDS lease expires; until then, programs that
-        end would wait for its acknowledgements.
+        process stays on the ROS graph until its DDS lease expires, and until then ending programs
+        wait for its acknowledgements.
         """
         self._signal(signal.SIGTERM)
         self.selector.unregister(self.link)

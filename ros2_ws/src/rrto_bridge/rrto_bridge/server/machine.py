@@ -18,7 +18,7 @@ from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name
 
 AT_ONCE = 4     # number of processes that may start one after another without a pause
-PACE = 1.0      # seconds between further starts, because a start slows other processes down
+PACE = 1.0      # s between two starts after these; each start slows other processes down
 FAULT = 4.0     # seconds by which a process that has failed delays the next start
 LONGEST = 10.0  # maximum delay of the next start, s
 
@@ -70,7 +70,7 @@ class _Program:
     name: str
     incarnation: int
     begun: int = -1         # number of operators begun, at the last check
-    since: float = 0.0      # time from which `begun` has not changed
+    since: float = 0.0      # time at which `begun` last changed, or the process was last idle
     killed: str = ''        # why the process was killed
 
 
@@ -147,7 +147,7 @@ class ServerMachine:
 
     def on_progress(self, program: str, begun: int, busy: bool, name: str, now: float
                     ) -> list[Action]:
-        """Note how far a program's process is; kill the process if an operator takes too long.
+        """Record the progress of a program's process; kill it if an operator takes too long.
 
         `begun`: number of operators that have begun. `name`: the last of these operators. `busy`:
         whether the process is executing a message.

@@ -24,7 +24,7 @@ QUEUED = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The session has ended, and the program knows why. `fault`: whether the program caused it."""
+    """The session has ended; the program knows why. `fault`: whether the program caused it."""
 
     reason: str
     fault: bool = True
@@ -44,14 +44,14 @@ class SessionMachine:
         self._heard = now
         self._messages: deque[bytes] = deque()
         self._queued = 0        # number of bytes in `_messages`
-        self._held = False      # whether an acknowledgement waits for a shorter queue
+        self._held = False      # whether an acknowledgement is delayed until the queue is shorter
 
     # -- frames and time -------------------------------------------------------------------------
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
         """Process a frame from the program."""
         if self.over:
-            return []    # the program sent it before it knew that the session is over
+            return []    # the program did not know yet that the session is over
         if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now

@@ -8,7 +8,9 @@ holds one publisher per program, to report the end of the process.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -18,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fleet_ros.alarm import Alarm
 from rclpy.duration import Duration
@@ -41,6 +43,8 @@ from .shared_status import SharedStatus
 FAREWELL = 1.0
 START = 300.0     # maximum seconds to load PyTorch, on a busy machine
 MEMORY = '/dev/shm'
+PREFIX = 'rrto_'        # of the name of a server's folder
+LOCK = '.rrto_server'   # file in this folder, locked while the server runs
 MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, bytes
 LOOK = 1.0        # seconds between checks of the processes
 
@@ -118,7 +122,7 @@ class ForkServerProcess:
 
 
 class _Program:
-    """The shell's status file and publisher of one program."""
+    """What the shell holds for one program: its status file and the publisher to it."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
@@ -133,12 +137,12 @@ class Server:
 
     def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
         self.node, self.name, self.settings = node, name, settings
-        self.folder = _folder()
+        self.folder, self._lock = _folder()
         (self.folder / 'weights').mkdir()
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
-            if name in wait_for_servers(node, wanted=name):   # while PyTorch loads
+            if name in wait_for_servers(node, wanted=name):   # PyTorch loads meanwhile
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
             facts = self._fork_server.ready()
@@ -216,7 +220,7 @@ class Server:
                                             known.status.name, time.monotonic()))
 
     def _on_gone(self) -> None:
-        """Start another fork server after the old one, and all programs' processes, have ended.
+        """Start a new fork server, after the old one and all programs' processes have ended.
 
         New programs wait until it is ready.
         """
@@ -254,7 +258,8 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Keep the publisher for a while: if the reason is lost, DDS repeats it.
+                        # Keep the publisher for a while, so that DDS can repeat the reason if it is
+                        # lost.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)
@@ -296,10 +301,28 @@ class Server:
         self._status.publish(message)
 
 
-def _folder() -> Path:
-    """Create a folder that only this user can read, in memory if possible; raises ConfigError."""
+def _folder() -> tuple[Path, IO[str]]:
+    """Create a folder that only this user can read, in memory if possible; raises ConfigError.
+
+    Return also its file `LOCK`, which this process locks until it ends.
+    """
     for place in (MEMORY, None):
         with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix='rrto_', dir=place))
+            _delete_orphans(Path(place or tempfile.gettempdir()))
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            lock = (folder / 'new').open('w')
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / 'new').rename(folder / LOCK)   # from here on another server can find it
+            return folder, lock
     raise ConfigError(f'the server needs a folder, but neither {MEMORY} nor a temporary folder '
                       '(TMPDIR, /tmp) has space for one and can be written')
+
+
+def _delete_orphans(place: Path) -> None:
+    """Delete the folders of this user's servers that were killed with their fork servers."""
+    for path in place.glob(f'{PREFIX}*/{LOCK}'):
+        with contextlib.suppress(OSError):   # it is another user's, or its server runs
+            if path.parent.lstat().st_uid == os.getuid():
+                with path.open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path.parent, ignore_errors=True)

@@ -101,7 +101,7 @@ class _Worker:
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        self.reason, self.fault = '', False   # why the session ended; whether the program caused it
+        self.reason, self.fault = '', False   # why it ended; whether the program is at fault
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -140,7 +140,7 @@ class _Worker:
         except _ServerHasEnded:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
-        with self._changed:   # wait until the thread that ended the session has sent the reason
+        with self._changed:   # until the thread that ended the session has sent the reason
             self.status.leave(self.reason)
         self._close()
 
@@ -148,7 +148,7 @@ class _Worker:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
-                    # The node's thread also ends a silent session, but do not rely on this thread.
+                    # The node's thread also ends a silent session, but do not rely on it.
                     self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
                     self._act(self.machine.on_time(time.monotonic()))
                 if self.reason:
@@ -158,7 +158,7 @@ class _Worker:
             del message
 
     def _close(self) -> None:
-        """Leave the ROS graph; end the process after `PATIENCE` s even if that hangs."""
+        """Leave the ROS graph; if that hangs, end the process after `PATIENCE` s."""
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()
@@ -216,7 +216,7 @@ class _Worker:
                 self.link.send(len(action.frame.data),
                                partial(self.down.publish, to_ros(action)), now)
             elif action.error:
-                self.acks.publish(to_ros(action))   # past the emulated link: the process ends soon
+                self.acks.publish(to_ros(action))   # skip the emulated link: the process ends soon
             else:
                 self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
         self._alarm.set(min(self.machine.deadline, self.link.deadline))

@@ -28,7 +28,7 @@ BINARY = (
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
-    """Return the size that an operand has along `axis` of the result; None: it lacks this axis.
+    """Return the size of an operand along `axis` of the result, or None if it lacks this axis.
 
     `rank`: number of dimensions of the result.
     """
@@ -102,7 +102,7 @@ def batch_norm(call: Call) -> Division:
 
 @rule('prelu')
 def prelu(call: Call) -> Division:
-    """Divide along any axis, but along axis 1 only if all its indices share one slope."""
+    """Divide along any axis; along axis 1 only if all its indices have the same slope."""
     value = call.values[0]
     weight = call.arguments['weight']
     if len(call.values) != 1 or value.axis == 1 and weight.shape[0] > 1:

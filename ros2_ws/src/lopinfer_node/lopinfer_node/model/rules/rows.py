@@ -49,7 +49,7 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    if a == b and not batch:    # as one factor it is needed in part, as the other factor whole
+    if a == b and not batch:    # one tensor would be needed both whole and in part
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
             and v.axis is not None and v.axis + rank - len(v.shape) == axis
@@ -172,7 +172,7 @@ def along_one_axis(call: Call) -> Division:
 
 @rule('embedding')
 def embedding(call: Call) -> Division:
-    """Divide along the indices; index i selects row i of the result."""
+    """Divide along the axes of `indices`: position i of `indices` selects row i of the result."""
     value = call.values[0]
     if value is not call.arguments['indices'] and value != call.arguments['indices']:
         return indivisible(call)

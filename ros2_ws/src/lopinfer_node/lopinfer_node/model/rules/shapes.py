@@ -39,10 +39,10 @@ def permute(call: Call) -> Division:
 def reshape(call: Call) -> Division:
     """Divide along the axis of the result that corresponds to the divided axis of the input.
 
-    For both axes, the product of the sizes of all outer axes is the same. The divided axis either
-    stays as it is, joins inner axes, or is split. An interval stays an interval only if the divided
-    axis is the outermost of the axes that are joined, or becomes the outermost of the axes into
-    which it is split.
+    Two axes correspond if the product of the sizes of all outer axes is equal for both. The divided
+    axis either stays as it is, is joined with inner axes, or is split. An interval stays an
+    interval only if the divided axis is the outermost of the axes that are joined, or becomes the
+    outermost of the axes into which it is split.
     """
     value = call.values[0]
     assert value.axis is not None
@@ -77,7 +77,7 @@ def reshape(call: Call) -> Division:
 
 
 def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
-    """Return the first axis longer than 1 for which the product of earlier sizes is `before`.
+    """Return the first axis that is longer than 1 and follows sizes with the product `before`.
 
     Return None if `shape` has no such axis.
     """
@@ -152,8 +152,8 @@ def select(call: Call) -> Division:
 def cat(call: Call) -> Division:
     """Divide along the divided axis of the inputs.
 
-    If the inputs are joined along this axis, each input fills a stretch of the result. Otherwise
-    all inputs are divided alike.
+    If the inputs are joined along this axis, each input fills one interval of the result. Otherwise
+    all inputs are divided in the same way.
     """
     tensors = call.arguments['tensors']
     rank = len(call.shape)
@@ -233,7 +233,7 @@ def stack(call: Call) -> Division:
 def pad(call: Call) -> Division:
     """Divide constant padding, which shifts the footprint.
 
-    Other padding, such as reflection, of the divided axis is indivisible.
+    If the divided axis has other padding, such as reflection, the operator is indivisible.
     """
     value = call.values[0]
     assert value.axis is not None
@@ -265,7 +265,7 @@ def pad(call: Call) -> Division:
 def pixel_shuffle(call: Call) -> Division:
     """Divide along any axis except the channels, which become r x r blocks of pixels.
 
-    Output row i needs input row i // r.
+    Output row i needs input row i // r, where r is the upscale factor.
     """
     value = call.values[0]
     factor = call.arguments['upscale_factor']
@@ -297,9 +297,9 @@ def pixel_unshuffle(call: Call) -> Division:
 @rule('upsample_nearest1d', 'upsample_nearest2d', 'upsample_nearest3d', 'upsample_linear1d',
       'upsample_bilinear2d', 'upsample_trilinear3d')
 def interpolate(call: Call) -> Division:
-    """Divide along any axis, unless the parts could be rounded otherwise than the whole.
+    """Divide along any axis, unless parts and whole could be rounded differently.
 
-    Along a divided spatial axis this rule takes the input indices and their weights itself;
+    Along a divided spatial axis this rule itself selects the input indices and their weights, and
     PyTorch's kernel interpolates only along the other axes. An output index needs one input index
     (nearest) or two neighbours (linear).
     """
@@ -310,7 +310,7 @@ def interpolate(call: Call) -> Division:
         return same_axis(call, value)
     if not call.dtype.is_floating_point or call.dtype is torch.float64 and 'nearest' in call.op \
             or _ambiguous(call, value):
-        return indivisible(call)   # `_neighbours` would round otherwise than PyTorch's kernels
+        return indivisible(call)   # `_neighbours` and PyTorch's kernels round differently
     below, above, weight = _neighbours(call, value)
     footprint = ranges(below, above + 1, value.extent)
     target = list(call.shape[2:])
@@ -348,7 +348,7 @@ def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
     """Return the interpolation on all axes except the divided axis `at`, which keeps its size."""
     packet = getattr(torch.ops.aten, call.op)
     corners = call.arguments.get('align_corners')
-    # Keep the scales of the other axes from the call, because they decide where samples fall.
+    # Keep the call's scales of the other axes, because they decide where samples fall.
     scales = [None if i == at else scale for i, scale in enumerate(_scales(call, len(sizes)))]
     if corners is None:
         return lambda x: packet(x, sizes, *scales)

@@ -60,8 +60,8 @@ def _first(call: Call) -> tuple[Value, int, int] | None:
 def convolution(call: Call) -> Division:
     """Divide a convolution along a spatial dimension or along the batch.
 
-    If its input is divided along the channels, it is not divided, because an output needs all
-    input channels (with groups: all channels of a group).
+    A convolution whose input is divided along the channels is indivisible, because an output needs
+    all input channels (with groups, all channels of its group).
     """
     found = _first(call)
     if found is None or isinstance(call.arguments['weight'], Value):
@@ -104,7 +104,7 @@ def convolution(call: Call) -> Division:
 
 
 def _with_padding(call: Call, padding: list[int], **changes: Any) -> Arithmetic:
-    """Return the call with numbers as its padding, even if its overload takes a word instead."""
+    """Return the call with its padding as numbers, even if its overload takes a string."""
     if call.overload._overloadname == 'padding':
         plain = Call(getattr(torch.ops.aten, call.op).default, {**call.arguments}, call.shape,
                      call.dtype)
@@ -208,7 +208,7 @@ def _average(call: Call, at: int, axis: int, pads: tuple[int, int], interval: In
     if call.arguments.get('divisor_override'):
         return lambda x: run(padded(x, axis, *pads)).narrow(axis, 0, hi - lo)
     begin = torch.arange(lo, hi) * s - p
-    # PyTorch counts the padding that the call asks for, but not what ceil mode adds.
+    # The divisor counts the padding that the call requests, not the padding of ceil mode.
     counted = (begin + k).clamp(max=extent + p) - begin \
         if call.arguments.get('count_include_pad', True) \
         else (begin + k).clamp(max=extent) - begin.clamp(min=0)

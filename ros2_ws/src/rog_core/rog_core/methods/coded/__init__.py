@@ -27,7 +27,7 @@ class Gcc(Coded):
 
 
 class Dcgc(Coded):
-    """``dcgc``: like gcc; after each round, the stragglers of the round are spread over groups."""
+    """``dcgc``: like gcc, but after each round its stragglers are spread over the groups."""
 
     name = usage = 'dcgc'
 
@@ -35,7 +35,7 @@ class Dcgc(Coded):
 class DghGc(Coded):
     """``dgh-gc``: groups of equal capacity, shards in proportion to the robots' capacities.
 
-    From time to time the groups are formed again by how often each robot has straggled.
+    Every B rounds, the robots that straggled most often are spread over the groups again.
     """
 
     name = usage = 'dgh-gc'

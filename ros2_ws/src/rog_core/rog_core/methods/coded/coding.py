@@ -19,8 +19,8 @@ from ...errors import ConfigError
 from .grouping import checked
 
 HALVINGS = 100  # steps of a bisection, after which the ends of its interval are adjacent doubles
-# Largest coefficient allowed in decoding. At 115 (40 robots, 5 stragglers) the float32 error was
-# 4e-6.
+# Largest coefficient allowed in decoding. With a coefficient of 115 (40 robots, 5 stragglers) the
+# measured float32 error was 4e-6.
 MAX_AMPLIFICATION = 150.0
 
 
@@ -28,8 +28,8 @@ def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -
     """Divide a whole number in proportion to weights, every part within its bounds.
 
     Each part is clip(x * weight, low, high), with the x for which the parts add up to ``total``.
-    The parts are rounded by the method of largest remainders. ``low``, ``high``: whole numbers, one
-    for all parts or one for each, with sum(low) <= total <= sum(high). Returns int64.
+    The method of largest remainders rounds the parts. ``low``, ``high``: whole numbers, one for all
+    parts or one for each, with sum(low) <= total <= sum(high). Returns int64.
     """
     array = checked(weights)
     floor, roof = np.broadcast_to(low, array.shape), np.broadcast_to(high, array.shape)
@@ -71,12 +71,13 @@ class GroupCode:
     member j - 1 end (equation 4). So every shard has s + 1 different holders. Member j sends the
     sum of the gradients of its shards, weighted by row j of ``matrix`` B, float64 (n, d).
 
-    In the paper, B holds only 0 and 1. In general this cannot be decoded: of three members with
-    the rows 1 1 0, 0 1 1 and 1 0 1, no two combine to 1 1 1. The weights here come from
+    In the paper, B holds only 0 and 1. In general such a code cannot be decoded: for example, no
+    two of the rows 1 1 0, 0 1 1 and 1 0 1 combine to 1 1 1. So the weights here come from
     heterogeneity-aware gradient coding (Wang et al.). C is a matrix of s + 1 rows, any s + 1
     columns of which are independent. For a shard with the holders H, the weights b in its column of
-    B solve C[:, H] b = u. If the members S are missing, choose lambda with lambda C[:, S] = 0 and
-    lambda u = 1. The coefficients are a = lambda C, since a B = lambda C B = lambda u 1 = 1.
+    B solve C[:, H] b = u. To decode when the members S are missing, choose lambda with lambda C[:,
+    S] = 0 and lambda u = 1. The coefficients are a = lambda C, since a B = lambda C B = lambda u 1
+    = 1.
 
     Wang et al. draw C at random and take u = 1. Here C is the Vandermonde matrix of the places t of
     the members' shards on the circle, and u is the last unit vector. Then no equation has to be
@@ -119,7 +120,8 @@ class GroupCode:
     def _amplification(self) -> float:
         """Return the largest coefficient that decoding can need.
 
-        It belongs to a member for which the s members farthest from it are missing.
+        A member's coefficient is largest when the s members farthest from it on the circle are
+        the missing ones.
         """
         apart = np.sort(np.abs(self._place[:, None] - self._place), axis=1)
         farthest = apart[:, len(self.members) - self.stragglers:].prod(axis=1)
@@ -129,7 +131,7 @@ class GroupCode:
         """Return the coefficients (n,) of the members' sums, 0 for sums that were not received.
 
         Returns None if more than s sums are missing. If fewer than s are missing, several choices
-        of coefficients recover the sum; returns the choice of least norm.
+        of coefficients recover the sum. In this case, returns the choice with the least norm.
         """
         missing = [place for place, rank in enumerate(self.members) if rank not in received]
         spare = self.stragglers - len(missing)
@@ -137,7 +139,7 @@ class GroupCode:
             return None
         apart = self._place[:, None] - self._place[missing]
         lines = (apart.prod(axis=1) * self._scale)[:, None] * np.vander(self._place, spare + 1)
-        if spare:  # the polynomial may have ``spare`` more zeros, anywhere
+        if spare:  # the polynomial may have ``spare`` more zeros, at any place
             lines[:, 0] -= lines[:, 1:] @ np.linalg.lstsq(lines[:, 1:], lines[:, 0], rcond=None)[0]
         return lines[:, 0]
 

@@ -28,8 +28,8 @@ class Coded(Rolling):
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
     shards; a single coded gradient is useless by itself. A robot that has not pushed when the round
     ends is a straggler: the server ends its push early, and the robot continues with the present
-    round. If so many robots leave that a round can never be decoded, the server gives up the round
-    and makes a new code for the remaining robots (the papers do not treat this case). Robots that
+    round. Robots may leave until a round can never be decoded. The papers do not treat this case.
+    Here the server gives up the round and makes a new code for the remaining robots. Robots that
     come back are part of the code again from the next round on.
     """
 
@@ -141,9 +141,9 @@ class Coded(Rolling):
     def _prompt(self) -> list[int]:
         """Return the ranks that pushed first in this round; all others count as stragglers.
 
-        The number of these others is what all groups together tolerate. If only the robots missing
-        at the end of the round counted, stragglers that share a group would be overlooked, because
-        the group has waited for all but S of its members.
+        The number of robots that count as stragglers is the number that all groups together
+        tolerate. The robots that are missing at the end of the round would not do: the round waits
+        for all but S members of each group, so they never show more than S stragglers in a group.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]
@@ -187,7 +187,7 @@ class Coded(Rolling):
         return super().close(robot, complete, fleet, now)
 
     def carry_out(self, due: Due, robots: int) -> None:
-        """See `Method.carry_out`. Source: DGH-GC, equation 1, with momentum on the server."""
+        """See `Method.carry_out`: DGH-GC, equation 1; here the server also applies momentum."""
         if isinstance(due, Discard):
             for robot in due.robots:
                 self.held.pop(robot, None)

@@ -4,8 +4,8 @@
     hgc     one group, shards in proportion to capacity
     gcc     groups of equal size in order of rank, the same number of shards for every robot
     dcgc    like gcc; after every round the stragglers of that round are spread over the groups
-    dgh-gc  groups of equal capacity, shards in proportion to capacity; regrouped every B rounds
-            by how often each robot has straggled
+    dgh-gc  groups of equal capacity, shards in proportion to capacity; every B rounds the robots
+            that straggled most often are spread over the groups
 
 Source: DGH-GC, Sections 2 and 4.
 """
@@ -71,8 +71,8 @@ class Scheme:
         self._shards = number_of_shards(capacities)
         self._capacities = comparable(capacities)
         count = len(self._capacities)
-        # By rank: the robot's weight in the division of the shards. Robots of equal weight may
-        # change places.
+        # By rank: the robot's weight when shards are divided. Robots of equal weight may change
+        # places.
         self._worth = self._capacities if name in BY_CAPACITY else np.ones(count)
         self._late, self._rounds = np.zeros(count), 0
         ranks = list(range(count))
@@ -81,12 +81,13 @@ class Scheme:
     def round_over(self, received: Collection[int]) -> bool:
         """Count the ranks not in ``received`` as stragglers; return whether `code` has changed.
 
-        The paper regroups when E_real falls below E_start. E_real is the number of stragglers that
-        the groups are expected to tolerate with the observed frequencies; E_start is this number
-        with all frequencies equal. Frequencies that differ inside a group raise E_real, so the
-        paper's condition hardly ever holds, even if better groups exist: with two stragglers in one
-        of two groups E_real is 0.92 and E_start 0.88; with one in each, E_real is 1.1. Here the
-        groups change whenever exchanges of robots can raise E_real.
+        Here the groups change whenever exchanges of robots can raise E_real, the number of
+        stragglers that the groups are expected to tolerate with the observed frequencies. The paper
+        regroups when E_real falls below E_start, the same number with all frequencies equal. But
+        frequencies that differ inside a group raise E_real, so the paper's condition hardly ever
+        holds, even if better groups exist. Example: of 12 robots in two groups (s = 1), one
+        straggles in 90 % of the rounds and another in 20 %. With both in one group, E_real is 0.92
+        and E_start 0.88; with one in each group, E_real is 1.1.
         """
         if self.name not in REGROUPED:
             return False
@@ -126,7 +127,7 @@ class Scheme:
         """Return the shards, sorted, that a robot may have to compute until the next `restrict`.
 
         These are its own shards and, in dcgc and dgh-gc, also the shards of the robots with which
-        it may change places. The result is empty for a robot that is not part of the code.
+        it may change places. A robot that is not part of the code gets an empty result.
         """
         present = [other for members in self._members for other in members]
         alike = [other for other in present if other == rank or

@@ -23,7 +23,7 @@ _Plain = torch.Generator
 
 
 class Generator(_Plain, metaclass=_Kind):
-    """Replaces `torch.Generator`. For 'cuda', its numbers are drawn here and sent to the server."""
+    """Replaces `torch.Generator`; for 'cuda' it draws numbers here and sends them to the server."""
 
     def __new__(cls, device: Any = 'cpu') -> Any:
         """Create a generator, like PyTorch's constructor."""

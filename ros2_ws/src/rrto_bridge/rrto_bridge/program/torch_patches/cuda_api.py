@@ -196,7 +196,7 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
-    """Return a dict name -> replacement, all different objects, as `torch._dynamo` requires."""
+    """Return name -> replacement; no two names share an object, as `torch._dynamo` requires."""
     def query(name: str) -> Any:
         return device.connection.query(name)
 
@@ -292,7 +292,7 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method, so that a number means a CUDA device even in a PyTorch without CUDA."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.overrides.has_torch_function_unary(self):   # the class of `self` then finds `call`
+        if torch.overrides.has_torch_function_unary(self):   # then its class gets `call`
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])
@@ -326,7 +326,7 @@ def _no_gradients() -> None:
 
 
 def _on_device(outputs: Any) -> bool:
-    """Return whether the autograd graph of these tensors contains a tensor of the device."""
+    """Return whether the autograd graph of ``outputs`` contains a tensor of the device."""
     ahead: list[Any] = [getattr(t, 'grad_fn', None) for t in outputs]
     seen: set[Any] = {None}
     while ahead:

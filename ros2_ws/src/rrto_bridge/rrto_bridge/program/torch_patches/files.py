@@ -196,7 +196,7 @@ def _loading_scripts(device: Device) -> None:
 
     @functools.wraps(load)
     def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # `torch.load` passes its function `locate`, which has this attribute.
+        # The patched `torch.load` passes its function `locate`, which carries the user's argument.
         map_location = getattr(map_location, 'map_location', map_location)
         place = torch.device(map_location) if isinstance(map_location, str) else map_location
         if isinstance(place, torch.device) and place.type != 'cuda' \

@@ -1,9 +1,9 @@
 """Make `type(x)` return `torch.Tensor` or `nn.Parameter` for remote tensors, as on CUDA.
 
 Remote tensors have classes of their own, to which PyTorch dispatches operators. A module that
-compares, stores or looks up types would therefore behave differently than on CUDA. Such a module
-gets another `type` among its globals. For remote tensors this `type` answers as on CUDA; otherwise
-it does the same as Python's `type`.
+compares, stores or looks up types would therefore behave differently than on CUDA. The globals of
+such a module get another `type`. For remote tensors it returns the class that they would have on
+CUDA; for all other objects it does the same as Python's `type`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Type:
             return kind
         if issubclass(kind, RemoteTensor):
             return seen_as(args[0])
-        return self if kind is builtins.type or kind is _Type else kind   # so `type(A) is type`
+        return self if kind is builtins.type or kind is _Type else kind   # keeps `type(A) is type`
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, builtins.type)
@@ -96,7 +96,7 @@ def _look(names: dict[str, Any], path: str) -> None:
         return
     try:
         source = Path(path).read_bytes()
-    except OSError:   # not from a file
+    except OSError:   # the module is not from a file
         return
     if b'type(' in source and _TENSORS.search(source) and _USES.search(source):
         names['type'] = TYPE

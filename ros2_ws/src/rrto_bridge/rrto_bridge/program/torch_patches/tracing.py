@@ -22,7 +22,7 @@ HOW = 'record it on the CPU, then move the result'
 
 
 def install(device: Device) -> None:
-    """Patch `make_fx` to check its recordings, and other functions to refuse remote tensors."""
+    """Make `make_fx` check its recordings, and make other functions refuse remote tensors."""
     trace = proxy_tensor._MakefxTracer.trace
 
     @functools.wraps(trace)
@@ -96,7 +96,7 @@ def _higher_order() -> None:
 
 
 def _remote(values: Any) -> bool:
-    """Return whether `values`, or modules in them, contain tensors of the device."""
+    """Return whether `values` contain tensors of the device, also inside modules."""
     return any(isinstance(t, RemoteTensor) for value in _pytree.tree_leaves(values)
                for t in ([*value.parameters(), *value.buffers()]
                          if isinstance(value, torch.nn.Module) else [value]))
