@@ -103,21 +103,6 @@ def test_only_rows_that_the_budget_is_likely_to_carry_are_encoded_ahead(budget, 
     assert all(values.size == ROW_BYTES and values[2] == ids[0] for ids, values in parts)
 
 
-def test_small_windows_share_a_chunk_whose_ids_ascend():
-    rows = Rows(0)
-    partition = partition_of([('w', (64, 64))])  # 10 bytes a row
-    sizes = RAW_LIKE.sizes(partition.lengths)
-    rows.encode = lambda codec, ids: np.zeros(int(sizes[ids].sum()), np.uint8)
-    windows = [np.arange(k, 64, 8) for k in range(7, -1, -1)]
-    machine = Sender(TRANSFER, partition, Plan(windows, 3, 64), RAW_LIKE, rows,
-                     LinkEstimate(1300, 0.004), 0.0, COMMAND)
-    first, second, end = machine.poll(0.0)
-    ids = [decode_ids(chunk.ids, chunk.segments, partition) for chunk in (first, second)]
-    assert ids[0].tolist() == sorted(np.concatenate(windows[:3]))
-    assert ids[1].tolist() == sorted(np.concatenate(windows[3:]))
-    assert end.chunks == 2
-
-
 def test_without_a_budget_every_row_arrives_whatever_is_lost():
     noise = np.random.default_rng(1)
     machine, encoded = sender()

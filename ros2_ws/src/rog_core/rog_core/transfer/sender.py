@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..errors import RemoteProtocolError
 from ..model.partition import RowPartition
 from ..protocol.messages import Ack, Chunk, Command, End, Receipt, TransferId
 from ..protocol.states import CLOSING, DONE, SENDER, SENDING
-from .link import MIN_CHUNK, LinkEstimate
+from .link import LinkEstimate
 from .plan import Plan
 
 # Longest time, s, between two Ends: a peer ignores an End that comes before it is ready, and an End
@@ -83,24 +83,6 @@ class RawRows:
         return RAW.snapshot(self._partition, self._values, ids)
 
 
-def _joined(windows: list[np.ndarray], sizes: np.ndarray, most: float) -> list[np.ndarray]:
-    """Join successive windows that together fit a chunk of ``most`` bytes.
-
-    A datagram of a few bytes would cost the link as much as its headers and its acknowledgement.
-    """
-    groups: list[list[np.ndarray]] = []
-    total = math.inf
-    for ids in windows:
-        nbytes = int(sizes[ids].sum()) + ids.size
-        if total + nbytes <= most:
-            groups[-1].append(ids)
-        else:
-            groups.append([ids])
-            total = 0
-        total += nbytes
-    return [np.sort(np.concatenate(group)) if len(group) > 1 else group[0] for group in groups]
-
-
 @dataclass
 class Sender:
     """Sends the windows of a plan. Give it messages and the time; `poll` returns what to send."""
@@ -143,10 +125,6 @@ class Sender:
 
     def __post_init__(self) -> None:
         self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of every segment
-        plan, most = self.plan, MIN_CHUNK / self.link.scale
-        first = _joined(plan.windows[:plan.mandatory], self._sizes, most)
-        rest = _joined(plan.windows[plan.mandatory:], self._sizes, most)
-        self.plan = replace(plan, windows=first + rest, mandatory=len(first))
 
     # -- events ----------------------------------------------------------------------------------
 

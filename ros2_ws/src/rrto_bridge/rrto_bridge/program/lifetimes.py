@@ -137,10 +137,10 @@ class Lifetimes:
     def collect(self, at_once: bool = False) -> None:
         """Free on the server the tensors that the program no longer references.
 
-        Tensors are freed in batches of at least `engine.batch`, or all with ``at_once``. The journal
-        holds the calls from which the client can compute its tensors again. If a tensor depends on
-        a long chain of these calls, first fetch its values, which then replace the chain in the
-        journal.
+        Tensors are freed in batches of at least `engine.batch`, or all with ``at_once``. The
+        journal holds the calls from which the client can compute its tensors again. If a tensor
+        depends on a long chain of these calls, first fetch its values, which then replace the chain
+        in the journal.
         """
         connection = self._connection
         engine = connection.engine
