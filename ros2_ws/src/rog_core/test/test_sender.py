@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from hostile import fingerprint
-from rog_core.codecs import decode_ids, get_codec
+from rog_core.codecs import get_codec
 from rog_core.errors import RemoteProtocolError
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
