@@ -138,14 +138,15 @@ def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, comp
     assert pushes == computed
 
 
-def test_a_robot_never_waits_for_its_own_rows(package):
-    """Its rows may be as old as the fleet's bound allows; only its next push can send them."""
+def test_a_tighter_bound_is_not_for_a_robot_s_own_rows(package):
+    """They may be as old as the fleet's bound allows; only its next push can send them."""
     sync = f'{package(TIGHT.replace("ssp", "rsp").replace("Ssp", "Rsp"))}:Tight:8'
     check_named(sync, Team())
     method = method_named(sync, Team())
     fleet = {'robot1': Standing(9, 4), 'robot2': Standing(6, 6)}
     assert method.held_up_by('robot1', fleet) == []
     assert method.held_up_by('robot1', fleet | {'robot2': Standing(5, 5)}) == ['robot2']
+    assert method.held_up_by('robot1', fleet | {'robot1': Standing(9, 1)}) == ['robot1']
 
 
 def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state(package):

@@ -245,7 +245,11 @@ class Method:
         if self.at_barrier(robot, fleet):  # iterations count here, because rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
-        return self.behind(robot, fleet, max(self.bound_of(robot), least))
+        behind = self.behind(robot, fleet, max(self.bound_of(robot), least))
+        own = fleet[robot]
+        if robot in behind and own.iteration - own.slowest < max(self.bound, least):
+            behind.remove(robot)  # its own rows may be as old as `sending` allows for all robots
+        return behind
 
     def bound_of(self, robot: str) -> float:
         """Return the staleness bound of this robot; a method may return less for one robot."""
@@ -257,13 +261,9 @@ class Method:
 
     @staticmethod
     def behind(robot: str, fleet: Fleet, bound: float) -> list[str]:
-        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``.
-
-        A robot never waits for its own rows: only its next push can send them.
-        """
+        """Return the robots whose slowest row is ``bound`` or more iterations behind ``robot``."""
         iteration = fleet[robot].iteration
-        return [name for name, other in fleet.items()
-                if name != robot and iteration - other.slowest >= bound]
+        return [name for name, other in fleet.items() if iteration - other.slowest >= bound]
 
     @property
     def deadline(self) -> float:
