@@ -246,8 +246,8 @@ class Method:
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         behind = self.behind(robot, fleet, max(self.bound_of(robot), least))
-        own = fleet[robot]
-        if robot in behind and own.iteration - own.slowest < max(self.bound, least):
+        here = fleet[robot]
+        if robot in behind and here.iteration - here.slowest < max(self.bound, least):
             behind.remove(robot)  # its own rows may be as old as `sending` allows for all robots
         return behind
 
