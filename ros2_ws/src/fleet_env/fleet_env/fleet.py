@@ -84,9 +84,8 @@ class LinkConfig(Settings):
 class HeartbeatConfig(Settings):
     """Heartbeats, by which robots and server notice that a peer is gone."""
 
-    period: float = _(0.5, 'time between heartbeats; longer on a slow link', 's', gt=0.0)
-    limit: float = _(3.0, 'silence after which a peer counts as gone; longer on a slow link', 's',
-                     gt=0.0)
+    period: float = _(0.5, 'time between heartbeats', 's', gt=0.0)
+    limit: float = _(3.0, 'silence after which a peer counts as gone', 's', gt=0.0)
 
     @model_validator(mode='after')
     def _in_order(self) -> 'HeartbeatConfig':

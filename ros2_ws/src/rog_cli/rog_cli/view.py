@@ -60,7 +60,7 @@ class Monitor:
         self.unproved = False  # whether the last server status had no valid signature
         self._subscribed: set[str] = set()
         self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
-                                      self._on_fleet, qos.HEARTBEAT)
+                                      self._on_fleet, qos.STATUS)
 
     @property
     def fleet(self) -> Any:

@@ -177,17 +177,6 @@ def test_a_silent_member_is_away_and_one_that_beats_is_not():
     assert machine.is_member('robot2', 10)
 
 
-def test_a_member_whose_link_allows_few_heartbeats_may_miss_two_of_them():
-    machine = server()
-    machine.on_register(request(), 0.0)
-    for now in (2.0, 4.0):
-        machine.on_heartbeat('robot1', 9, now, pause=2.0)
-    machine.on_time(9.9)
-    assert machine.is_member('robot1', 9)
-    machine.on_time(10.0)
-    assert not machine.is_member('robot1', 9)
-
-
 def test_messages_of_unknown_robots_are_ignored():
     machine = server()
     transfer = TransferId(9 ^ 50, Kind.PUSH, 1, 1)
@@ -271,8 +260,8 @@ def test_a_worker_asks_again_with_growing_pauses_until_it_is_answered():
         assert machine.on_time(times[-1] - 1e-3) == []
         action, = machine.on_time(times[-1])
         assert isinstance(action, Send)
-    assert times[:4] == [1, 3, 7, 15]
-    assert np.diff(times).max() == 32
+    assert times[:4] == [1, 3, 7, 11]
+    assert np.diff(times).max() == 4
 
 
 def test_a_worker_that_must_wait_for_its_name_asks_every_second():

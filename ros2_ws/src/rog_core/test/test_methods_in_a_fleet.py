@@ -104,9 +104,7 @@ def test_only_a_robot_on_a_bad_link_uses_the_smaller_code_and_only_if_asked_to()
     fleet.run(40)
     fleet.check()
     assert {(0, 2), (1, 2)} <= set(used['robot0'])
-    for name in ('robot1', 'robot2'):  # the estimate of a rate may be far too low once
-        smaller = used[name][0, 2] + used[name][1, 2]
-        assert smaller < 0.01 * used[name].total()
+    assert set(used['robot1']) == set(used['robot2']) == {(0, 1), (1, 1)}
     sparse = fleet.counts['compute']
     fleet, used = slow_robot('rsp:4')
     fleet.run(40)

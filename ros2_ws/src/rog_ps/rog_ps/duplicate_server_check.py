@@ -62,7 +62,7 @@ class DuplicateServerWatch:
     def __init__(self, node: ParameterServerNode, others: Others, process: int) -> None:
         self._node, self._others, self._process = node, others, process
         self._born = time.monotonic()
-        node.create_subscription(FleetStatus, 'fleet_status', self._on_status, qos.HEARTBEAT)
+        node.create_subscription(FleetStatus, 'fleet_status', self._on_status, qos.STATUS)
 
     def _on_status(self, message: Any) -> None:
         """Handle a status of a server in the namespace, which can be this server itself."""

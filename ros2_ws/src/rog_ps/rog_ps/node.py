@@ -122,7 +122,7 @@ class ParameterServerNode(ManagedNode):
     def _open_topics(self) -> None:
         """Make the topics, services and timers, and join the parent fleet if there is one."""
         settings, process = self.settings, process_of(self.machine.incarnation)
-        self._reports = Reports(self, settings, self._claim, self._signature)
+        self._reports = Reports(self, self._claim, self._signature)
         DuplicateServerWatch(self, Others(self._signature, self._claim.run, process), process)
         self.peers = Peers(self, self._links, settings.link_epoch)
         Registration(self, self._links, self._key)
@@ -257,8 +257,8 @@ class ParameterServerNode(ManagedNode):
         if member is None or message.robot != robot or member.state == AWAY \
                 or message.incarnation != process_of(member.incarnation):
             if robot in self._presence.away:
-                # The link is back: a new status tells the robot soon that it counts as away.
-                self._publish_status_if_due()
+                # The link is back: a new status tells the robot at once that it counts as away.
+                self._publish_status()
             return  # the sender is another process with this name, or must register again
         try:
             self.peers[robot].check_status(message, member, self.machine.incarnation,
@@ -280,9 +280,8 @@ class ParameterServerNode(ManagedNode):
         else:
             if self._above is not None:
                 self._above.note(robot, message.loss, message.accuracy)
-            pause = min(self.peers[robot].pause(message), self.settings.heartbeat.limit)
             self.act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
-                                                message.state, pause))
+                                                message.state))
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -308,7 +307,7 @@ class ParameterServerNode(ManagedNode):
         if self._ending.is_over(time.monotonic(), pushing):
             self.finish()
         self._presence.report_away(self.machine.members.values())
-        self._publish_status_if_due()
+        self._publish_status()
         self._diagnose()
 
     # -- actions ---
@@ -391,10 +390,6 @@ class ParameterServerNode(ManagedNode):
         return to_host(self.machine.master), state
 
     # -- status ---
-
-    def _publish_status_if_due(self) -> None:
-        if time.monotonic() >= self._reports.due:
-            self._publish_status()
 
     def _publish_status(self) -> None:
         if self.done and not self.machine.stopping:

@@ -40,29 +40,21 @@ class Peer:
         # None: the fleet has no key, or the robot has not registered yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the robot's last status in this session
-        self._told = 0, 0.0        # serial number and time of the last status, s
         self._noted = 0, 0         # `iteration` and `evaluated_at` of the last recorded status
         self._changes = [0, 0]     # how often each field of `_noted` has changed
         self.lives: set[int] = set()  # incarnations that have registered with the robot's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
-                                     (TransferEnd, 'push_end', qos.ONCE),
-                                     (TransferReceipt, 'pull_receipt', qos.ONCE)):
+                                     (TransferEnd, 'push_end', qos.CONTROL),
+                                     (TransferReceipt, 'pull_receipt', qos.CONTROL)):
             subscribe(node, kind, base + topic, partial(node.on_message, robot), profile)
         node.create_subscription(TrainingStatus, base + 'training_status',
-                                 lambda message: node.on_status(robot, message), qos.HEARTBEAT)
+                                 lambda message: node.on_status(robot, message), qos.STATUS)
 
     def send(self, value: Any, now: float) -> None:
         """Send a message of `rog_core.protocol.messages` over the emulated link."""
         publisher = self.out.get(type(value), self.receipts)
         message = to_ros(value, self.session.to_robot if self.session else None)
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
-
-    def pause(self, message: Any) -> float:
-        """Return the mean seconds between the last statuses, by the robot's clock; 0 if unknown."""
-        (count, sent), stamp = self._told, message.header.stamp
-        self._told = message.count, stamp.sec + stamp.nanosec * 1e-9
-        new = message.count - count
-        return max((self._told[1] - sent) / new, 0.0) if count and new > 0 else 0.0
 
     def is_recorded(self, message: Any, member: Member) -> bool:
         """Return whether to record a checked status, which may add a line to the record.

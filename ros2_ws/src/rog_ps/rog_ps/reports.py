@@ -18,16 +18,12 @@ from rog_core.server.machine import ServerMachine
 from rog_core.server.report import why
 from rog_msgs.msg import FleetStatus, RobotStatus
 from rog_ros import qos
-from rog_ros.convert import DDS_BYTES, STATUS_BYTES
 from rog_ros.message_auth import Signature, process_of
-from rog_ros.parameters import ServerSettings
 from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
 LAST_WORDS = 1.0   # maximum seconds that the last status may take to arrive
-SEEN = 2 / 3      # heartbeat limits within which a robot must see a status
-ROBOT_BYTES = 150  # bytes of one robot in the fleet's status
 ASK_EVERY = 10.0  # least seconds between two queries for publishers
 STATES = {'pulling': 'training', 'draining': 'training'}  # member's state -> name in RobotStatus
 
@@ -35,14 +31,11 @@ STATES = {'pulling': 'training', 'draining': 'training'}  # member's state -> na
 class Reports:
     """Publishes `fleet_status` and diagnostics (REP-107)."""
 
-    def __init__(self, node: Node, settings: ServerSettings, claim: Claim,
-                 signature: Signature | None) -> None:
+    def __init__(self, node: Node, claim: Claim, signature: Signature | None) -> None:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
-        self._heartbeat = settings.heartbeat
         self.count = 0                       # number of published statuses
-        self.due = -math.inf                 # time of the next status, s; later on a slow link
         # The last query for publishers: its time, number of messages refused until then, and its
         # answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
@@ -74,10 +67,6 @@ class Reports:
             idle=float(now - m.progress), refused=machine.refused[m.robot],
             why=why(m, machine.iteration, m.robot in machine.deadlines.waited_for, now))
             for m in machine.members.values()]
-        nbytes = DDS_BYTES + STATUS_BYTES + ROBOT_BYTES * len(message.robots)
-        period, limit = self._heartbeat.period, self._heartbeat.limit
-        pause = max((m.link.pause(nbytes, period, SEEN * limit) for m in active), default=period)
-        self.due = now + (pause - period / 2 if pause > period else 0.0)
         message.header.stamp = self._node.get_clock().now().to_msg()
         if self._signature is not None:
             self._signature.sign(message)

@@ -22,15 +22,6 @@ def test_an_iteration_that_was_not_granted_is_none():
         check(iteration=8)
 
 
-def test_the_pause_between_statuses_is_that_of_the_robot_s_clock_also_when_some_are_lost():
-    peer, pauses = SimpleNamespace(_told=(0, 0.0)), []
-    for count, time in ((4, 100.0), (5, 100.5), (7, 103.5), (7, 103.5), (8, 90.0), (2, 91.0)):
-        status = TrainingStatus(count=count)
-        status.header.stamp.sec, status.header.stamp.nanosec = int(time), int(time % 1 * 1e9)
-        pauses.append(Peer.pause(peer, status))
-    assert pauses == [0.0, 0.5, 1.5, 0.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize('fields', [{'state': 'dancing'}, {'state': 'stopped', 'session': 5}])
 def test_a_state_that_is_none_or_not_proved_is_refused(fields):
     check(state='stopped', session=5 ^ 9)  # the honest twin

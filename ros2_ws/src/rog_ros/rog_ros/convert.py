@@ -32,7 +32,6 @@ MAX_NAME = 256            # maximum characters of a name in a registration
 LONGEST = 200             # maximum characters of a received method name, which statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # bytes on the air of a robot's status, which is its heartbeat
-DDS_BYTES = 160     # bytes that DDS, UDP and Ethernet add to a status
 
 
 def _octets(data: Any) -> array.array:

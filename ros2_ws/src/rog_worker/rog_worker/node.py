@@ -67,6 +67,7 @@ from .registration import Registration
 from .reports import Reports
 from .sources import Watch
 
+CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 LONGEST = 1e9  # seconds; a longer elapsed time in a status is wrong (30 years)
 LOOK = 0.1     # seconds after which a waiting call checks again whether it must still wait
 
@@ -133,8 +134,8 @@ class WorkerNode(ManagedNode):
         self._receipts = self.create_publisher(TransferReceipt, 'pull_receipt', qos.CONTROL)
         subscribe(self, RowChunk, 'pull', self._on_message, qos.CHUNK)
         subscribe(self, RowAck, 'push_ack', self._on_message, qos.CHUNK)
-        subscribe(self, TransferEnd, 'pull_end', self._on_message, qos.ONCE)
-        subscribe(self, TransferReceipt, 'push_receipt', self._on_message, qos.ONCE)
+        subscribe(self, TransferEnd, 'pull_end', self._on_message, qos.CONTROL)
+        subscribe(self, TransferReceipt, 'push_receipt', self._on_message, qos.CONTROL)
         self.create_subscription(FleetStatus, self.settings.server_namespace + '/fleet_status',
                                  self._on_fleet, qos.HEARTBEAT)
         self.registration = Registration(self, self._key)
@@ -295,8 +296,7 @@ class WorkerNode(ManagedNode):
         silent, self.server_heard = now - self.server_heard, now
         if self.machine is None:
             return
-        # The statuses may be late behind what waits for a slow link.
-        if silent > max(self.settings.heartbeat.limit, 2 * self.machine.link.usual_timeout):
+        if silent > CONTACT * self.settings.heartbeat.period:
             self.report()  # tells the server at once that the link is back
             self.act(self.machine.on_contact(now))
         mine = next((r for r in message.robots if r.robot == self.robot), None)

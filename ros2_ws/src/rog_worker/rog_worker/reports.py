@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,10 @@ from rog_core.protocol.states import (
     STARVED,
     STOPPED,
 )
-from rog_core.transfer.link import LinkEstimate
 from rog_core.worker.machine import WorkerMachine
 from rog_msgs.msg import TrainingStatus
 from rog_ros import qos
-from rog_ros.convert import DDS_BYTES, STATUS_BYTES
+from rog_ros.convert import STATUS_BYTES
 from rog_ros.message_auth import process_of, sealed
 from rog_ros.servers import this_process, this_version
 
@@ -35,8 +33,6 @@ class Reports:
         self._node = node
         self._count = 0                # number of published statuses
         self._waits = False            # whether a status waits for the emulated link
-        self._pause = 0.0              # seconds between two statuses
-        self._due = -math.inf          # time of the next status, s
         self._has_ended = False        # whether the last status was sent
         self._status = node.create_publisher(TrainingStatus, 'training_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
@@ -53,7 +49,7 @@ class Reports:
             if not link.is_dead(now):
                 self._publish(state)
         # A status that already waits takes the present values when it is sent, so one is enough.
-        elif not self._waits and now >= self._due:
+        elif not self._waits:
             self._waits = not link.is_dead(now)
             link.send(STATUS_BYTES, self._publish, now, lossy=True)
             self._node.set_alarm()
@@ -62,8 +58,6 @@ class Reports:
         self._waits = False
         now, node = time.monotonic(), self._node
         machine, session = node.machine, node.registration.session
-        if machine is not None:
-            self._pause_on(machine.link, now)
         self._count += 1
         evaluated_at, accuracy = node.evaluation
         message = TrainingStatus(robot=node.robot, incarnation=process_of(node.incarnation),
@@ -81,17 +75,6 @@ class Reports:
             if message.state in (PAUSED, STOPPED) and machine.server:
                 message.session = machine.session
         self._status.publish(sealed(session.to_server if session else None, message))
-
-    def _pause_on(self, link: LinkEstimate, now: float) -> None:
-        """Send no status for some time if the link is slow.
-
-        The pause at most doubles each time, so that the server can adapt to it: it waits for three
-        of the last pauses until the robot is away.
-        """
-        period, limit = self._node.settings.heartbeat.period, self._node.settings.heartbeat.limit
-        self._pause = link.pause(STATUS_BYTES + DDS_BYTES, period,
-                                 min(max(2 * self._pause, period), limit))
-        self._due = now + (self._pause - period / 2 if self._pause > period else 0.0)
 
     def _state_of(self, machine: WorkerMachine) -> str:
         watch = self._node.watched

@@ -14,7 +14,6 @@ from ..methods import Method
 from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import OWED, SHARE, Member
 
-MISSED = 3      # heartbeats that a member may miss before it is away
 ITERATIONS = 4  # iterations that the fleet waits for a member that makes no progress
 
 # A member that sends heartbeats but makes no progress must register again after the patience plus
@@ -26,8 +25,8 @@ OUT_OF_STEP = 10
 class Deadlines:
     """Knows how long the fleet waits for a member.
 
-    ``silence``: seconds after which a silent member is away, see `silence_of`. ``pause``: seconds
-    after which others no longer wait for a member that makes no progress; 0: see `longest_pause`.
+    ``silence``: seconds after which a silent member is away. ``pause``: seconds after which others
+    no longer wait for a member that makes no progress; 0: see `longest_pause`.
     """
 
     def __init__(self, silence: float, pause: float) -> None:
@@ -47,14 +46,9 @@ class Deadlines:
         """Adapt the patience to the pace of these members."""
         self.patience = longest_pause(active, self._pause, self.silence)
 
-    def silence_of(self, member: Member) -> float:
-        """Return the seconds after which a silent member is away; more for a slow link."""
-        late = max(member.pause, min(member.link.usual_timeout / 3, self.silence))
-        return max(self.silence, MISSED * late)
-
     def away_at(self, member: Member) -> float:
         """Return the time at which a member is away unless it sends something before."""
-        return min(member.heard + self.silence_of(member), self.stop_by)
+        return min(member.heard + self.silence, self.stop_by)
 
     def retires_at(self, member: Member) -> float:
         """Return the time at which a member retires unless it makes progress; infinity: never."""
@@ -73,7 +67,7 @@ class Deadlines:
         While the member computes, each heartbeat postpones this time beyond the next heartbeat.
         """
         left = member.patience(self.patience, member.paid)
-        least = 0.0 if math.isnan(member.computes) else self.silence_of(member) / 2
+        least = 0.0 if math.isnan(member.computes) else self.silence / 2
         return member.paid + min(max(left, least), self.patience)
 
     def back_at(self, member: Member) -> float:

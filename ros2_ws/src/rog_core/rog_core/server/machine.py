@@ -60,15 +60,14 @@ class ServerMachine(Shared):
         return self.membership.on_register(request, now)
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
-                     state: str = WAITING, pause: float = 0.0) -> list[Action]:
+                     state: str = WAITING) -> list[Action]:
         """Handle a robot's heartbeat. A robot that is away must register again; see `is_member`.
 
         ``loss``: loss of the robot's last batch; NaN if unknown. ``state``: state of its worker. A
         worker that computes makes progress unless it takes far longer than usual. A starved worker
-        (one without data) makes no progress. ``pause``: seconds since its last heartbeat was
-        sent, not counting lost ones; 0: unknown.
+        (one without data) makes no progress.
         """
-        return self.membership.on_heartbeat(robot, incarnation, now, loss, state, pause)
+        return self.membership.on_heartbeat(robot, incarnation, now, loss, state)
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
         """Handle a worker's message that it stops."""

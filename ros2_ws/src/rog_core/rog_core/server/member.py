@@ -71,7 +71,6 @@ class Member:
     pushed: float = math.nan  # time of its last push, s
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # loss of its last batch
-    pause: float = 0.0       # seconds between two heartbeats; more on a slow link
     place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
     early: list[Chunk] = field(default_factory=list)  # chunks that overtook the pull's receipt
     progress: float = math.nan  # time at which it last made progress, however little, s

@@ -14,7 +14,7 @@ from ..protocol.messages import (
     RegisterRequest,
     RegisterResponse,
 )
-from ..protocol.states import COMPUTING, JOINING, STARVED
+from ..protocol.states import COMPUTING, JOINING, RETIRED, STARVED
 from ..transfer.link import LinkEstimate
 from ..transfer.receiver import Receiver
 from .admission import refusal
@@ -121,14 +121,13 @@ class Membership:
             actions = self.pulls.transfer(member, snapshot_of(self.shared.model), now)
         return [*actions, *self.pulls.release(now)]
 
-    def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float, state: str,
-                     pause: float) -> list[Action]:
+    def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float, state: str
+                     ) -> list[Action]:
         """Handle a robot's heartbeat; see `ServerMachine.on_heartbeat`."""
         shared, member = self.shared, self.shared.members.get(robot)
         if member is None or not shared.is_member(robot, incarnation):
             return []
         silent, member.heard, member.loss = now - member.heard, now, loss
-        member.pause = pause
         deadlines = shared.deadlines
         if state == COMPUTING and member.as_usual(now, deadlines.patience, shared.members.values()):
             member.progress = now
@@ -136,7 +135,7 @@ class Membership:
         if state not in (COMPUTING, STARVED) and member.has_to_act \
                 and now >= deadlines.out_of_step_at(member):
             return self._register_again(member, now)
-        back = silent > max(deadlines.silence_of(member) / 2, member.link.usual_timeout)
+        back = member.place == RETIRED or silent > shared.config.heartbeat_limit / 2
         if member.sender is None or not back or math.isinf(deadlines.patience):
             return []
         member.sender.wake(now)

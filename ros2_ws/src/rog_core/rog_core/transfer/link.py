@@ -8,15 +8,9 @@ from dataclasses import dataclass, field
 
 # Lower limit of `LinkEstimate.chunk_bytes`; with a header, a message of this size has 1300 bytes.
 MIN_CHUNK = 1260
-# s, longest round trip of a link without a queue. If even the shortest of the last round trips is
-# longer, it is due to a queue, which larger windows would only prolong.
-MAX_UNQUEUED = 0.5
 QUEUE_TIME = 0.02      # s; as much data as the link carries in this time may queue on it
-# Limits of the time-out, s. If the usual time-out is long, `MOST` usual ones are the upper limit.
-MIN_RTO, MAX_RTO, MOST = 0.05, 2.0, 3
-MAX_GUESS = 20.0       # s, longest round trip that is taken from a chunk that was sent repeatedly
+MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of the time-out, s
 MIN_RATE = 1e3         # bytes/s, lower limit of the estimated rate
-STATUS_SHARE = 0.1     # largest share of a link's rate that statuses use
 
 
 @dataclass
@@ -25,9 +19,8 @@ class LinkEstimate:
 
     The window is the number of bytes that may be unacknowledged: 1.25 * delivery rate * (shortest
     round trip + `QUEUE_TIME`). So the rate can grow while the link has room, and no long queue
-    builds up when the link fades. After the second time-out in a row it is one chunk, and grows by
-    twice what arrives (slow start), until the round trip is known again. A chunk has as many bytes
-    as the link carries in ``chunk_time`` seconds.
+    builds up when the link fades. A chunk has as many bytes as the link carries in ``chunk_time``
+    seconds.
 
     ``scale``: in a simulation a small model may stand for a large model; each byte here then counts
     as ``scale`` bytes on the air.
@@ -43,8 +36,6 @@ class LinkEstimate:
     backoff: float = 1.0      # factor of `timeout`; a time-out doubles it, an answer resets it to 1
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time at which the time-out last fired, s
-    _delivered_then: int = 0        # `delivered` at that time
-    guess: float = 0.0        # upper limit of the round trip, s; 0: it is measured
 
     def __post_init__(self) -> None:
         self.rate /= self.scale
@@ -58,38 +49,12 @@ class LinkEstimate:
     @property
     def window_bytes(self) -> int:
         """Maximum number of bytes that may be unacknowledged."""
-        window = max(1.25 * self.rate * (self.unqueued + QUEUE_TIME), 2 * self.chunk_bytes)
-        if self.is_stuck:
-            window = min(window, 2 * (self.delivered - self._delivered_then))
-        return int(window)
-
-    @property
-    def unqueued(self) -> float:
-        """Seconds of a round trip without a queue on the link."""
-        return min(self.shortest, MAX_UNQUEUED)
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether chunks have timed out twice without a measured round trip in between."""
-        return self.backoff > 2
-
-    @property
-    def usual_timeout(self) -> float:
-        """Seconds after which an unacknowledged chunk counts as lost, unless others were lost."""
-        return max(3 * self.round_trip, self.guess, MIN_RTO)
+        return int(max(1.25 * self.rate * (self.shortest + QUEUE_TIME), 2 * self.chunk_bytes))
 
     @property
     def timeout(self) -> float:
         """Seconds after which an unacknowledged chunk counts as lost."""
-        usual = self.usual_timeout
-        return min(usual * self.backoff, max(MOST * usual, MAX_RTO))
-
-    def pause(self, nbytes: int, least: float, most: float) -> float:
-        """Return the seconds from a status of ``nbytes`` to the next one: ``least`` to ``most``.
-
-        Statuses use at most `STATUS_SHARE` of the rate, and only one of them waits for the link.
-        """
-        return min(max(nbytes / (STATUS_SHARE * self.rate), self.usual_timeout / 3, least), most)
+        return min(max(3 * self.round_trip, MIN_RTO) * self.backoff, MAX_RTO)
 
     def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float,
                full: bool = True) -> None:
@@ -110,29 +75,17 @@ class LinkEstimate:
         elif forgotten == self.shortest:
             self.shortest = min(trips)
         # After a time-out the old estimate was wrong, so the first new sample replaces it.
-        weight = 1.0 if self.guess or self.backoff > 1 else 1 / 8
-        # So does a chunk that waited long, half: a slow link is measured too seldom for 1/8.
-        rate_weight = 1 / 2 if self.is_stuck or elapsed > 2 * MAX_UNQUEUED else 1 / 8
+        weight = 1 / 8 if self.backoff == 1 else 1.0
         self.round_trip += (elapsed - self.round_trip) * weight
-        self.backoff, self.guess = 1.0, 0.0
+        self.backoff = 1.0
         delivered = self.delivered - delivered_then
         measured = delivered / elapsed
         if not full:
-            held_up, ahead = max(elapsed - self.unqueued, 1e-6), delivered - nbytes
+            held_up, ahead = max(elapsed - self.shortest, 1e-6), delivered - nbytes
             most = min(1.25 * self.rate, ahead / held_up) if ahead else \
                 min(self.rate, nbytes / held_up)
             measured = max(measured, most)
-        self.rate += (measured - self.rate) * rate_weight
-
-    def unsure(self, nbytes: int, most: float) -> None:
-        """Note the arrival of a chunk whose round trip is unknown, as it was sent repeatedly.
-
-        ``most``: upper limit of the round trip, s. On a link that is stuck it becomes the usual
-        time-out, so that the next chunk is not sent again before its round trip is measured.
-        """
-        self.delivered += nbytes
-        if self.is_stuck:
-            self.guess, self.backoff = min(most, MAX_GUESS), 1.0
+        self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
         """Handle the first message of a peer that was silent: lost chunks can be sent again now."""
@@ -142,11 +95,10 @@ class LinkEstimate:
         """Handle a chunk that was not acknowledged in time: halve the rate, double the time-out.
 
         Otherwise a link whose round trip grows beyond the time-out would never be measured again:
-        only chunks that were sent once give a sample, and every chunk would be sent repeatedly. The
-        copies would keep the link busy and the round trip long. Within one time-out only the first
-        call has an effect.
+        only chunks that were sent once give a sample, and every chunk would be sent repeatedly.
+        Within one time-out only the first call has an effect.
         """
         if now >= self._backed_off + self.timeout:
-            self._backed_off, self._delivered_then = now, self.delivered
+            self._backed_off = now
             self.rate = max(self.rate / 2, MIN_RATE / self.scale)
             self.backoff = min(2 * self.backoff, MAX_RTO / MIN_RTO)

@@ -29,9 +29,6 @@ from ..protocol.states import CLOSING, DONE, SENDER, SENDING
 from .link import LinkEstimate
 from .plan import Plan
 
-# Longest time, s, between two Ends: a peer ignores an End that comes before it is ready, and an End
-# is small.
-MAX_END = 4.0
 DUPLICATES = 3  # a chunk counts as lost when this many chunks sent after it have arrived
 
 
@@ -43,8 +40,7 @@ class _Sent:
     segments: np.ndarray
     nbytes: int
     order: int = -1           # number of its last transmission; -1: not sent yet
-    sent_at: float = 0.0      # time of its last transmission, s
-    first_at: float = 0.0     # time of the first one since the link was last silent, s
+    sent_at: float = 0.0
     delivered_then: int = 0
     full: bool = False        # whether the window was full when it was sent
     tries: int = 0
@@ -117,7 +113,6 @@ class Sender:
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again
     _end_interval: float = 0.0
-    _end_sent: float = -math.inf  # time at which an End was last sent
     _message: End | None = None  # the End, once the transfer is closing
     _last_poll: float = -math.inf
     _low: int = 0             # every chunk with a lower number has arrived
@@ -180,30 +175,18 @@ class Sender:
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:
-        """Let `poll` soon send again what has no answer: the link has lost it, and is back now.
-
-        What was sent within the usual time-out may still wait for a slow link.
-        """
+        """Let `poll` send all chunks under way again: the link has lost them, and is back now."""
         self.link.is_back()
-        wait = self.link.usual_timeout
-        flight = [entry for entry in self._expiry if entry[2].on_way(entry[1])]
-        self._expiry = [(min(at, sent.sent_at + wait), order, sent) for at, order, sent in flight
-                        if sent.sent_at + wait > now]
-        heapq.heapify(self._expiry)
-        for _, _, sent in flight:
-            if sent.sent_at + wait <= now:
+        for _, order, sent in self._expiry:
+            if sent.on_way(order):
                 self._give_up(sent)
-        for sent in self._chunks[:self._fresh]:
-            if sent.lost or sent.tries > 1:
-                sent.tries = 0  # the next answer is to the next transmission
-        if self.state == CLOSING and self._end_sent + wait < self._resend_end:
-            self._resend_end = max(self._end_sent + wait, now)
-            self._end_interval = self._first_interval
+        self._expiry.clear()
+        self._resend_end, self._end_interval = now, self._first_interval
 
     @property
     def _first_interval(self) -> float:
         """Seconds after which the End is repeated for the first time."""
-        return min(max(self.link.timeout, 0.2), MAX_END)
+        return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
         """Repeat the End soon to get the receipt, because the peer goes on, so it has the End."""
@@ -218,7 +201,7 @@ class Sender:
             if self._finished(now):
                 self._close(now)
             elif self._all_sent(now) and math.isinf(self.closed):
-                self.closed = self._end_sent = now
+                self.closed = now
                 return [*out, self._end_message(now, whole=True)]
             else:
                 return out
@@ -226,8 +209,8 @@ class Sender:
             out = []
         if self.state == CLOSING and now >= self._resend_end:
             assert self._message is not None
-            self._end_sent, self._resend_end = now, now + self._end_interval
-            self._end_interval = min(2 * self._end_interval, MAX_END)
+            self._resend_end = now + self._end_interval
+            self._end_interval = min(2 * self._end_interval, 2.0)
             out.append(self._message)
         return out
 
@@ -289,42 +272,24 @@ class Sender:
         return self._low
 
     def _arrive(self, sequences: Iterable[int], now: float, timed: bool = True) -> None:
-        late = -1
         for sequence in sequences:
             sent = self._chunks[sequence]
             if sent.arrived:
                 continue
             sent.arrived = True
-            if sent.lost and sent.tries == 1:
-                late = max(late, sent.order)
             self._arrived += 1
             self.segments_arrived += sent.segments.size
             if not sent.lost:
                 self._in_flight -= sent.nbytes
             if timed and sent.tries == 1:
                 self.link.sample(sent.nbytes, sent.sent_at, sent.delivered_then, now, sent.full)
-            elif timed:
-                self.link.unsure(sent.nbytes, now - sent.first_at)
             else:
                 self.link.delivered += sent.nbytes
             self._newest = max(self._newest, sent.order)
             if sequence < self._mandatory:
                 self._mandatory_arrived += 1
-        if late >= 0:
-            self._recall(late, now)
         if self._minimum_arrived() and math.isinf(self.mta_duration):
             self.mta_duration = (now - self.started) * self.plan.mta_factor
-
-    def _recall(self, late: int, now: float) -> None:
-        """Count chunks as under way again: an earlier transmission, ``late``, was only slow."""
-        for sequence in self._lost:
-            sent = self._chunks[sequence]
-            if not sent.arrived and sent.order > late:
-                sent.lost = False
-                self._in_flight += sent.nbytes
-                heapq.heappush(self._expiry, (now + self.link.timeout, sent.order, sent))
-        self._lost = [sequence for sequence in self._lost if self._chunks[sequence].lost]
-        heapq.heapify(self._lost)
 
     def _give_up(self, sent: _Sent) -> None:
         sent.lost = True
@@ -362,19 +327,10 @@ class Sender:
         out: list[Chunk | End] = []
         limited, window = self._over(now), self.link.window_bytes
         while self._lost and not (limited and self._lost[0] >= self._mandatory):
-            sequence = self._lost[0]
-            if probe := self._in_flight == 0 and self.link.is_stuck:
-                # Probe with the newest chunk: if the chunks are not lost, but wait for a slow link,
-                # the answer to an older one comes first, and tells its round trip.
-                sequence = max(k for k in self._lost if not limited or k < self._mandatory)
-            sent = self._chunks[sequence]
+            sent = self._chunks[self._lost[0]]
             if not sent.arrived and not self._room(sent.nbytes, window):
                 return out
-            if probe:
-                self._lost.remove(sequence)
-                heapq.heapify(self._lost)
-            else:
-                heapq.heappop(self._lost)
+            heapq.heappop(self._lost)
             if not sent.arrived:
                 out.append(self._transmit(sent, now, window))
         while self._room(0, window):
@@ -393,8 +349,6 @@ class Sender:
     def _transmit(self, sent: _Sent, now: float, window: int) -> Chunk:
         sent.order, self._order = self._order, self._order + 1
         sent.sent_at, sent.delivered_then = now, self.link.delivered
-        if not sent.tries:
-            sent.first_at = now
         sent.tries += 1
         sent.lost = False
         self._flight.append((sent.order, sent))

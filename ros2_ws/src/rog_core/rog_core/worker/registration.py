@@ -19,10 +19,10 @@ from ..transfer.receiver import Receiver
 from .pushes import Pushes
 from .shared import Shared
 
-REGISTER_INTERVAL = 1.0  # seconds between the first two registration attempts on a fast link
+REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
 # Maximum seconds between attempts. The interval doubles with each attempt, because a slow link
-# delays the answer, and with each attempt the server begins its transfer again.
-MAX_REGISTER_INTERVAL = 32.0
+# delays the answer.
+MAX_REGISTER_INTERVAL = 4.0
 
 
 class Registration:
@@ -45,7 +45,7 @@ class Registration:
         # Iteration 0 means that the gradient under way fits no iteration that will be granted.
         shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
-        self.due = now + max(self._interval, shared.link.usual_timeout)
+        self.due = now + self._interval
         self._requests += 1
         partition, pull = shared.partition, shared.pull
         parameters = tuple((p.name, p.shape) for p in partition.parameters)
