@@ -145,8 +145,11 @@ def test_own_codec_trains_in_virtual_time(run):
 @pytest.mark.long
 def test_own_loop_trains_two_robots_with_a_server(run, tmp_path):
     server = run('-m rog_cli.main fleet up examples/my_fleet.yaml --only server --plain '
-                 '--out there --set training.task=own_task:Digits --minutes 0.1')
+                 '--out there --set training.task=own_task:Digits --minutes 10')
     robots = [run(f'examples/own_loop.py robot{n}') for n in (1, 2)]
+    for robot in robots:
+        robot.wait(': iteration 60')
+    server.interrupt()
     printed = {}
     for text in map(done, robots):
         name, accuracy = re.search(r'(robot\d): iteration 20, .*(?:.|\n)*done, accuracy (\S+)',

@@ -7,6 +7,7 @@ import rclpy
 import tiny_task
 import torch
 from fleet_under_test import Fleet
+from rclpy.publisher import Publisher
 from rog_core.errors import ConfigError
 from rog_worker.connect import connect
 
@@ -26,6 +27,9 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
         model[0].weight.fill_(9.0)  # not what the server has: the snapshot replaces it
     batches = task.batches(0, 1)
     assert not rclpy.ok()
+    wait, waits = Publisher.wait_for_all_acked, []
+    monkeypatch.setattr(Publisher, 'wait_for_all_acked', lambda publisher, limit: waits.append(
+        (publisher.topic_name, wait(publisher, limit))))
     with connect('robot1') as fleet_connection:
         optimizer = fleet_connection.optimizer(model, lr=0.02)
         joined = task.evaluate(model)
@@ -45,6 +49,7 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
         assert not optimizer.stopped
         assert task.evaluate(model) > joined
     assert not rclpy.ok()
+    assert waits == [('/robot1/training_status', True)]  # it left when its last status had arrived
     # On a busy machine it may have been away before it left.
     fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'),
                 'the server knows that it left')

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.power import PowerModel
 from fleet_env.summary import finite
@@ -143,8 +144,8 @@ def run(one: Run, peer: Peer | None, python: Path | None, versions: Mapping[str,
     else:
         result['outcome'] = watched.why
     shutil.rmtree(one.folder / 'snapshots', ignore_errors=True)
-    (one.folder / results.RESULT_FILE).write_text(
-        json.dumps(finite(result), indent=1, sort_keys=True) + '\n')
+    write_text(one.folder / results.RESULT_FILE,
+               json.dumps(finite(result), indent=1, sort_keys=True) + '\n')
     return result
 
 

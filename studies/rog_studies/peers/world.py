@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet
 from fleet_env.radio import Conditions
@@ -41,7 +42,7 @@ class World:
 
     def __init__(self, fleet: FleetConfig, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / 'fleet.yaml').write_text(dump_fleet(fleet))
+        write_text(out / 'fleet.yaml', dump_fleet(fleet))
         self.out, self.network = out, EmulatedNetwork(fleet, out)
         self.names = [SERVER, *self.network.robots]
         self.address = addresses(self.network.robots)[SERVER]

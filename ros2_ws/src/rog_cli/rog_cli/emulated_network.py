@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.radio import Conditions
 from fleet_env.settings import changed
@@ -263,7 +264,7 @@ class EmulatedNetwork:
     def _write_summary(self, counters: dict[str, dict[str, int]]) -> None:
         lines = (self.out / AIR_FILE).read_text().splitlines()
         last = json.loads(lines[-1]) if lines else {}
-        (self.out / SUMMARY).write_text(json.dumps(summary(last, counters), indent=1) + '\n')
+        write_text(self.out / SUMMARY, json.dumps(summary(last, counters), indent=1) + '\n')
 
 
 def check_rights() -> None:

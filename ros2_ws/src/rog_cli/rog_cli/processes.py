@@ -193,7 +193,8 @@ class FleetProcesses:
         """Wait until all processes have ended; ask late ones to end, and finally kill them.
 
         :param patience: s until the processes are asked, then s until they are asked again, and so
-            on. :param hurry: function that returns whether to end the first of these waits at once.
+            on.
+        :param hurry: function that returns whether to end the first of these waits at once.
         """
         for index, seconds in enumerate((*patience, LAST)):
             if index:

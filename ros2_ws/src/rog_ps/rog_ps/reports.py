@@ -9,7 +9,6 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rclpy.duration import Duration
 from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
@@ -23,7 +22,6 @@ from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
-LAST_WORDS = 1.0   # maximum seconds that the last status may take to arrive
 ASK_EVERY = 10.0  # least seconds between two queries for publishers
 STATES = {'pulling': 'training', 'draining': 'training'}  # member's state -> name in RobotStatus
 
@@ -73,8 +71,8 @@ class Reports:
         self._status.publish(message)
 
     def wait_until_heard(self) -> None:
-        """Wait at most `LAST_WORDS` s until all present subscribers have the last status."""
-        self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
+        """Wait at most `qos.LAST_WORDS` until all present subscribers have the last status."""
+        self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
                  bases: Mapping[str, str]) -> None:

@@ -1,9 +1,13 @@
 """QoS profiles. The publishers and subscriptions of a topic use the same profile from here."""
 
 from fleet_ros.qos import HEARTBEAT, STATUS
+from rclpy.duration import Duration
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'HEARTBEAT', 'STATUS']
+__all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'HEARTBEAT', 'LAST_WORDS', 'STATUS']
+
+# Maximum time that an ending process waits until its last status has arrived everywhere.
+LAST_WORDS = Duration(seconds=1.0)
 
 # Row chunks and their acknowledgements. They are best effort, because the protocol itself repeats
 # lost chunks, and no message may queue up behind a dead link. The queue is deep enough for a burst

@@ -72,6 +72,8 @@ class Connection:
         """Leave the fleet and release the node."""
         self._spinning.close()
         self.node.leave()
+        if self.node.context.ok():
+            self.node.reports.wait_until_heard()
         self.node.destroy_node()
 
 

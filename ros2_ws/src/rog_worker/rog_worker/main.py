@@ -51,6 +51,7 @@ def _serve(node: Any, interruption: Interruption) -> int:
     spin_until(node, ended, interruption, interrupt)
     if node.configured:
         node.report(state='stopped')
+        node.reports.wait_until_heard()
     if not asked and not node.error:
         until = time.monotonic() + LINGER
         spin_until(node, lambda: time.monotonic() >= until, interruption)

@@ -54,6 +54,10 @@ class Reports:
             link.send(STATUS_BYTES, self._publish, now, lossy=True)
             self._node.set_alarm()
 
+    def wait_until_heard(self) -> None:
+        """Wait at most `qos.LAST_WORDS` until the server has the last status."""
+        self._status.wait_for_all_acked(qos.LAST_WORDS)
+
     def _publish(self, state: str = '') -> None:
         self._waits = False
         now, node = time.monotonic(), self._node
