@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
+from lopinfer_node.model import zoo
 from lopinfer_node.planning import evaluate
 from lopinfer_node.planning.plan import Plan, check
 from lopinfer_node.planning.table import BANDWIDTHS
@@ -63,13 +64,7 @@ def test_the_input_has_the_published_bytes(models, model, size):
 
 @pytest.fixture(scope='module')
 def torchvision_models():
-    import torch
-    # The CPU build of torch lacks what torchvision's library would define; others may have done it.
-    if not hasattr(torch.ops.torchvision, 'nms'):
-        library = torch.library.Library('torchvision', 'FRAGMENT')
-        for name in ('nms', 'qnms'):
-            library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
-    return pytest.importorskip('torchvision.models')
+    return zoo.torchvision().models
 
 
 def windows_in_order(torchvision_models, name):
