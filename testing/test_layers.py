@@ -201,7 +201,6 @@ ROOMS = {package: table for package, table in rooms().items() if table} | {'rog_
 HOUSES = {'rrto_bridge': True, 'rog_core': False}
 MOST_METHODS, MOST_LINES = 25, 350      # of a class: public methods, and lines
 LARGE = {      # 'package.room.file.Class' -> the reason why it is larger
-    'lopinfer_node.runtime.client.ClientMachine': 'a request and the connection end each other',
     'rog_core.methods.base.Method': 'each question that a server may ask has a method of two lines',
 }
 

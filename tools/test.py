@@ -27,7 +27,8 @@ KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up(
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The tests of these packages take longest. They begin first, so that none of them runs alone at the
 # end.
-LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'testing', 'lopinfer_node', 'rog_cli', 'rog_sim')
+LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'testing', 'lopinfer_node', 'rog_cli',
+           'rog_sim')
 # Packages tested at the same time. Five keep two cores busy, because most tests also wait.
 AT_ONCE = 5
 

@@ -66,7 +66,7 @@ WAYS = {
              ('worker/pushes.py', 'Pushes.go_on', 'asks the shell for the next batch')))),
     'inference': Way('lopinfer_node', 'An inference that is shared', 'robot', 'server', (
         *_at('robot',
-             ('runtime/client.py', 'ClientMachine.choose', 'the best plan for this link'),
+             ('runtime/choice.py', 'PlanChoice.choose', 'the best plan for this link'),
              ('runtime/client.py', 'ClientMachine.begin', 'starts the request'),
              ('runtime/execution.py', 'Execution.runnable', 'steps whose inputs are here'),
              ('runtime/execution.py', 'Execution.compute', 'computes a part of an operator'),

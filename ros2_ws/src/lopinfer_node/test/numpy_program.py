@@ -11,7 +11,7 @@ import numpy as np
 from lopinfer_node.model.footprint import identity, whole, window
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.plan import DEVICE, Plan
-from lopinfer_node.runtime.client import PlannedTable
+from lopinfer_node.runtime.choice import PlannedTable
 
 PRIME = 1_000_003
 

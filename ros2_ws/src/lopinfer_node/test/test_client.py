@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from lopinfer_node.planning.plan import DEVICE, Plan
+from lopinfer_node.runtime.choice import PlannedTable
 from lopinfer_node.runtime.client import (
     CHECKING,
     OPEN,
@@ -14,7 +15,6 @@ from lopinfer_node.runtime.client import (
     CallSetPlans,
     ClientMachine,
     MakePlans,
-    PlannedTable,
     Upload,
 )
 from lopinfer_node.runtime.services import MISSING, PREPARING, READY, REFUSED, OpenReply
@@ -86,7 +86,7 @@ def test_an_idle_probe_decides_the_bin_after_a_fade():
 def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
     machine = opened(20e6)
     plans, chosen = TABLE.plans, np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2]])
-    machine.table = PlannedTable(TABLE.bandwidths, plans, chosen, 0.1 + chosen)
+    machine.choice.table = PlannedTable(TABLE.bandwidths, plans, chosen, 0.1 + chosen)
     assert machine.choose(1.0) == 2                  # until it is measured it is as the up link
     probe = machine.on_time(1.0)
     for piece in probe:

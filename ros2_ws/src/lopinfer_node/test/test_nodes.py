@@ -30,7 +30,7 @@ from lopinfer_node.ros import client_shell, server_shell
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.server_shell import Server, ServerOptions
 from lopinfer_node.runtime import client
-from lopinfer_node.runtime.client import PlannedTable
+from lopinfer_node.runtime.choice import PlannedTable
 from lopinfer_node.runtime.recording import Recording
 from lopinfer_node.runtime.server import PreparePlans
 from lopinfer_node.runtime.services import PlansRequest

@@ -35,13 +35,13 @@ from ..errors import LopinferError, RemoteError
 from ..model.files import save
 from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan
+from ..runtime.choice import PlannedTable
 from ..runtime.client import (
     Action,
     CallOpen,
     CallSetPlans,
     ClientMachine,
     MakePlans,
-    PlannedTable,
     Settings,
     Upload,
 )

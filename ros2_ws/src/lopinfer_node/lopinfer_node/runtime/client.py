@@ -12,19 +12,18 @@ one.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import fleet_env.settings
 import numpy as np
 from fleet_env.settings import setting
 
 from ..errors import RemoteError
-from ..planning.plan import DEVICE, Plan
-from .execution import AnyProgram, AnyRun, AnyStep, Execution
-from .feedback import Feedback
+from ..planning.plan import DEVICE
+from .choice import PlanChoice, PlannedTable
+from .execution import AnyRun, AnyStep, Execution
 from .outbox import Outbox, Route
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from .wire import (
@@ -49,13 +48,6 @@ CALL_LIMIT = 2.0       # seconds after which a call is repeated
 SOON = 0.2             # seconds until a call is repeated if there is no service, or it says so
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
-BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
-HYSTERESIS = 0.02      # share by which a plan must be faster to replace the table's chosen plan
-TRY = 0.1              # share by which the estimate of an unmeasured plan may be too high
-# An answer is late after LATER times the longest latency of recent requests, but not earlier than
-# LEAST_WAIT seconds after the expected time, nor before the robot alone would have been ready.
-LATER = 1.25
-LEAST_WAIT = 0.02
 MAX_PENALTY = 30.0     # s; after consecutive fallbacks, longest time without the server
 
 
@@ -86,36 +78,6 @@ class CallSetPlans:
 
 
 Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
-
-
-@dataclass(frozen=True)
-class PlannedTable:
-    """The best of ``plans`` for each pair of bandwidths of uplink and downlink.
-
-    ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
-    the best plan. ``estimates``: float (up, down), expected latency of that plan, s (NaN: unknown).
-    ``others`` and ``other_estimates`` (alternatives, up, down): index and expected latency of the
-    plans to use instead if the chosen plan proves slower than its estimate.
-    """
-
-    bandwidths: Sequence[float]
-    plans: Sequence[Plan]
-    chosen: np.ndarray
-    estimates: np.ndarray
-    others: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0), np.int64))
-    other_estimates: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
-    programs: Sequence[AnyProgram] = ()  # device's program of each plan; the shell fills this
-
-    def ways(self, up: int, down: int) -> list[tuple[int, float]]:
-        """Return plans (index, estimate) for a pair of bandwidths, the chosen plan first."""
-        others = zip(self.others[:, up, down], self.other_estimates[:, up, down], strict=True) \
-            if len(self.others) else ()
-        return [(int(plan), float(seconds)) for plan, seconds in (
-            (self.chosen[up, down], self.estimates[up, down]), *others)]
-
-    def shares(self, plan: int) -> bool:
-        """Return whether the server computes any part of a plan."""
-        return any(t.source == DEVICE for t in self.plans[plan].transfers)
 
 
 class Settings(fleet_env.settings.Settings):
@@ -181,7 +143,7 @@ class ClientMachine:
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
         self.down = 0.0                    # bytes/s of the downlink; the server measures it
-        self.table = PlannedTable((), (), np.empty(0), np.empty(0))
+        self.choice = PlanChoice(PlannedTable((), (), np.empty(0), np.empty(0)))
         self._next_table: PlannedTable | None = None  # adopted at the end of the request
         self._numbers: list[int] = []      # numbers by which pieces name the plans
         self._arrivals = Arrivals()
@@ -196,8 +158,6 @@ class ClientMachine:
         self._request: Execution | None = None
         self.changed = False               # `work` or `state` may have changed; the shell resets it
         self._abandoned = False
-        self._feedback = Feedback()        # measured latencies of the plans of the present table
-        self._way = 0, math.nan            # plan that `choose` returned, and its estimate, s
         self._expected = math.nan          # estimate corrected by measurements, plus the check, s
         self._limit = math.inf             # time at which the request stops waiting
         self._sending_since = math.inf
@@ -248,7 +208,7 @@ class ClientMachine:
         if self._request is not None:
             self._next_table = table
             return []
-        self.table, self._next_table, self._feedback = table, None, Feedback()
+        self.choice, self._next_table = PlanChoice(table), None
         self._numbers = [plan_number(p.digest) for p in table.plans]
         if self.state in (CHECKING, OPEN):
             self._enter(PLANNING, 'the server gets better plans')
@@ -287,14 +247,20 @@ class ClientMachine:
         """
         self.report.requests += 1
         self.report.check = check
-        self._way, expected = self._alone_way(), math.nan
+        choice, expected = self.choice, math.nan
+        choice.choose_alone()
         self.alone = self._why_alone(now)
         if not self.alone:
-            self._way, expected = self._best_way(now)
-            if not self.table.shares(self._way[0]):
-                self.alone = self._why_here()
+            expected = choice.choose(self.rates, now)
+            if not choice.shares():
+                self.alone = choice.why_alone(self.rates)
         self._expected = expected + check
-        return None if self.alone else self._way[0]
+        return None if self.alone else choice.plan
+
+    @property
+    def table(self) -> PlannedTable:
+        """Return the plans from which `choose` chooses."""
+        return self.choice.table
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -305,38 +271,6 @@ class ClientMachine:
         up = self.outbox.link.rate
         return up, self.down or up
 
-    def _bins(self) -> tuple[int, int]:
-        up, down = (max(0, bisect_right(self.table.bandwidths, rate + BIN_SLACK) - 1)
-                    for rate in self.rates)
-        return up, down
-
-    def _best_way(self, now: float) -> tuple[tuple[int, float], float]:
-        """Return ((index, estimate), expected latency) of the plan expected to be the fastest.
-
-        The expected latency is the estimate, corrected by measurements.
-
-        The plan that the table has chosen stays, unless another plan is faster by `HYSTERESIS`.
-        Once the chosen plan is measured, requests measure each other plan that may be faster.
-        """
-        ways = self.table.ways(*self._bins())
-        expected = [way[1] * self._feedback.factor(way[0], now) for way in ways]
-        tries = self._feedback.known(ways[0][0], now)
-        least = [seconds if not tries or self._feedback.known(way[0], now) else
-                 seconds * (1 - TRY) for way, seconds in zip(ways, expected, strict=True)]
-        best = min(range(len(ways)), key=lambda k: least[k])
-        if not least[best] < expected[0] * (1 - HYSTERESIS):
-            best = 0
-        return ways[best], expected[best]
-
-    def _alone_way(self) -> tuple[int, float]:
-        """Return (index, estimate) of the plan for a dead link, if the robot computes it alone.
-
-        Return (0, NaN) if the table is empty or this plan needs the server.
-        """
-        if not len(self.table.plans) or self.table.shares(int(self.table.chosen[0, 0])):
-            return 0, math.nan
-        return self.table.ways(0, 0)[0]
-
     def _why_alone(self, now: float) -> str:
         """Return why the server is not used now; '' if it can be used."""
         if self.state != OPEN:
@@ -345,14 +279,6 @@ class ClientMachine:
             return (f'the server was late {self._penalties} times in a row; the robot uses it '
                     f'again in {self._not_before - now:.1f} s')
         return ''
-
-    def _why_here(self) -> str:
-        up, down = self.rates
-        chosen = self.table.ways(*self._bins())[0][0]
-        why = 'this is the fastest by the measured profiles' if chosen == self._way[0] else \
-            'by what recent requests have taken, this may be the fastest'
-        return (f'at {up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down the plan computes '
-                f'everything on the robot: {why}')
 
     def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
         """Begin a request with the plan from `choose`; drop a former request.
@@ -367,29 +293,12 @@ class ClientMachine:
         self._abandoned = False
         estimate = self._expected
         known = estimate if math.isfinite(estimate) else 1.0
-        self._limit = now + self._patience(known, now)
+        self._limit = now + self.choice.patience(known, self.settings.deadline, now)
         self._bytes_down = 0
         report = self.report
         report.bin, report.estimate = bin_, estimate
         report.device = report.server = report.transfer = 0.0
         return self._request
-
-    def _patience(self, known: float, now: float) -> float:
-        """Return the seconds that a request waits for the server.
-
-        Without measurements, it waits for twice the expected time, or for the expected time plus
-        the setting `deadline`, whichever is longer. A request that waits so long and then runs
-        alone takes about three times the expected time. After enough measurements it waits less,
-        because an answer that takes longer than any recent answer is unlikely to come soon. It
-        never waits less than the robot alone would take, because giving up costs that time anyway.
-        """
-        most = max(2 * known, known + self.settings.deadline)
-        plan, estimate = self._way
-        longest = estimate * self._feedback.longest(plan, now)
-        alone, seconds = self._alone_way()
-        seconds *= self._feedback.factor(alone, now)
-        return most if not math.isfinite(longest) else min(most, max(
-            LATER * longest, known + LEAST_WAIT, seconds if math.isfinite(seconds) else 0.0))
 
     def work(self, now: float) -> range | None:
         """Return the steps to compute now.
@@ -423,8 +332,7 @@ class ClientMachine:
         """Finish a request whose result is complete; ``started``: time at which it began."""
         report = self.report
         report.latency = now - started
-        plan, estimate = self._way
-        self._feedback.note(plan, report.latency - report.check, estimate, now)
+        self.choice.note(report.latency - report.check, now)
         if self._request is None:      # the robot has computed the request alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0

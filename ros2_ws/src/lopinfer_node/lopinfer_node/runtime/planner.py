@@ -18,7 +18,7 @@ from ..planning.plan import Plan
 from ..planning.profile import Profile
 from ..planning.table import BANDWIDTHS, PlanTable, plan_table
 from ..planning.timeline import Costs, Link, estimate
-from .client import PlannedTable
+from .choice import PlannedTable
 from .measure import measure
 
 LOSS = 'lopinfer'

@@ -1,0 +1,139 @@
+"""Chooses the plan of each request, by the rates of the link and by measured latencies."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..planning.plan import DEVICE, Plan
+from .execution import AnyProgram
+from .feedback import Feedback
+
+BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
+HYSTERESIS = 0.02      # share by which a plan must be faster to replace the table's chosen plan
+TRY = 0.1              # share by which the estimate of an unmeasured plan may be too high
+# An answer is late after LATER times the longest latency of recent requests, but not earlier than
+# LEAST_WAIT seconds after the expected time, nor before the robot alone would have been ready.
+LATER = 1.25
+LEAST_WAIT = 0.02
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """The best of ``plans`` for each pair of bandwidths of uplink and downlink.
+
+    ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
+    the best plan. ``estimates``: float (up, down), expected latency of that plan, s (NaN: unknown).
+    ``others`` and ``other_estimates`` (alternatives, up, down): index and expected latency of the
+    plans to use instead if the chosen plan proves slower than its estimate.
+    """
+
+    bandwidths: Sequence[float]
+    plans: Sequence[Plan]
+    chosen: np.ndarray
+    estimates: np.ndarray
+    others: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0), np.int64))
+    other_estimates: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
+    programs: Sequence[AnyProgram] = ()  # device's program of each plan; the shell fills this
+
+    def ways(self, up: int, down: int) -> list[tuple[int, float]]:
+        """Return plans (index, estimate) for a pair of bandwidths, the chosen plan first."""
+        others = zip(self.others[:, up, down], self.other_estimates[:, up, down], strict=True) \
+            if len(self.others) else ()
+        return [(int(plan), float(seconds)) for plan, seconds in (
+            (self.chosen[up, down], self.estimates[up, down]), *others)]
+
+    def shares(self, plan: int) -> bool:
+        """Return whether the server computes any part of a plan."""
+        return any(t.source == DEVICE for t in self.plans[plan].transfers)
+
+
+class PlanChoice:
+    """The plan of the present request, chosen from ``table``.
+
+    ``plan``: its index. ``estimate``: its latency by the table, s; NaN if unknown.
+    """
+
+    def __init__(self, table: PlannedTable) -> None:
+        self.table = table
+        self.plan, self.estimate = 0, math.nan
+        self._feedback = Feedback()  # measured latencies of the table's plans
+
+    def choose(self, rates: tuple[float, float], now: float) -> float:
+        """Choose the plan that is expected to be the fastest; return its expected latency, s.
+
+        The expected latency is the estimate, corrected by measurements.
+
+        The plan that the table has chosen stays, unless another plan is faster by `HYSTERESIS`.
+        Once the chosen plan is measured, requests measure each other plan that may be faster.
+
+        :param rates: rates of uplink and downlink, bytes/s.
+        """
+        ways = self._ways(rates)
+        expected = [estimate * self._feedback.factor(plan, now) for plan, estimate in ways]
+        tries = self._feedback.known(ways[0][0], now)
+        least = [seconds if not tries or self._feedback.known(plan, now) else seconds * (1 - TRY)
+                 for (plan, _), seconds in zip(ways, expected, strict=True)]
+        best = min(range(len(ways)), key=lambda k: least[k])
+        if not least[best] < expected[0] * (1 - HYSTERESIS):
+            best = 0
+        self.plan, self.estimate = ways[best]
+        return expected[best]
+
+    def choose_alone(self) -> None:
+        """Choose the plan for a dead link, for a request that the robot computes alone."""
+        self.plan, self.estimate = self._alone()
+
+    def shares(self) -> bool:
+        """Return whether the server computes any part of the chosen plan."""
+        return self.table.shares(self.plan)
+
+    def why_alone(self, rates: tuple[float, float]) -> str:
+        """Return why a plan was chosen that computes everything on the robot."""
+        up, down = rates
+        why = 'this is the fastest by the measured profiles' \
+            if self.plan == self._ways(rates)[0][0] else \
+            'by what recent requests have taken, this may be the fastest'
+        return (f'at {up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down the plan computes '
+                f'everything on the robot: {why}')
+
+    def patience(self, known: float, deadline: float, now: float) -> float:
+        """Return the seconds that the request waits for the server.
+
+        Without measurements, it waits for twice the expected time, or for the expected time plus
+        ``deadline``, whichever is longer. A request that waits so long and then runs alone takes
+        about three times the expected time. After enough measurements it waits less, because an
+        answer that takes longer than any recent answer is unlikely to come soon. It never waits
+        less than the robot alone would take, because giving up costs that time anyway.
+
+        :param known: expected time, s.
+        """
+        most = max(2 * known, known + deadline)
+        longest = self.estimate * self._feedback.longest(self.plan, now)
+        alone, seconds = self._alone()
+        seconds *= self._feedback.factor(alone, now)
+        return most if not math.isfinite(longest) else min(most, max(
+            LATER * longest, known + LEAST_WAIT, seconds if math.isfinite(seconds) else 0.0))
+
+    def note(self, seconds: float, now: float) -> None:
+        """Record the latency of the request, which ended at ``now``."""
+        self._feedback.note(self.plan, seconds, self.estimate, now)
+
+    def _ways(self, rates: tuple[float, float]) -> list[tuple[int, float]]:
+        up, down = (max(0, bisect_right(self.table.bandwidths, rate + BIN_SLACK) - 1)
+                    for rate in rates)
+        return self.table.ways(up, down)
+
+    def _alone(self) -> tuple[int, float]:
+        """Return (index, estimate) of the plan for a dead link, if the robot computes it alone.
+
+        Return (0, NaN) if the table is empty or this plan needs the server.
+        """
+        table = self.table
+        if not len(table.plans) or table.shares(int(table.chosen[0, 0])):
+            return 0, math.nan
+        return table.ways(0, 0)[0]
