@@ -76,9 +76,10 @@ RIVALS = {f'{name} {form}': (f'{name}_side.py', variable, form)
           for name, variable in (('openpi', 'OPENPI_PYTHON'), ('grpc', 'LEROBOT_PYTHON'))
           for form in ('raw', 'jpeg')}
 WHO = (ALONE, *RIVALS, LOPINFER, RRTO)
-# s after the first result with the server: LOPInfer measures, plans and tries plans, RRTO learns.
+# Seconds after the first result with the server, in which LOPInfer measures and tries plans, and
+# RRTO learns the sequence.
 SETTLE = {LOPINFER: 20.0, RRTO: 6.0}
-LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}   # s before the run in which ours settle
+LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}   # seconds before the run, for settling
 
 Client = tuple[Output, Forwarder | None, float]   # ..., monotonic time of its start
 Start = Callable[[float], Any]                    # period of inferences -> context with a client

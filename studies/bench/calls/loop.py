@@ -1,9 +1,10 @@
 """What every side of bench_calls.py does, in any environment with numpy, Pillow and PyTorch.
 
 A client infers one image after the other until it is ended, and prints for each inference: the
-monotonic time of its end, its seconds, whether the server took part, bytes up, bytes down and round
-trips so far (0: not known here), and the largest error relative to the largest element of the
-output. After the first it waits for `FIRST`, in which the bench notes what the first has cost.
+monotonic time of its end, its duration in s, whether the server took part, bytes up, bytes down and
+round trips so far (0: not known here), and the largest error relative to the largest element of
+the output. After the first inference it pauses for `FIRST` seconds, so that the bench can record
+the cost of this inference.
 """
 
 from __future__ import annotations

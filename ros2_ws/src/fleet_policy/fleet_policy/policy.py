@@ -93,7 +93,7 @@ def _load(spec: str) -> Any:
 
 
 def load_policy(spec: str, options: Mapping[str, Any], contract: Contract) -> Policy:
-    """Make the policy that ``spec``, ``package.module:Class``, names.
+    """Make the policy of the class ``spec``, written ``package.module:Class``.
 
     :raises PolicyError: the class does not exist, does not take the options, or lacks a method.
     """

@@ -134,7 +134,7 @@ def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
         return None
 
 
-_LIMIT = 60.0  # s that reading the parameters may take
+_LIMIT = 60.0  # maximum seconds for reading the parameters
 # DDS domain of the temporary node: the highest domain whose ports are below Linux's range of
 # ephemeral ports.
 _ASIDE = 101

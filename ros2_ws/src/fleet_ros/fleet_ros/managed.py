@@ -67,7 +67,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
             self._bring_up()
 
     def is_drivable(self) -> bool:
-        """Return whether a lifecycle manager may drive the node if it has started itself."""
+        """Return whether a lifecycle manager may drive a node that has started by itself."""
         return True
 
     # -- to be overridden ---

@@ -20,7 +20,7 @@ from rclpy.parameter import Parameter
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
 AT_ONCE = 2.0  # s of work that calls of unauthenticated senders may cost without a pause
-SHARE = 10     # when `AT_ONCE` is used up, these calls may use 1/SHARE of the time
+SHARE = 10     # after `AT_ONCE` s of work, calls of such senders get 1/SHARE of this node's time
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)

@@ -68,7 +68,7 @@ class _Robot:
     able_since: float = math.inf
     away: bool = False
     returned: float = math.inf    # time at which it could work again; infinity after an iteration
-    cause: str = ''               # why it could not work before `returned`
+    cause: str = ''               # why the robot could not work before `returned`
     told: bool = False            # whether this standstill has been reported
 
 
@@ -152,9 +152,9 @@ def grew(samples: Sequence[tuple[float, float]]) -> bool:
 
 
 def checksums(lines: Iterable[str]) -> dict[str, str]:
-    """Return transfer -> checksum of the rows after it, from the log lines of a node.
+    """Return transfer -> checksum of the model's rows after it, from the log lines of a node.
 
-    If a transfer has several lines, the first counts.
+    If several lines name a transfer, the first line counts.
     """
     found: dict[str, str] = {}
     for line in lines:

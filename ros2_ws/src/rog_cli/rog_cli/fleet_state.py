@@ -20,7 +20,7 @@ NAME = 60        # maximum characters shown of a name, a state or a method
 POINTS = 400     # maximum number of points of a curve; beyond it, every other point is dropped
 EVENTS = 200     # maximum number of remembered events; the oldest are forgotten first
 SILENT = 5.0     # seconds without a status after which the silence is reported
-APART = ('away', 'retired')  # states of a robot that only the server knows
+APART = ('away', 'retired')  # states that only the server can report
 
 
 class Event(NamedTuple):

@@ -30,7 +30,7 @@ from rog_core.worker.machine import WorkerMachine
 
 SYNC = 'rsp:4'
 FAST = 1e9      # bytes/s: a link that never makes anybody wait
-BUDGET = 1e3    # s: the MTA time lets every row go
+BUDGET = 1e3    # MTA time in s, long enough to send every row
 SGD = SgdConfig(1e-3, 0.9, 0.0, True)
 
 
@@ -57,7 +57,7 @@ class Clock:
 class Pair:
     """One server and robots that answer at once; messages are delivered in order.
 
-    ``put``: copies values to where they are computed with.
+    ``put``: copies values to the device that computes with them.
     """
 
     def __init__(self, partition: RowPartition, robots: int, max_chunk: int,

@@ -36,7 +36,7 @@ def _aligned(size: int, to: int) -> int:
 
 def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
     """Size of the rog_msgs message with its 4-byte encapsulation header, in a fleet without key."""
-    return _aligned(_body(message), 4) + 4   # then the empty tag
+    return _aligned(_body(message), 4) + 4   # 4 bytes: the empty tag
 
 
 def _body(message: Chunk | Ack | End | Receipt) -> int:
@@ -65,7 +65,7 @@ def on_ethernet(size: int) -> int:
 
 
 def push(max_chunk: int, seed: int = 0) -> dict[str, float]:
-    """Messages of one push in chunks of at most ``max_chunk`` bytes of ids and values."""
+    """Return the sizes of one push in chunks of at most ``max_chunk`` bytes of ids and values."""
     partition, codec, noise = partition_of(convmlp_m()), get_codec('onebit'), \
         np.random.default_rng(seed)
     store = Accumulator(partition, np.zeros(partition.elements, np.float32))

@@ -93,10 +93,10 @@ class Upstream:
         return self.server.iteration >= self._due
 
     def account(self) -> Array | None:
-        """Return the fleet's change since the last account; None: the parent fleet asks for none.
+        """Return the fleet's change since the last call; None if the parent fleet needs no change.
 
         Write a checkpoint first, then give the change to `WorkerMachine.on_gradient` with
-        `AS_IT_IS`. After a restart from an older checkpoint the change would be applied twice.
+        `AS_IT_IS`. Otherwise a restart from an older checkpoint would apply the change twice.
         """
         if math.isinf(self._due):
             return None

@@ -83,7 +83,7 @@ class Neighbour:
 
 
 def infer(domain, name):
-    """A program that infers for ever, and has begun."""
+    """Start a program that infers for ever; return when its first inference has ended."""
     lines = Lines(domain.rrto('run', '--server', name, '--', sys.executable, '-c', PROGRAM))
     lines.wait('^\\[')
     return lines

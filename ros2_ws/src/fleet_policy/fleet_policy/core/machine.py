@@ -98,7 +98,7 @@ class PolicyMachine:
     # -- events ----------------------------------------------------------------------------------
 
     def on_observation(self, observed: float) -> None:
-        """Record that there is a complete observation of the time ``observed``, s."""
+        """Record that an observation is complete; ``observed``: its time, s."""
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:

@@ -60,7 +60,7 @@ class Place:
         return self._latencies[-1] if self._latencies else math.nan
 
     def can(self, now: float) -> bool:
-        """Return whether the place may be asked."""
+        """Return whether the machine may ask this place for actions now."""
         return self.available and now >= self._not_before
 
     def ask(self, request: int, observed: float, now: float) -> None:

@@ -36,7 +36,7 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _DYNAMIC = {'getattr', 'vars', '__dict__', '__getattribute__', 'attrgetter'}
 _NOT_READ = {'__init__', '__post_init__', '__new__', '__del__', '__repr__', '__reduce__',
              '__getstate__', '__setstate__', '__deepcopy__', '__copy__', '__init_subclass__',
-             '__eq__', '__hash__'}
+             '__eq__', '__hash__', '__annotate__', '__annotate_func__'}
 
 
 class Picked:

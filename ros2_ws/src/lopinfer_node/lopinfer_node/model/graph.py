@@ -32,8 +32,9 @@ class Node:
 
     `axis` is the axis along which the tensor may be divided. If it is None, the tensor is
     indivisible, and its extent is 1. `inputs`: indices of the nodes that produce the inputs, each
-    once. `footprints`: the footprint of each of `inputs`. `is_global`: an output index needs a
-    whole input of more than one index (thesis 4.4.1). Only one side computes a global operator.
+    once. `footprints`: the footprint of each of `inputs`. `is_global`: one index of the output
+    needs all indices of an input that has several (thesis 4.4.1). Only one side computes a global
+    operator.
     """
 
     index: int

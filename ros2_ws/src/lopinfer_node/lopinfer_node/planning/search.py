@@ -329,7 +329,7 @@ def _single(p, most, least, v, direction, fraction):
 
 @kernel
 def _shift(p, cut, most, least, begin, end, rng):
-    """Shift the bounds of operators begin..end - 1 by one share, but by at least one index."""
+    """Shift the bounds of operators begin..end - 1 by a random share of the extents, at least 1."""
     share = 0.25 * rng.random() ** 3
     sign = 1 if rng.random() < 0.5 else -1
     which = rng.integers(0, 3)

@@ -191,7 +191,7 @@ class ServerMachine:
         self.changed = False        # `work` may have changed; the shell resets this
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # by client; last served is last
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # by client; oldest use first
 
     @property
     def clients(self) -> list[str]:

@@ -101,7 +101,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._newest = -1
-        self._bits = 0      # bit k: newest - k has arrived
+        self._bits = 0      # bit k: whether packet number newest - k has arrived
 
     def note(self, piece: Piece, now: float, status: int = OK, rate: float = 0.0) -> Ack:
         """Mark a piece as arrived; return its acknowledgement."""
@@ -123,7 +123,7 @@ class Inbox:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._sizes = sizes
-        self._open: dict[int, tuple[bytearray, bytearray]] = {}  # -> (data, flag of each part)
+        self._open: dict[int, tuple[bytearray, bytearray]] = {}  # -> (data, flags of its parts)
         self._complete: set[int] = set()
 
     def take(self, piece: Piece) -> bytearray | None:

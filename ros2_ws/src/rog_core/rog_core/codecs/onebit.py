@@ -68,7 +68,7 @@ class OneBit(Codec):
 
 
 def _scales(magnitude: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the mean absolute value of each segment as bfloat16, uint16 (segments,)."""
+    """Return the mean absolute value of each segment: bfloat16 bits in uint16 (segments,)."""
     return bfloat16_encode((magnitude / lengths).astype(np.float32))
 
 

@@ -153,7 +153,7 @@ class RowPartition:
         return counts == self.segments_of_row
 
     def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
-        """Return the sum of ``per_segment``, (segments,), over each row's segments, (rows,)."""
+        """Return the sum (rows,) over each row's segments of ``per_segment`` (segments,)."""
         if self.rows == self.segments:
             return per_segment
         return np.add.reduceat(per_segment, self.first_segment)

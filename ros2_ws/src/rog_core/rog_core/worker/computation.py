@@ -205,7 +205,7 @@ class OfLocal(Computation[Local]):
 
 
 class OfPhase(OfLocal):
-    """Makes local steps that continue the phase before."""
+    """Makes local steps that continue the previous phase."""
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
         """See `Computation.begin`: predict nothing, because ``drift`` includes steps under way."""

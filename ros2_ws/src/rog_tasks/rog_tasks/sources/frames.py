@@ -46,7 +46,7 @@ class Frames:
     :param memory: largest size of all images together, bytes.
     :param tolerance: largest difference, s, between the times of a label and its image; None:
         images need no labels.
-    :raises TaskError: the kept images would take more than half of the memory.
+    :raises TaskError: the kept images would take more than half of ``memory``.
     """
 
     def __init__(self, classes: Sequence[str], image: tuple[int, int, int], keep: int,

@@ -1,4 +1,4 @@
-"""Labels from a model, a teacher or the trained model itself; only a sure model gives one."""
+"""Labels images by a teacher or by the trained model itself, where the model is sure enough."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from fleet_ros.link import LinkSettings
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
 HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
 STARTING = 'RRTO_STARTING'   # variable with the process id of a server started for the program
-START_LIMIT = 300.0          # maximum seconds to find a server that was started, on a busy machine
+START_LIMIT = 300.0          # maximum seconds until a server that was started is found
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
 
 _VARIABLE = 'RRTO_SETTINGS'  # variable with the settings; our sitecustomize reads it in the program

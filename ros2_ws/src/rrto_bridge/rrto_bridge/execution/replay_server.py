@@ -93,7 +93,7 @@ class _Run:
                     saved = self.executor.save(tensor)
                     self.sizes[place] = self.executor.charge(saved)
                     self.saved.append((tensor, saved))
-            except Missing as error:   # the call that makes the tensor failed
+            except Missing as error:   # the call that creates this tensor has failed
                 self.failed[place] = error
                 if not self.last:   # else only a step that uses the tensor fails
                     self.fail(error)

@@ -62,9 +62,9 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
 
 
 def others(tensors: Any) -> bool:
-    """Return whether the class of a tensor handles operators itself, as jagged tensors do.
+    """Return whether the class of a tensor handles operators itself, as for jagged tensors.
 
-    Such a class defines `__torch_dispatch__`; remote tensors and `NestedTensor` do not count.
+    Such a class defines `__torch_dispatch__`; remote tensors and our `NestedTensor` do not count.
     """
     return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, NestedTensor)
                for _, t in _strays(tensors))
