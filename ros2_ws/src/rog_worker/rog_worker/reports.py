@@ -55,7 +55,7 @@ class Reports:
             self._node.set_alarm()
 
     def wait_until_heard(self) -> None:
-        """Wait at most `qos.LAST_WORDS` until the server has the last status."""
+        """Wait at most `qos.LAST_WORDS` until all present subscribers have the last status."""
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def _publish(self, state: str = '') -> None:
