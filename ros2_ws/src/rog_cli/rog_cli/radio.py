@@ -149,6 +149,20 @@ def _written(fd: int, frame: bytes) -> bool:
     return True
 
 
+def take_precedence() -> None:
+    """Give this process precedence over those that use the radio, so that no frame is late.
+
+    The priority does not change if this user may not raise it.
+    """
+    with suppress(OSError):
+        if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
+            return
+        # The other processes have the same real-time priority, which ignores the nice value.
+        priority = os.sched_getparam(0).sched_priority
+        os.sched_setparam(0, os.sched_param(priority + 1))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run until standard input ends."""
     fleet = load_fleet(arguments[0])
@@ -157,8 +171,7 @@ def main(arguments: Sequence[str]) -> int:
     names = [robot.name for robot in fleet.robots]
     devices = {(name, uplink): fds[2 * index + (not uplink)]
                for index, name in enumerate(names) for uplink in (True, False)}
-    with suppress(OSError):  # highest priority, because this process must not be late
-        os.setpriority(os.PRIO_PROCESS, 0, -20)
+    take_precedence()
     forwarder = Forwarder(radio_of(fleet), devices)
     os.write(ready, b'.')
     os.close(ready)

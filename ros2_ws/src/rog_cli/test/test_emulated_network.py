@@ -257,3 +257,14 @@ def test_what_cannot_be_set_up_is_taken_down_again(tmp_path, monkeypatch):
             EmulatedNetwork(fleet_of(1), tmp_path):
         pass
     assert os.stat('/proc/thread-self/ns/net').st_ino == home
+
+
+@as_root
+@pytest.mark.parametrize('priority', (3, 99))
+def test_the_radio_takes_precedence_over_programs_with_real_time_priority(priority):
+    code = ('import os\nfrom rog_cli.radio import take_precedence\n'
+            f'os.sched_setscheduler(0, os.SCHED_RR, os.sched_param({priority}))\n'
+            'take_precedence()\nprint(os.sched_getparam(0).sched_priority)')
+    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                         timeout=LIMIT)
+    assert (ran.stdout.strip(), ran.stderr) == (str(min(priority + 1, 99)), '')

@@ -3,8 +3,9 @@
 The program follows Flower's guide "Run Flower with the Deployment Engine" and its example
 quickstart-pytorch. In a round, every node trains `local_steps` batches. A round lasts at most its
 computing time plus `EXCHANGE` seconds, and one node may be missing, so slow and failed clients do
-not block it. The server app saves its model after every round. If the server restarts, the run is
-submitted again and continues from this model.
+not block it. The server app saves its model after every round. If the server restarts, its database
+still holds the nodes, without which it would refuse them; the run is submitted again and continues
+from the saved model.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ def main() -> None:
         f'{PORT}"\ninsecure = true\n')
     link = subprocess.Popen([
         'flower-superlink', '--insecure', '--host', '0.0.0.0', '--port', str(PORT),
+        '--database', str(Path('superlink.db').absolute()),
         '--disable-runtime-dependency-installation'])
     signal.signal(signal.SIGTERM, lambda *_: link.terminate())
     _submit(app, link)
