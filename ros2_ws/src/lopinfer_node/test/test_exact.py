@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(find_spec('ortools') is None, reason='ortools is
 
 
 def all_cuts(graph):
-    """Yield every pair of cuts of every operator; global operators are on one side."""
+    """Return every pair of cuts of every operator; global operators are on one side."""
     choices = []
     for node in graph.nodes:
         n = node.extent
