@@ -60,7 +60,7 @@ class Driver:
 
 @contextmanager
 def driving(domain: int) -> Iterator[Driver]:
-    """Return a driver in a DDS domain."""
+    """Yield a driver in a DDS domain."""
     with SpunNodes(domain) as nodes:
         yield Driver(nodes.node('driver'), lambda condition, what: nodes.until(
             condition, lambda: what))

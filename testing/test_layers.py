@@ -153,7 +153,7 @@ def graph(root, typed=False):
 
 
 def imported_by(name, path, files, typed=False):
-    """Return the package's files that a file imports; those for type checkers only if `typed`."""
+    """Yield the package's files that a file imports; those for type checkers only if `typed`."""
     tree = ast.parse(path.read_text())
     unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and not typed
               and 'TYPE_CHECKING' in ast.dump(node.test) for inner in ast.walk(node)}

@@ -197,7 +197,7 @@ def test_a_table_survives_its_file(table, tmp_path):
 
 
 def damaged(state):
-    """Return invalid files by the name of their fault; each must be refused."""
+    """Yield invalid files by the name of their fault; each must be refused."""
     yield 'format', {**state, 'format': 'something'}
     yield 'another model', {**state, 'graph': '0' * 64}
     yield 'damaged', {k: v for k, v in state.items() if k != 'plans'}

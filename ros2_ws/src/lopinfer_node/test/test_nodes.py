@@ -92,7 +92,7 @@ def start(processes, kind, **parameters):
 
 
 def halves(traced, fixed, per_share):
-    """Return plans: the robot computes the upper half of each operator, the server the lower half.
+    """Yield plans: the robot computes the upper half of each operator, the server the lower half.
 
     They are equal for every bandwidth.
     """
@@ -135,7 +135,7 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
 
 @contextmanager
 def server_here(directory, **options):
-    """Return a server in this process."""
+    """Yield a server in this process."""
     context = Context()
     rclpy.init(context=context)
     node = Node('lopinfer_server', context=context)

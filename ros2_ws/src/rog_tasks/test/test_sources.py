@@ -165,7 +165,7 @@ def test_cifar_is_read_in_its_archive():
 
 
 def drive(count=12, label=True, sensor=image):
-    """Return a recording of a drive past blue and red walls.
+    """Yield a recording of a drive past blue and red walls.
 
     Labels come a little after the images.
     """

@@ -152,7 +152,7 @@ def gloo():
 
 
 def writers():
-    """Return all operators that a server executes and that write one of several tensors."""
+    """Yield all operators that a server executes and that write one of several tensors."""
     for schema in torch._C._jit_get_all_schemas():
         base = schema.name.removeprefix('aten::')
         tensors = [a for a in schema.arguments if str(a.type) in ('Tensor', 'List[Tensor]')]
