@@ -1,4 +1,4 @@
-"""What holds for the tests of every package, whichever way pytest is started."""
+"""Settings for the tests of every package, however pytest is started."""
 
 import gc
 import os
@@ -7,27 +7,29 @@ import signal
 import pytest
 from fleet_testing import free_domain
 
-# The processes that tests start inherit this, and libraries read it when they are imported.
+# Processes that tests start inherit these variables, which libraries read when they are imported.
 DOMAIN = free_domain()
 try:
     from fleet_env.fleet import ReachConfig
     from fleet_ros.environment import dds_environment
-except ImportError:  # not every package's tests need it
+except ImportError:  # not every package's tests need rclpy
     os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-else:  # the network of a fleet: with ROS 2 a node that keeps to this machine otherwise is not met
+# the network of a fleet; nodes with other ROS 2 settings, which keep to this machine, are not
+# discovered
+else:
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
-# In the background of a script SIGINT is ignored, and so it would be in what tests start and
+# A script in the background ignores SIGINT, and so would the processes that tests start and
 # interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ['OMP_NUM_THREADS'] = '1'  # the number decides how sums are rounded
+os.environ['OMP_NUM_THREADS'] = '1'  # the number of threads decides how sums are rounded
 os.environ['PYTHONUNBUFFERED'] = '1'
 
 
 def pytest_collection_finish():
-    """Let later garbage collections skip what the imports have made.
+    """Exclude the objects that the imports have made from later garbage collections.
 
-    Such a collection otherwise takes a quarter of a second, and most tests of RRTO begin with one.
+    Otherwise each collection takes a quarter of a second, and most tests of RRTO begin with one.
     """
     gc.collect()
     gc.freeze()
@@ -35,7 +37,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def environment():
-    """What a test, or a verb that it runs, sets is not for the next: a DDS domain, say."""
+    """Restore the environment after each test, so that no setting of it affects the next test."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
@@ -45,12 +47,12 @@ def environment():
 
 try:
     from hypothesis import HealthCheck, settings
-except ImportError:  # not every package's tests need it
+except ImportError:  # not every package's tests need hypothesis
     pass
 else:
-    # The same examples everywhere, and no demands on the speed of a machine that is busy. A test
-    # that needs more or fewer than 100 says so with `fleet_testing.examples`.
+    # Use the same examples everywhere, and no time limits, because a machine may be busy. A test
+    # that needs more or fewer than 100 examples uses `fleet_testing.examples`.
     settings.register_profile('all', derandomize=True, database=None, deadline=None,
                               max_examples=100, suppress_health_check=list(HealthCheck))
     settings.register_profile('few', settings.get_profile('all'), max_examples=10)
-    settings.load_profile('all')  # `make test` says --hypothesis-profile=few
+    settings.load_profile('all')  # `make test` chooses the profile with --hypothesis-profile=few

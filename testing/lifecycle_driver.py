@@ -1,4 +1,4 @@
-"""Drives managed nodes, as `ros2 lifecycle` and Nav2's lifecycle manager do."""
+"""Drives managed nodes as `ros2 lifecycle` and Nav2's lifecycle manager do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Until = Callable[[Callable[[], Any], str], None]
 
 
 class Driver:
-    """``node`` asks; ``until(condition, what)`` spins it."""
+    """``node`` sends the requests; ``until(condition, what)`` spins it."""
 
     def __init__(self, node: Any, until: Until) -> None:
         self.node, self.until = node, until
@@ -30,10 +30,10 @@ class Driver:
         return future.result()
 
     def _meet(self, client: Any, name: str, harmless: Any) -> None:
-        """Ask what changes nothing until it is answered.
+        """Send a request that changes nothing until it is answered.
 
-        A node that has not yet discovered who asks cannot answer: with Fast DDS it says so and
-        drops the answer after 100 ms.
+        A node that has not yet discovered the sender cannot answer. With Fast DDS it then drops the
+        answer after 100 ms.
         """
         self.until(client.service_is_ready, f'{name} is there')
         answered: list[Any] = []
@@ -48,19 +48,19 @@ class Driver:
         self.until(answers, f'{name} answers for the first time')
 
     def state(self, name: str) -> str:
-        """State of a node."""
+        """Return the state of a node."""
         found = self._call(GetState, f'{name}/get_state', GetState.Request())
         return str(found.current_state.label)
 
     def change(self, name: str, *labels: str) -> bool:
-        """Whether all transitions succeed, one after the other."""
+        """Make transitions one after the other; return whether all succeed."""
         return all(self._call(ChangeState, f'{name}/change_state', ChangeState.Request(
             transition=Transition(label=label))).success for label in labels)
 
 
 @contextmanager
 def driving(domain: int) -> Iterator[Driver]:
-    """A driver in a DDS domain."""
+    """Yield a driver in a DDS domain."""
     with SpunNodes(domain) as nodes:
         yield Driver(nodes.node('driver'), lambda condition, what: nodes.until(
             condition, lambda: what))

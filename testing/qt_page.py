@@ -1,7 +1,8 @@
 """A browser for one page: `python qt_page.py URL`; each line of stdin is JavaScript to evaluate.
 
-The answer is a line of JSON, null if it fails. `resize WIDTH HEIGHT` sets the size of the window in
-pixels, and `picture FILE` writes what it shows. The browser is Chromium in Qt, which PyPI has.
+The answer is a line of JSON, null if the evaluation fails. `resize WIDTH HEIGHT` sets the size of
+the window in pixels, and `picture FILE` writes a picture of it. The browser is Chromium in Qt,
+which PyPI has.
 """
 
 import json
@@ -18,13 +19,13 @@ from PyQt6.QtWidgets import QApplication  # noqa: E402
 
 
 class Lines(QObject):
-    """Reads stdin on a thread of its own."""
+    """Reads stdin in a thread of its own."""
 
     came = pyqtSignal(str)
     ended = pyqtSignal()
 
     def read(self):
-        """Announce every line, and the end."""
+        """Emit every line, and the end of stdin."""
         for line in sys.stdin:
             self.came.emit(line.rstrip('\n'))
         self.ended.emit()
@@ -61,13 +62,13 @@ def main():
     lines.ended.connect(app.quit)
     reader = threading.Thread(target=lines.read, daemon=True)
 
-    def loaded(good):  # before it is loaded an answer may get lost
+    def loaded(good):  # an answer before the page is loaded may get lost
         if reader.ident is None:
             reader.start()
 
     view.loadFinished.connect(loaded)
     app.exec()
-    os._exit(0)  # Chromium's own end takes seconds
+    os._exit(0)  # Chromium takes seconds to end by itself
 
 
 if __name__ == '__main__':

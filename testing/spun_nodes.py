@@ -1,4 +1,4 @@
-"""Nodes in the process of a test, which the test spins itself."""
+"""Nodes in the process of a test, which the test spins."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SpunNodes:
         return node
 
     def node(self, name: str, **options: Any) -> Any:
-        """Make a plain node."""
+        """Create a node without a role."""
         return self.add(Node(name, context=self.context, **options))
 
     def spin(self, seconds: float = 0.05) -> None:
-        """Handle one event; wait for it at most this long."""
+        """Handle one event; wait at most this long for it."""
         self.executor.spin_once(timeout_sec=seconds)
 
     def until(self, condition: Callable[[], Any],

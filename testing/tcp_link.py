@@ -1,4 +1,4 @@
-"""For benches beside other programs: their processes, and an emulated link for their TCP."""
+"""For benches beside other programs: runs their processes, and emulates a link for their TCP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import Any
 from fleet_env.bucket import TokenBucket
 from fleet_env.trace import LinkTrace
 
-OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))   # s: when the link dies, and for how long
-SECONDS = 80.0           # s of a run with outages
-AHEAD = 0.02             # s that the forwarder reads ahead, so that a late timer loses no rate
+# (time at which the link dies, duration of the outage), in seconds
+OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))
+SECONDS = 80.0           # duration in seconds of a run with outages
+AHEAD = 0.02  # seconds that the forwarder reads ahead, so that a late timer wastes no rate
 UP, DOWN = 0, 1
 
 
 def with_outages(trace: LinkTrace, lead: float = 0.0) -> LinkTrace:
-    """The trace of a run after ``lead`` s without limit."""
+    """Return the trace of a run with outages, after ``lead`` seconds without a limit."""
     edges = [edge for at, last in OUTAGES for edge in (at, at + last)]
     times = sorted({0.0, *(t for t in trace.times.tolist() if t < SECONDS), *edges})
     rates = [0.0 if any(at <= t < at + last for at, last in OUTAGES) else trace.rate(t)
@@ -32,11 +33,11 @@ def with_outages(trace: LinkTrace, lead: float = 0.0) -> LinkTrace:
 
 
 class Forwarder:
-    """Forwards TCP connections to a port; from `begin` on by a trace, in both directions.
+    """Forwards TCP connections to a port; after `begin`, limits both directions by a trace.
 
-    ``bytes``: what has crossed the link up and down since `begin`. ``turns``: how often data went
-    up after data had come down, with the first time and each connection: the round trips of a
-    client that waits for each answer.
+    ``bytes``: bytes that have crossed the link up and down since `begin`. ``turns``: how often data
+    went up after data had come down. The first data, and each new connection, also count. For a
+    client that waits for each answer, this is the number of round trips.
     """
 
     def __init__(self, target: int, delay: float) -> None:
@@ -50,7 +51,7 @@ class Forwarder:
             raise SystemExit('the forwarder does not start')
 
     def begin(self, trace: LinkTrace, now: float) -> None:
-        """Follow the trace from monotonic time ``now`` on, and count from zero."""
+        """Follow the trace from monotonic time ``now`` on; reset the counters."""
         self.bytes, self.turns, self._trace = [0, 0], 0, (trace, now)
 
     async def _serve(self) -> None:
@@ -96,7 +97,7 @@ class Forwarder:
 
 
 class Output:
-    """The lines of a process; after its end, ``over`` is true."""
+    """The lines that a process prints; ``over`` becomes true when it ends."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.lines: list[str] = []
@@ -116,7 +117,7 @@ class Output:
             self._came.notify_all()
 
     def until(self, done: Callable[[list[str]], Any], limit: float, what: str) -> None:
-        """Wait until ``done(lines)``; end this program if the process ends or is too slow."""
+        """Wait until ``done(lines)``; exit if the process ends first or takes too long."""
         with self._came:
             self._came.wait_for(lambda: done(self.lines) or self.over, limit)
             if not done(self.lines):
@@ -126,7 +127,7 @@ class Output:
 
 
 def after_the_robot() -> None:
-    """Let this process, a server, compute only on what the robot's processes leave free."""
+    """Let this process, a server, use only CPU time that the robot's processes leave."""
     if os.sched_getscheduler(0) == os.SCHED_FIFO:
         os.sched_setparam(0, os.sched_param(os.sched_getparam(0).sched_priority - 1))
     else:
@@ -135,7 +136,7 @@ def after_the_robot() -> None:
 
 @contextmanager
 def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended at the end, with SIGTERM, then with SIGKILL."""
+    """Run a process during the block; end it with SIGTERM, and if it does not end, with SIGKILL."""
     started = subprocess.Popen(command, text=True, **options)
     try:
         yield started
@@ -149,6 +150,6 @@ def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def its_own(threads: int) -> dict[str, str]:
-    """The environment of a rival, which must not find the packages of this one."""
+    """Return the environment of another program, which must not find the packages of this suite."""
     kept = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
     return {**kept, 'OMP_NUM_THREADS': str(threads)}

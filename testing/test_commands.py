@@ -1,4 +1,4 @@
-"""What all three commands have in common."""
+"""Tests of what the three commands have in common."""
 
 import argparse
 from importlib import metadata
@@ -19,7 +19,7 @@ def test_a_command_says_its_version(capsys, make_parser):
 
 
 def arguments(parser):
-    """Yield command and argument, also of all verbs."""
+    """Yield each command with the arguments of each of its verbs."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():

@@ -1,4 +1,4 @@
-"""What docker/ says, as far as it can be tried without an image: the fleet of compose.yaml."""
+"""Tests the parts of docker/ that need no image: the fleet of compose.yaml."""
 
 import json
 import os
@@ -17,8 +17,9 @@ from rog_bringup import FLEETS
 
 ROOT = Path(__file__).parent.parent
 SERVICES = yaml.safe_load((ROOT / 'docker/compose.yaml').read_text())['services']
-# Started by `unshare -rn`: a bridge here, and for each command a network namespace with one `eth0`.
-# SIGINT goes to all, as compose does it; standard output is that of all.
+# `unshare -rn` runs this script. It creates a bridge, and for each command a network namespace with
+# one interface `eth0`. Each command receives SIGINT, as with compose, and all share standard
+# output.
 HOSTS = '''
 import json, os, signal, subprocess, sys, threading
 def ip(*words):

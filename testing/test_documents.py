@@ -1,6 +1,7 @@
-"""Every command and every block of code in the documents runs, in a short form where it is long.
+"""Runs every command and every block of code in the documents; long ones in a short form.
 
-What a document says and no table here knows fails; what cannot run here is skipped, with a reason.
+The test fails for a command that no table here contains. What cannot run here is skipped, with a
+reason.
 """
 
 import re
@@ -32,9 +33,9 @@ UP = 'rog fleet up quick.yaml --plain --out up'
 
 @dataclass(frozen=True)
 class Beside:
-    """A command that others need beside them, once it has said ``ready``.
+    """A command that other commands need; it is ready when its output contains ``ready``.
 
-    One serves them all, so none of them takes from it what another needs.
+    One instance serves several commands, so none of them may change it for the others.
     """
 
     command: str
@@ -45,10 +46,11 @@ class Beside:
 class Short:
     """The short form of a command.
 
-    ``command``: a line for bash; '': as it stands. ``beside``: what is there meanwhile, in the
-    folder $BESIDE. ``until``: what the command says, or ``creates``: the file that it makes, before
-    it is ended by Ctrl+C; else it ends by itself with exit code 0. ``says``: what its output must
-    hold. ``needs``: a file without which it is skipped.
+    ``command``: a line for bash; '' runs the command as the document has it. ``beside``: a command
+    that must run meanwhile, in the folder $BESIDE. ``until``: output after which the command is
+    ended by Ctrl+C. ``creates``: file after whose creation it is ended by Ctrl+C. Without both, the
+    command must end by itself with exit code 0. ``says``: text that its output must contain.
+    ``needs``: a file without which the test is skipped.
     """
 
     command: str = ''
@@ -64,9 +66,9 @@ SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
 KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
                'robot3: [1-9]')
 FLEET = Beside(f'{UP} --only server,robot3', 'robot3: [1-9]')
-TURNS = [None, SERVER, KEYED, FLEET]  # the last one is there for a block of code, too
+TURNS = [None, SERVER, KEYED, FLEET]  # a block of code needs the last one, too
 
-# Command, as a document writes it -> what is run.
+# Maps a command, as a document writes it, to the command that is run.
 RUN = {
     'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', **TRAINS),
     'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8 MINUTES=0', says=' passed'),
@@ -177,7 +179,7 @@ BUILT = 'docs/install.md says what was tried'
 ROS = 'needs ROS 2; launch/test starts the same launch files there'
 AS_ROOT = "needs root; rog_cli's tests run it, in short"
 EXAMPLE = 'testing/test_examples.py runs it, in short'
-# Beginning of a command -> why it is not run.
+# Maps the beginning of a command to the reason why it is not run.
 NOT_RUN = {
     'rog sim examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
     'rog fleet up examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
@@ -229,7 +231,7 @@ NOT_RUN = {
     'source .venv/setup': 'these tests run in it',
 }
 
-# First line of a block of Python -> what is before it, and after it.
+# Maps the first line of a block of Python to the code before it and the code after it.
 CODE = {
     'from rog_tasks.sources import open_source': ('''
         import math, pathlib, torch
@@ -273,7 +275,7 @@ APP = 'import torch\nprint(torch.ones(10).cuda().sum().item())\n'
 
 
 def blocks():
-    """(document, language, text) of every fenced block."""
+    """Yield (document, language, text) of every fenced block."""
     for document in DOCUMENTS:
         text = document.read_text()
         for match in re.finditer(r'^ *```([\w{}]*).*?\n(.*?)^ *```', text, re.M | re.S):
@@ -281,12 +283,12 @@ def blocks():
 
 
 def python_block(first):
-    """The block of Python that begins so."""
+    """Return the block of Python code that begins this way."""
     return next(text for _, _, text in blocks() if text.startswith(first))
 
 
 def commands():
-    """Command -> the document that says it, of blocks and of the text between them."""
+    """Return command -> document that contains it, from code blocks and from the text."""
     said = {}
     for document, language, text in blocks():
         for line in text.splitlines() if language == 'bash' else ():
@@ -303,7 +305,7 @@ def commands():
 
 
 def plain(command):
-    """Without the optional and the placeholders at its end."""
+    """Return a command without the placeholders and optional arguments at its end."""
     return re.sub(r'( \[?[A-Z]+\]?)+$', '', command)
 
 
@@ -312,7 +314,7 @@ def not_run(command):
 
 
 def is_mention(command):
-    """Whether it is the beginning of a command that is run: `rog sim`, in the middle of a text."""
+    """Return whether the text is only the beginning of a command that is run, such as `rog sim`."""
     return any(known.startswith(plain(command)) for known in RUN)
 
 
@@ -332,13 +334,14 @@ def test_every_block_is_of_a_kind_that_is_tested():
     python_blocks = [text for _, language, text in blocks() if language == 'python']
     assert [text for text in EXAMPLES if text not in python_blocks] == []
     assert {text.splitlines()[0] for text in python_blocks if text not in EXAMPLES} == {*CODE}
-    # '': no code; Sphinx reads the others, and testing/test_examples.py runs what they include.
+    # Blocks of '' are no code. Sphinx reads the other kinds, and testing/test_examples.py runs the
+    # files that they include.
     assert {language for _, language, _ in blocks()} <= {
         'bash', 'python', '', '{toctree}', '{literalinclude}', '{include}'}
 
 
 class Place:
-    """A folder with the files that the documents speak of, where commands are started."""
+    """A folder with the files that the documents mention; commands are started there."""
 
     def __init__(self, folder, beside=None):
         self.folder, self._started = folder, []
@@ -351,8 +354,10 @@ class Place:
             (folder / name).write_text(text)
 
     def start(self, command):
-        simple = 'exec ' if not re.search('[;&|]', command) else ''  # its exit code, not bash's
-        # A shell that starts tests in the background has SIGINT ignored, and so would these.
+        # exec makes the exit code that of the command, not of bash
+        simple = 'exec ' if not re.search('[;&|]', command) else ''
+        # A shell that starts tests in the background makes them ignore SIGINT; these processes must
+        # not.
         self._started.append(Lines(subprocess.Popen(
             ['bash', '-c', simple + command], env=self._env, cwd=self.folder, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -364,13 +369,13 @@ class Place:
         for process in reversed(self._started):
             if process.process.poll() is None:
                 process.interrupt()
-        for results in (ROOT / 'runs').glob('documented-*'):  # those of `make demo`
+        for results in (ROOT / 'runs').glob('documented-*'):  # the results of `make demo`
             shutil.rmtree(results)
 
 
 @cache
 def quick():
-    """quick.yaml: the outdoor fleet with a model that is ready at once."""
+    """quick.yaml: the outdoor fleet with a model that needs no preparation."""
     text = explained_fleet(load_fleet('outdoor', [FLEETS]))
     for key, value in {'name': 'documented', 'minutes': '120',
                        '  task': 'rog_tasks.classify:Classification'}.items():
@@ -379,14 +384,14 @@ def quick():
 
 
 class Besides:
-    """What commands have beside them: it stays until a command needs another one."""
+    """Runs what commands need beside them; replaces it when a command needs something else."""
 
     def __init__(self, folders):
         self._folders, self._beside, self._place = folders, None, None
 
     @contextmanager
     def place(self, beside, folder):
-        """A new place, in the DDS domain of what is beside it."""
+        """A new place, in the DDS domain of the command that runs beside it."""
         if self._beside != beside:
             self.close()
             if beside:

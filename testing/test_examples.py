@@ -26,15 +26,15 @@ from rog_core.errors import RemoteProtocolError
 from rog_core.model.partition import partition_of
 
 ROOT = Path(__file__).parent.parent
-SHOWN = ROOT / 'docs/outputs'  # what the documents say one sees; WRITE_OUTPUTS=1 writes it
+SHOWN = ROOT / 'docs/outputs'  # outputs that the documents show; WRITE_OUTPUTS=1 writes them
 EXAMPLES = sorted(path.name for path in (ROOT / 'examples').iterdir() if path.is_file())
-SHORT = 60  # lines
+SHORT = 60  # lines of code that an example may have
 INCLUDED = re.compile(r'^```\{(?:literal)?include\} \.\./examples/(\S+)', re.M)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Starts programs in a domain of their own, in a folder with a copy of the examples."""
+    """Starts programs in a DDS domain of their own, in a folder with a copy of the examples."""
     shutil.copytree(ROOT / 'examples', tmp_path / 'examples')
     reach = {**dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': str(free_domain())}
     running = []
@@ -61,19 +61,19 @@ def done(program):
 
 
 def cells(notebook):
-    """The lines of each cell with code."""
+    """Return the lines of each cell that has code."""
     return [cell['source'] for cell in json.loads(notebook)['cells'] if cell['cell_type'] == 'code']
 
 
 def form(text):
-    """The lines of an output without its numbers, each kind of line once."""
+    """Return the lines of an output without their numbers; each kind of line only once."""
     lines = (re.sub(r'\s+', ' ', re.sub(r'-?\d+(\.\d+)?', '#', line)).strip()
              for line in text.splitlines())
     return list(dict.fromkeys(re.sub('[━─]+', '─', line) for line in lines if line))
 
 
 def check_shown(name, text):
-    """The documents show what was printed, but for numbers, which differ from run to run."""
+    """Check that the documents show this output; numbers may differ, as they do between runs."""
     shown = ''.join(f'{line.rstrip()}\n' for line in text.strip().splitlines())
     if os.environ.get('WRITE_OUTPUTS'):
         (SHOWN / name).write_text(shown)
@@ -105,7 +105,7 @@ def test_own_method_trains_beside_another_one(run):
                     '--minutes 3 --seeds 1 --jobs 1 --out there'))
     (bsp, lag) = (float(re.search(rf'^Accuracy(?:.*\n)+?{method} +\S+ +(\S+)', text, re.M)[1])
                   for method in ('bsp', 'own_method:Lag:20'))
-    assert lag > bsp, text  # as the page says
+    assert lag > bsp, text  # the page says so
     check_shown('own_method.txt', text)
 
 
@@ -116,7 +116,7 @@ def test_own_codec_keeps_what_it_loses_and_refuses_what_is_not_finite(monkeypatc
     values = np.random.default_rng(0).standard_normal(partition.elements).astype(np.float32)
     ids = np.arange(1, partition.segments)
     first = partition.offsets[1]
-    values[first] = 1e6  # beyond float16
+    values[first] = 1e6  # more than float16 can represent
     for place in (np.array, torch.tensor):
         pending, sums = place(values), np.zeros_like(values)
         data = codec.take(partition, pending, ids, sums)
@@ -167,7 +167,8 @@ def test_own_loop_trains_two_robots_with_a_server(run, tmp_path):
 def test_offload_model_shares_its_inferences(run):
     run('-m lopinfer_node.cli.main serve').wait('serving')
     text = done(run('examples/offload_model.py'))
-    assert re.search(r'^\d+ of 21 inferences', text, re.M), text  # 0: this machine is as fast
+    # 0 if this machine is as fast as the server
+    assert re.search(r'^\d+ of 21 inferences', text, re.M), text
     said = re.findall(r'^(?:alone:|connected:|\d+ of) .*', text, re.M)
     assert {'alone: equal', 'connected: equal'} < {*said}
     check_shown('offload_model.txt', '\n'.join(said))

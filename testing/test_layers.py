@@ -1,4 +1,4 @@
-"""The packages import each other as CONTRIBUTING's table says, and package.xml too."""
+"""Imports of packages and package.xml follow the table in CONTRIBUTING."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'la
 
 
 def table():
-    """Package -> the packages of ours that it may import, in the order of the table."""
+    """Return package -> packages of this suite that it may import, in the table's order."""
     found = {}
     text = (ROOT / 'CONTRIBUTING.md').read_text()
     for names, allowed in re.findall(r'^\| (`.*?) \| .*? \| ?(.*?) ?\|$', text, re.M):
@@ -42,29 +42,30 @@ KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
         'uvicorn': 'python3-nicegui-pip', 'yaml': 'python3-yaml'}
 PIP = {'PIL': 'pillow', 'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 'scikit-learn',
        'uvicorn': 'nicegui', 'yaml': 'PyYAML'}
-# Of tests and benches alone.
+# Modules that only tests and benches import.
 TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip',
              'psutil': 'python3-psutil', 'pytest': 'python3-pytest',
              'selenium': 'python3-selenium'}
-# Used where they are found; an error or the log says so where one is missed.
+# Optional modules: used if they are installed; otherwise an error or the log names the missing
+# module.
 OPTIONAL = {'PyQt6', 'adapters', 'cupy', 'distributed', 'flwr', 'grpc', 'h5py', 'hivemind', 'jtop',
             'lerobot', 'nvflare', 'openpi_client', 'torchft', 'websockets'}
 
 
 def imports(package):
-    """The packages of ours that a package imports anywhere."""
+    """Return the packages of this suite that a package imports anywhere."""
     return modules(package) & {
         *PLACES, *(p.parent.name for p in ROOT.glob('ros2_ws/src/*_msgs/msg'))}
 
 
 def modules(package):
-    """What a package imports anywhere, without the standard library."""
+    """Return what a package imports anywhere, except the standard library."""
     return imported(PLACES[package]) - {package}
 
 
 @cache
 def imported(folder):
-    """What the files of a folder import anywhere, without the standard library."""
+    """Return what the files of a folder import anywhere, except the standard library."""
     found = set()
     for file in folder.rglob('*.py'):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -75,7 +76,7 @@ def imported(folder):
 
 
 def manifest(package, *tags):
-    """What package.xml names in these tags."""
+    """Return what package.xml names in these tags."""
     tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
     return {element.text for tag in tags for element in tree.iter(tag)}
 
@@ -91,7 +92,7 @@ def test_the_table_has_every_package_and_points_down():
 def test_a_package_imports_what_the_table_says(package):
     used = imports(package)
     assert used <= set(TABLE[package])
-    if package not in ('rog_cli', 'rog_studies'):  # everything below them
+    if package not in ('rog_cli', 'rog_studies'):  # all packages below these two
         assert used == set(TABLE[package]), 'the table names what is not imported'
 
 
@@ -110,7 +111,10 @@ def test_package_xml_names_what_is_imported(package):
 
 
 def needs(package):
-    """The packages of ours that must be there before it, so that its tests cannot name them."""
+    """Return the packages of this suite that are built before this one.
+
+    Their tests cannot name it.
+    """
     below = manifest(package, 'depend', 'exec_depend') & set(PLACES)
     return below.union(*map(needs, below))
 
@@ -119,7 +123,7 @@ def needs(package):
 def test_package_xml_names_what_its_tests_import(package):
     place = PLACES[package].parent
     used = {'pytest'}.union(*map(imported, [place / 'test', place / 'bench']))
-    # What lies beside the tests: pytest.ini says where they look.
+    # Folders of helpers for tests; pytest.ini adds them to the path.
     local = {file.stem for where in ('testing', '*/test', '*/bench', 'ros2_ws/src/*/test',
                                      'ros2_ws/src/*/bench', '*/test/*', 'ros2_ws/src/*/test/*',
                                      '*/bench/*', 'ros2_ws/src/*/bench/*')
@@ -132,13 +136,16 @@ def test_package_xml_names_what_its_tests_import(package):
 
 @pytest.mark.parametrize('package', sorted(PLACES))
 def test_no_file_imports_one_that_imports_it(package):
-    """Neither directly nor through others, and not inside functions either."""
-    # Raises CycleError, which names the files.
+    """Checks imports through other files and inside functions, too."""
+    # Raises CycleError with the names of the files.
     TopologicalSorter(graph(PLACES[package], typed=HOUSES.get(package, False))).prepare()
 
 
 def graph(root, typed=False):
-    """File -> the files of the same package that it imports; `typed`: also for type checkers."""
+    """Return file -> the files of the same package that it imports.
+
+    `typed`: also for type checkers.
+    """
     files = {'.'.join([root.name, *path.relative_to(root).with_suffix('').parts])
              .removesuffix('.__init__'): path for path in root.rglob('*.py')}
     return {name: set(imported_by(name, path, files, typed)) - {name}
@@ -146,7 +153,7 @@ def graph(root, typed=False):
 
 
 def imported_by(name, path, files, typed=False):
-    """The files of the package that a file imports; those for type checkers only if `typed`."""
+    """Yield the package's files that a file imports; those for type checkers only if `typed`."""
     tree = ast.parse(path.read_text())
     unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and not typed
               and 'TYPE_CHECKING' in ast.dump(node.test) for inner in ast.walk(node)}
@@ -165,9 +172,9 @@ def imported_by(name, path, files, typed=False):
 
 
 def rooms():
-    """Package -> its rooms, which are its folders -> the rooms that a file there may import.
+    """Return package -> its rooms, which are folders -> the rooms that files there may import.
 
-    As CONTRIBUTING's tables of packages say; a file may import those of its own room, too.
+    The tables in CONTRIBUTING say so. A file may also import files of its own room.
     """
     text = (ROOT / 'CONTRIBUTING.md').read_text()
     return {package: {room: re.findall(r'`(\w+)`', below) for room, below in
@@ -176,7 +183,7 @@ def rooms():
             re.findall(r'^## Inside `(\w+)`\n(.*?)(?=^## )', text, re.M | re.S)}
 
 
-# Those of rog_core, some of which are one file, have no such column.
+# The table of rog_core, in which some rooms are one file, has no such column.
 CORE = {
     'method_check': {'loopback', 'server', 'methods', 'codecs', 'protocol', 'errors'},
     'warm_up': {'loopback', 'methods', 'codecs', 'protocol', 'arrays'},
@@ -188,7 +195,7 @@ CORE = {
     'transfer': {'model', 'codecs', 'protocol', 'arrays', 'errors'},
     'model': {'codecs', 'arrays', 'errors'},
     'codecs': {'cuda', 'arrays', 'errors', 'plugins'},
-    'messages': {'protocol'},  # names that the documents promise to methods of other packages
+    'messages': {'protocol'},  # the documents promise these names to methods of other packages
     'steps': {'protocol'},
     'protocol': {'errors'},
     'arrays': {'cuda'},
@@ -197,10 +204,10 @@ CORE = {
     'plugins': set(),
 }
 ROOMS = {package: table for package, table in rooms().items() if table} | {'rog_core': CORE}
-# Packages whose files are in rooms -> whether imports for type checkers count, too.
+# Maps a package with rooms to whether imports for type checkers count, too.
 HOUSES = {'rrto_bridge': True, 'rog_core': False}
-MOST_METHODS, MOST_LINES = 25, 350      # of a class: public methods, and lines
-LARGE = {      # 'package.room.file.Class' -> the reason why it is larger
+MOST_METHODS, MOST_LINES = 25, 350      # maximum numbers of public methods and lines of a class
+LARGE = {      # Maps 'package.room.file.Class' to the reason why the class is larger
     'rog_core.methods.base.Method': 'each question that a server may ask has a method of two lines',
 }
 
@@ -222,18 +229,18 @@ def test_a_large_class_has_a_stated_reason(package):
 
 
 def wrong_arrows(files, rooms):
-    """The imports that the rule of the rooms forbids, as (file, imported file)."""
+    """Return the imports that the rule of the rooms forbids, as (file, imported file)."""
     return [(name, other) for name, others in files.items() for other in others
             if room_of(other) not in (room_of(name), '', *rooms.get(room_of(name), ()))]
 
 
 def room_of(name):
-    """The room of a file, of which the package itself has none."""
+    """Return the room of a file; '' for a file in the package itself."""
     return name.split('.')[1] if '.' in name else ''
 
 
 def large_classes(root):
-    """Classes beyond the guide -> public methods and lines."""
+    """Return the classes beyond the guide, with their numbers of public methods and lines."""
     found = {}
     for path in root.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""The API reference names what exists, and everything that it shows is described."""
+"""The API reference names only what exists, and everything in it has a description."""
 
 import inspect
 import re

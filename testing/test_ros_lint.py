@@ -1,7 +1,8 @@
 """The checks that ROS packages run on themselves; most of them need ROS 2 to be sourced.
 
-ament_copyright's check of sources is left out: it wants a notice in each file, and here one LICENSE
-speaks for all. So are ament_flake8 and ament_pep257: ruff does their work with rules of our own.
+Three checks are left out. ament_copyright wants a notice in each source file, but here one LICENSE
+holds for all files. ruff does the work of ament_flake8 and ament_pep257, with the rules of this
+suite.
 """
 
 import os

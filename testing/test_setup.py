@@ -1,4 +1,4 @@
-"""What `make setup` makes of ROS 2's wheels: tools/ros.py, tools/needed.py."""
+"""How `make setup` installs the wheels of ROS 2: tools/ros.py, tools/needed.py."""
 
 import importlib.util
 import os

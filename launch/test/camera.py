@@ -1,6 +1,9 @@
-"""A camera that passes red and blue walls, and somebody who says which; a process of its own.
+"""A camera that passes red and blue walls, and a person who names their class.
 
-Ten images a second on `camera`, their class on `said`, both relative to its namespace.
+A process of its own.
+
+It publishes ten images a second on `camera`, and the class of each on `said`; both names are
+relative to its namespace.
 """
 
 import sys

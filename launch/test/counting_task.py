@@ -1,15 +1,15 @@
-"""A task whose every gradient is 1 everywhere, so that the model counts the gradients."""
+"""A task in which each gradient is 1 for every element, so that the model counts the gradients."""
 
 import torch
 
 RATE = 1 / 64  # learning rate; a power of two, so that sums are exact
-MOST = 2 ** 20  # gradients that can be counted
+MOST = 2 ** 20  # maximum number of gradients that can be counted
 
 
 class Counting:
-    """200 rows of 1000 elements, at first 0; after n gradients each is -n * RATE.
+    """200 rows of 1000 elements that begin at 0; after n gradients each element is -n * RATE.
 
-    The accuracy is n / MOST, of this process.
+    The accuracy is n / MOST, where n counts the gradients of this process.
     """
 
     batch_size = 1

@@ -6,10 +6,12 @@ ROWS, WIDTH = 60, 5
 
 
 class Exact:
-    """60 rows of small multiples of 1/8. A gradient holds whole numbers where a weight is positive.
+    """60 rows of small multiples of 1/8.
 
-    With a learning rate of 1/16, no momentum, codec raw and four robots every weight stays a
-    multiple of 1/64, far from what float32 rounds.
+    Where a weight is positive, the gradient is a whole number.
+
+    With a learning rate of 1/16, no momentum, codec raw and four robots, every weight stays a
+    multiple of 1/64, which float32 represents exactly.
     """
 
     batch_size = 1

@@ -1,5 +1,6 @@
-"""A fleet of real processes over real DDS, and a node that watches it. Nothing here counts time but
-deadlines, and those are so generous that only a hang reaches them.
+"""Starts a fleet of real processes over real DDS, and a node that watches it.
+
+The only times here are deadlines, which are so long that only a process that hangs reaches them.
 """
 
 import os
@@ -17,7 +18,7 @@ from rog_ros.parameters import server_parameters, worker_parameters
 from spun_nodes import SpunNodes
 
 HERE = Path(__file__).parent
-SEED = 3  # of the fleet, and of its task
+SEED = 3  # seed of the fleet and of its task
 MODULES = {'server': 'rog_ps.main'}
 
 
@@ -36,12 +37,12 @@ def write_fleet(folder, robots=2, minutes=10.0, task='tiny_task:Tiny', sync='rsp
 
 @cache
 def fork_server():
-    """The one of all tests, for as long as this process lives."""
+    """Return the fork server that all tests of this process share."""
     return ForkServer(os.environ)
 
 
 class Fleet:
-    """Processes of a fleet by name (`server`, `robot1`, ...) and what they publish."""
+    """The processes of a fleet by name (`server`, `robot1`, ...), and what they publish."""
 
     def __init__(self, folder, **settings):
         self.folder, self.out = Path(folder), Path(folder) / 'out'
@@ -67,8 +68,8 @@ class Fleet:
     def start(self, *names, label='', folders=(), namespace='', **parameters):
         """Start processes; ``parameters`` replace those of the fleet file.
 
-        ``folders``: where these processes, and no others, find modules; ``namespace``: of the
-        fleet that they belong to.
+        ``folders``: where only these processes find modules. ``namespace``: namespace of the fleet
+        to which they belong.
         """
         for name in names:
             if name == 'server':
@@ -100,7 +101,7 @@ class Fleet:
         self.processes[name].send_signal(signal.SIGINT)
 
     def ended(self, name):
-        """Spin until a process ends; its exit code."""
+        """Spin until a process ends; return its exit code."""
         self.until(lambda: self.processes[name].poll() is not None, f'{name} ends')
         return self.processes[name].returncode
 
@@ -114,11 +115,11 @@ class Fleet:
         self._nodes.until(condition, said)
 
     def spin(self):
-        """Take in what is there."""
+        """Handle the messages that have arrived."""
         self._nodes.spin(0.0)
 
     def state(self, robot):
-        """State of a robot as the server sees it."""
+        """Return the state of a robot, as the server publishes it."""
         known = {r.robot: r.state for r in self.status.robots} if self.status else {}
         return known.get(robot, '')
 
@@ -126,7 +127,7 @@ class Fleet:
         return self.robots[robot].iteration if robot in self.robots else 0
 
     def until_trained(self, *robots, iterations=5):
-        """Spin until each of these robots has finished so many more iterations."""
+        """Spin until each of these robots has completed this many more iterations."""
         start = {robot: self.iteration(robot) for robot in robots}
         self.until(lambda: all(self.iteration(r) >= start[r] + iterations for r in robots),
                    f'{robots} train from {start} on')

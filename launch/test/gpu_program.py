@@ -1,4 +1,4 @@
-"""A program that infers on 'cuda' until it is told to end; it knows nothing of rrto."""
+"""A program that runs inferences on 'cuda' until it is told to end; it does not import rrto."""
 
 import signal
 
@@ -6,7 +6,7 @@ import torch
 
 
 def stop(*_):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl+C launch passes on a second one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl+C the launcher passes on a second SIGINT
     raise KeyboardInterrupt
 
 

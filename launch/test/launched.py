@@ -1,4 +1,4 @@
-"""A launch file started as users start it, and a node that watches what it started."""
+"""Starts a launch file as users do, and a node that watches the started nodes."""
 
 import os
 import signal
@@ -21,19 +21,20 @@ COMMAND = [sys.executable, '-c', 'import sys; from ros2cli.cli import main; sys.
 
 
 class Launched:
-    """A launch in a DDS domain of its own; once it has ended there are `code` and `output`."""
+    """A launch in a DDS domain of its own; `code` and `output` are set when it has ended."""
 
     def __init__(self, folder, file, *arguments):
         self.domain = free_domain()
         self._process = subprocess.Popen(
             [*COMMAND, file, *arguments], cwd=folder, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            # Not ignored, as what nohup starts ignores it.
+            # A process that nohup has started ignores SIGINT, and so would the launch. Set the
+            # default handler.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             env={**environment(self.domain, HERE), 'ROS_LOG_DIR': str(folder), 'HOME': str(folder)})
 
     def wait(self):
-        """Wait until it ends by itself."""
+        """Wait until the launch ends by itself."""
         self.output = self._process.communicate(timeout=LIMIT)[0]
         self.code = self._process.returncode
         return self
@@ -45,17 +46,20 @@ class Launched:
         return self
 
     def spin_until(self, done):
-        """Spin `node` until it is done, the launch has ended, or something is stuck."""
+        """Spin `node` until the condition holds.
+
+        Fail if the launch ends first or nothing more happens.
+        """
         end = time.monotonic() + LIMIT
         while not done() and self._process.poll() is None and time.monotonic() < end:
             self._nodes.spin()
 
     def signal(self, number):
-        """Send a signal to the launcher alone."""
+        """Send a signal only to the process of the launcher."""
         self._process.send_signal(number)
 
     def __exit__(self, *_):
-        """End it by Ctrl+C."""
+        """End the launch by Ctrl+C."""
         self._nodes.close()
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGINT)

@@ -1,4 +1,7 @@
-"""A robot in the process of a test: it takes part as others do, and says more than is right."""
+"""A robot in the process of a test.
+
+It takes part like other robots, and also sends false messages.
+"""
 
 import math
 import time
@@ -27,31 +30,32 @@ from rog_ros.message_auth import Session, derived, process_of, sealed
 from rog_ros.receive import receive
 from tiny_task import Tiny
 
-PERIOD = 0.2  # s between its heartbeats
-PACE = 0.05   # s that a gradient takes it
+PERIOD = 0.2  # seconds between its heartbeats
+PACE = 0.05   # seconds that a gradient takes
 
 
 def partition():
-    """The rows of the model that a `Fleet` trains."""
+    """Return the rows of the model that a `Fleet` trains."""
     return rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
 
 
 class Puppet:
-    """Takes part in a fleet as ``robot``, by its own key if the fleet has one.
+    """Takes part in a fleet as ``robot``, with its own key if the fleet has one.
 
-    ``lie``: a function of each value that it is about to send; what it returns is sent before, with
-    the right tag. ``status``: fields of its statuses that are not as they should be.
+    ``lie``: maps each value that the robot is about to send to values that are sent first, with
+    valid tags. ``status``: fields of its statuses, with false values.
     """
 
     def __init__(self, fleet, robot='robot1', key=None, incarnation=77):
         self.fleet, self.robot, self.key = fleet, robot, key
         node = fleet.node
-        config = TransferConfig('row', 'onebit', 1.0, 1.0, 300, 0.004)  # some chunks to a push
+        # so small that a push has several chunks
+        config = TransferConfig('row', 'onebit', 1.0, 1.0, 300, 0.004)
         self.machine = WorkerMachine(robot, incarnation, Accumulator(
             partition(), flatten(Tiny(seed=SEED).model()).copy()), config)
         self.session, self.count = None, 0
         self.lie, self.status, self.heard = (lambda value: []), {}, []
-        self.refused = []  # answers to registrations
+        self.refused = []  # answers that refuse a registration
         self.registers = True
         self._gradient_at = self._beat_at = math.inf
         self._status_seen = None
@@ -74,7 +78,7 @@ class Puppet:
     # -- what it does
 
     def step(self):
-        """Do what is due; false, so that it can stand in a condition."""
+        """Do what is due; return False, so that it can be part of a condition."""
         now = time.monotonic()
         if self.registers and now >= self.machine.deadline:
             self.act(self.machine.on_time(now))
@@ -101,12 +105,12 @@ class Puppet:
         self.fleet.until(lambda: self.step() or condition(), what)
 
     def trained(self, iterations=5):
-        """Take part for so many more iterations."""
+        """Take part for this many more iterations."""
         goal = self.machine.iteration + iterations
         self.until(lambda: self.machine.iteration >= goal, f'{self.robot} gets to {goal}')
 
     def act(self, actions):
-        """Carry out what the machine has decided."""
+        """Carry out an action of the machine."""
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 self._ask(action.message)
@@ -117,7 +121,7 @@ class Puppet:
                 self._gradient_at = time.monotonic() + PACE
 
     def say(self, value):
-        """Send a value of `rog_core.protocol.messages`, or a message as it is."""
+        """Send a value of `rog_core.protocol.messages`, or a ROS message unchanged."""
         if type(value) in self._out or not hasattr(value, 'get_fields_and_field_types'):
             publisher = self._out.get(type(value), self._receipts)
             publisher.publish(to_ros(value, self.session and self.session.to_server))
@@ -137,7 +141,7 @@ class Puppet:
         self.say(TrainingStatus(**values))
 
     def following(self, kind=Kind.PUSH, iteration=None, ahead=1):
-        """Identity of a transfer that it may begin, or of a later one."""
+        """Return the identity of a transfer that the robot may begin next, or of a later one."""
         machine = self.machine
         return TransferId(machine.session, kind,
                           machine.iteration if iteration is None else iteration,
@@ -145,7 +149,7 @@ class Puppet:
 
     @property
     def chunks(self):
-        """How many chunks of its push were made until now."""
+        """Return the number of chunks of its push that exist so far."""
         return 0 if self.machine.push is None else self.machine.push._fresh
 
     # -- what it hears

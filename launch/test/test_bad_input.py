@@ -1,4 +1,4 @@
-"""What keeps a node from starting: one clear line, a non-zero exit code, and nothing written."""
+"""If a node cannot start, it prints one clear line, exits with an error and writes nothing."""
 
 import json
 import os
@@ -23,7 +23,8 @@ def alone(monkeypatch, tmp_path):
     """Run the nodes in this process, in a domain of their own."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
-    for limit in ('SECONDS', '_LEAST'):  # nobody else is in the domain: the server need not look
+    # the server need not look for another server, because nobody else is in the domain
+    for limit in ('SECONDS', '_LEAST'):
         monkeypatch.setattr(duplicate_server_check, limit, 0.0)
     monkeypatch.chdir(tmp_path)
     yield
@@ -32,7 +33,7 @@ def alone(monkeypatch, tmp_path):
 
 
 def run(node, capfd, namespace='/robot1', **parameters):
-    """Run a node that cannot start; its standard error. Parameters are written as JSON."""
+    """Run a node that cannot start; return its standard error. Parameters are written as JSON."""
     arguments = ['node', '--ros-args', '-r', f'__ns:={namespace}']
     for name, value in parameters.items():
         arguments += ['-p', f'{name}:={json.dumps(value)}']

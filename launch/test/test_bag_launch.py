@@ -1,4 +1,7 @@
-"""examples/fleet_with_bag.launch.py: a fleet, and a recording from which its figures are drawn."""
+"""examples/fleet_with_bag.launch.py starts a fleet and records it.
+
+Figures come from the recording.
+"""
 
 import shutil
 from importlib.util import find_spec
@@ -18,7 +21,8 @@ FILE = Path(__file__).parents[2] / 'examples/fleet_with_bag.launch.py'
 
 @pytest.mark.long
 def test_a_fleet_leaves_its_results_and_a_recording_of_its_statuses(tmp_path, monkeypatch):
-    monkeypatch.setattr('launched.COMMAND', COMMAND[:-1])  # a file, not one of a package
+    # launch a file, not the file of a package
+    monkeypatch.setattr('launched.COMMAND', COMMAND[:-1])
     shutil.copy(FILE, tmp_path)
     fleet = write_fleet(tmp_path, robots=2, minutes=0.1)
     launch = Launched(tmp_path, FILE.name, f'fleet:={fleet}', f'out:={tmp_path / "out"}').wait()

@@ -1,5 +1,4 @@
-"""Robots that learn from a camera, and from files: what one of them lacks stops none of the others.
-"""
+"""Robots learn from a camera and from files. A robot that lacks images stops no other robot."""
 
 import json
 import subprocess
@@ -18,7 +17,7 @@ CAMERA = ('topic:camera?patience=2&keep=64', 'topic:said?tolerance=0.3')
 
 
 class Robots(Fleet):
-    """A fleet each of whose robots has its own images, and what /diagnostics says of them."""
+    """A fleet in which each robot has its own images, with its messages on /diagnostics."""
 
     def __init__(self, folder, robots):
         super().__init__(folder, robots=robots, task=TASK, sync='rsp:4')
@@ -42,7 +41,7 @@ class Robots(Fleet):
             'model': 'digitnet', 'test': f'folder:{self.photos}'}))
 
     def film(self, robot):
-        """Switch a robot's camera on."""
+        """Switch on a robot's camera."""
         with self.log_path('camera').open('ab') as log:
             self.processes['camera'] = subprocess.Popen(
                 [sys.executable, str(HERE / 'camera.py'), '--ros-args', '-r', f'__ns:=/{robot}'],
@@ -50,7 +49,7 @@ class Robots(Fleet):
                 env=environment(self.domain, HERE))
 
     def until_it_says(self, level, *words):
-        """Spin until the first robot's camera is said to be so."""
+        """Spin until /diagnostics describes the first robot's camera this way."""
         def found():
             status = self.health.get('/robot1/worker: camera camera')
             return status is not None and status.level == level \
@@ -68,7 +67,7 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
         fleet.until_trained('robot2')
         fleet.until_it_says(DiagnosticStatus.ERROR, 'nobody publishes /robot1/camera',
                             'nobody publishes /robot1/said')
-        assert not fleet.state('robot1')  # it has not joined, so that nobody waits for it
+        assert not fleet.state('robot1')  # the robot has not joined, so nobody waits for it
         fleet.film('robot1')
         fleet.until_trained('robot1', 'robot2')
         fleet.until_it_says(DiagnosticStatus.OK, 'images come')
@@ -78,7 +77,7 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
             at = fleet.iteration('robot1')
             fleet.until(lambda: fleet.state('robot1') == 'retired', 'nobody waits for robot1')
             fleet.until_trained('robot2', iterations=20)
-            assert fleet.state('robot1') == 'retired'  # not away: its heartbeats go on
+            assert fleet.state('robot1') == 'retired'  # not away, because its heartbeats continue
             assert fleet.iteration('robot1') <= at + 1
             fleet.film('robot1')
             fleet.until_trained('robot1')

@@ -1,4 +1,4 @@
-"""`server.clip` in a fleet of real processes: a robot that pushes far too much changes little."""
+"""`server.clip` in a fleet of real processes: a robot with far too large pushes changes little."""
 
 import pytest
 from fleet_under_test import Fleet

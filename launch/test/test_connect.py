@@ -1,4 +1,4 @@
-"""A training loop of one's own joins a fleet by its optimizer alone."""
+"""A user's own training loop joins a fleet through the optimizer alone."""
 
 import os
 
@@ -24,7 +24,7 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
     task = tiny_task.Tiny(seed=3)
     model = task.model()
     with torch.no_grad():
-        model[0].weight.fill_(9.0)  # not what the server has: the snapshot replaces it
+        model[0].weight.fill_(9.0)  # differs from the server's model; the snapshot must replace it
     batches = task.batches(0, 1)
     assert not rclpy.ok()
     wait, waits = Publisher.wait_for_all_acked, []
@@ -49,8 +49,9 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
         assert not optimizer.stopped
         assert task.evaluate(model) > joined
     assert not rclpy.ok()
-    assert waits == [('/robot1/training_status', True)]  # it left when its last status had arrived
-    # On a busy machine it may have been away before it left.
+    # the robot left only when its last status had arrived
+    assert waits == [('/robot1/training_status', True)]
+    # On a busy machine the server may have considered the robot away before it left.
     fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'),
                 'the server knows that it left')
     fleet.interrupt('server')

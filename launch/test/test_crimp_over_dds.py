@@ -1,4 +1,4 @@
-"""Robots that map one place together, as processes over DDS; each finds its own poses."""
+"""Robots build one map together, as processes over DDS; each estimates its own poses."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A robot whose emulated link dies again and again, in a fleet of real processes."""
+"""In a fleet of real processes, the emulated link of one robot dies again and again."""
 
 import pytest
 from fleet_env.records import Fault, read_run

@@ -1,4 +1,4 @@
-"""However a fleet is ended, nothing of it is left, and its results are there."""
+"""However a fleet ends, none of its processes is left, and its results exist."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ MARK = 'ROG_TEST_ENDING'
 
 
 class Launcher:
-    """`rog fleet up` with everything that it starts, which a variable marks."""
+    """Runs `rog fleet up`. An environment variable marks all processes that it starts."""
 
     def __init__(self, folder, *options, **fleet):
         self.out = folder / 'out'
@@ -28,7 +28,7 @@ class Launcher:
             env=environment(free_domain(), HERE, **{MARK: str(folder)})))
 
     def left(self):
-        """Process ids of what the launcher has started, or is."""
+        """Return the process ids of the launcher and of what it started, if they still run."""
         return [int(path.parent.name) for path in Path('/proc').glob('[0-9]*/environ')
                 if self.mark.encode() in _read(path)]
 
@@ -41,7 +41,7 @@ class Launcher:
 def _read(path):
     try:
         return path.read_bytes()
-    except OSError:  # it ended meanwhile, or is a zombie
+    except OSError:  # it has ended meanwhile, or is a zombie
         return b''
 
 
@@ -65,21 +65,22 @@ def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
     launcher.lines.wait('robot1: [1-9]')
     launcher.lines.process.send_signal(number)
     launcher.lines.wait('stopping the fleet')
-    while launcher.lines.process.poll() is None:  # signals that come at once are one
+    # several signals that arrive at the same time count as one
+    while launcher.lines.process.poll() is None:
         launcher.lines.process.send_signal(number)
         try:
             launcher.lines.process.wait(0.2)
         except subprocess.TimeoutExpired:
             pass
     code, _ = launcher.ended()
-    assert code in (0, 128 + number)  # 0: it had ended in order before
+    assert code in (0, 128 + number)  # 0 if the run had ended regularly before
     assert read_summary(launcher.out).sync == 'rsp:4'
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('there', ['out/fleet.yaml', 'out/logs/robot2.log'])
 def test_a_signal_before_the_run_begins_ends_it_too(tmp_path, there):
-    """Before there is any process of the fleet, and before there are all."""
+    """The signal comes before the first process of the fleet starts, or before the last."""
     launcher = Launcher(tmp_path)
     eventually((tmp_path / there).exists)
     launcher.lines.process.send_signal(signal.SIGTERM)
@@ -107,7 +108,7 @@ def test_a_server_that_does_not_start_ends_it_with_the_servers_own_words(tmp_pat
     assert code == 1
     said = re.search('rog: server ended with exit code 1: (.*)', text)
     assert said and 'checkpoint' in said[1], text
-    assert 'rog: robot' not in text  # it is not the robots' fault
+    assert 'rog: robot' not in text  # the robots are not at fault
 
 
 @pytest.mark.long

@@ -1,4 +1,7 @@
-"""Robots and servers that die, leave and come back. One fleet; every test leaves it training."""
+"""Robots and servers die, leave and return.
+
+All tests share a fleet, which trains after each test.
+"""
 
 import signal
 
@@ -55,7 +58,7 @@ def test_interrupting_the_server_ends_everybody_in_order(fleet):
     summary = read_summary(fleet.out)
     assert summary.notes['reason'] == 'interrupted'
     assert summary.robots['robot1'].accuracy.after == summary.robots['robot3'].accuracy.after
-    assert summary.robots['robot1'].accuracy.before > 0  # of the life before the server's restart
+    assert summary.robots['robot1'].accuracy.before > 0  # from the time before the server's restart
     assert 'Traceback' not in ''.join(fleet.log(name) for name in fleet.processes)
 
 

@@ -1,4 +1,4 @@
-"""Every shipped fleet file loads, can be written and read back, and its task can be made."""
+"""Every built-in fleet file can be loaded, written and read back; its task can be created."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A fleet that trains among garbage, impostors and robots that do not belong to it."""
+"""A fleet trains despite invalid messages, impostors and robots that do not belong to it."""
 
 import pytest
 from fleet_under_test import Fleet
@@ -22,9 +22,9 @@ def fleet(tmp_path_factory):
 
 
 def listened(fleet):
-    """The session of robot1, which whoever listens to its pushes finds there; and what it pushes.
+    """Return the session of robot1, as anybody can read it in its pushes, and what robot1 pushes.
 
-    Without a key there is no secret on a network.
+    Without a key nothing on a network is secret.
     """
     heard = []
     fleet.node.create_subscription(RowChunk, '/robot1/push', heard.append, qos.CHUNK)
@@ -53,7 +53,7 @@ def test_nobody_can_say_in_the_name_of_a_robot_that_it_stops(fleet):
 
 
 def test_garbage_is_dropped_with_a_warning_and_training_goes_on(fleet):
-    """Messages of the present session, so that they get as far as one can get."""
+    """The messages name the present session, so that they pass as many checks as possible."""
     session_now, _ = listened(fleet)
     publishers = {kind: fleet.node.create_publisher(kind, f'/robot1/{topic}', profile)
                   for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK),
@@ -150,7 +150,7 @@ def test_a_robot_that_trains_another_model_is_told_the_first_difference(fleet):
 
 
 def test_a_second_robot_of_the_same_name_gives_up_and_the_first_goes_on(fleet):
-    fleet.start('robot1', label='second', out='',  # as on another machine
+    fleet.start('robot1', label='second', out='',  # as if it ran on another machine
                 **{'heartbeat.limit': 0.5, 'heartbeat.period': 0.2})
     assert fleet.ended('second') == 1
     assert "a robot named 'robot1' is alive" in fleet.log('second')

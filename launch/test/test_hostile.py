@@ -1,6 +1,6 @@
-"""A fleet under a flood of hostile messages and calls, with and without a key.
+"""A fleet receives a flood of hostile messages and calls, with and without a key.
 
-ROG_HOSTILE sets how many; the stranger hears all topics, so it knows the session.
+The variable ROG_HOSTILE sets their number. The attacker reads all topics, so it knows the session.
 """
 
 import math
@@ -51,7 +51,7 @@ from type_description_interfaces.srv import GetTypeDescription
 
 pytestmark = pytest.mark.long
 MESSAGES = int(os.environ.get('ROG_HOSTILE', 3000))
-GROWTH = 64  # MiB that a process may grow by
+GROWTH = 64  # MiB by which a process may grow
 TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),
           'push_receipt': (TransferReceipt, qos.CONTROL), 'push_ack': (RowAck, qos.CHUNK),
           'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CONTROL),
@@ -62,7 +62,7 @@ EXTREMES = {'uint8': 255, 'uint16': 2 ** 16 - 1, 'uint32': 2 ** 32 - 1, 'uint64'
 
 
 def honest(robot, **changes):
-    """The registration of a robot that trains what `Fleet` trains; the server accepts it."""
+    """Return the registration of a robot that trains what `Fleet` trains; the server accepts it."""
     partition = rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
     values = {'protocol': PROTOCOL, 'incarnation': 7, 'granularity': 'row', 'codec': 'onebit',
               'digest': partition.digest, 'number': 1,
@@ -84,7 +84,8 @@ def _shape(request, rng):
                       *request.shapes[1:]]
 
 
-# Each makes an honest registration wrong in one point; nothing at all: the name is alive.
+# Each function makes one field of an honest registration wrong. The first changes nothing: the name
+# itself is wrong, because that robot is alive.
 WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 ** 32 - 1),
          _change('robot', 'x' * 1000, '../etc', 'robot9', ''), _change('codec', 'raw', '\n' * 999),
          _change('granularity', 'atoms', 'x' * 1000), _change('digest', '', '0' * 64),
@@ -92,7 +93,7 @@ WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 *
 
 
 class Stranger:
-    """Hears everything that two robots and their server say, and says it again, changed."""
+    """An attacker that records all messages of two robots and their server, and changes them."""
 
     def __init__(self, fleet, seed):
         self.fleet, self.rng, self.said = fleet, random.Random(seed), 0
@@ -115,24 +116,25 @@ class Stranger:
         fleet.until(lambda: all(c.service_is_ready() for c in self.clients.values()), 'services')
 
     def say(self, count):
-        """Say so much; between, let everybody work."""
+        """Send this many messages; let everybody work in between."""
         for _ in range(count):
             place = self.rng.choice(sorted(self.heard))
             message = self.rng.choice(self.heard[place])
             kind = type(message)
             message = deserialize_message(serialize_message(message), kind)
             way = self.rng.randrange(6)
-            if way == 1:     # another robot's
+            if way == 1:     # another robot's name
                 place = place.replace('robot1', 'x').replace('robot2', 'robot1').replace(
                     'x', 'robot2')
-            elif way == 2:   # a bit here and there
+            elif way == 2:   # flip some bits
                 message = self.flipped(message)
-            elif way == 3:   # a field at its limit
+            elif way == 3:   # set a field to its largest or smallest value
                 self.to_the_limit(message)
-            elif way == 4 and kind is RowChunk:  # large
+            elif way == 4 and kind is RowChunk:  # a very large chunk
                 message.ids = [1] * 20_000
                 message.values = [255, 126] * 20_000
-            elif way == 5 and hasattr(message, 'attempt'):  # the next transfer, or one far ahead
+            # the number of the next transfer, or a number far ahead
+            elif way == 5 and hasattr(message, 'attempt'):
                 message.attempt += self.rng.choice([1, 2, 10 ** 6])
                 message.iteration += self.rng.choice([0, 1, 10 ** 6])
             self.out[place].publish(message)
@@ -143,8 +145,8 @@ class Stranger:
                 self.fleet.spin()
 
     def fall_silent(self):
-        """Let the fleet forget what it was told; what comes from now on is true."""
-        for _ in range(20 * len(self.out)):  # more than all queues hold
+        """Stop, and wait until the fleet has forgotten the false messages."""
+        for _ in range(20 * len(self.out)):  # more messages than all queues can hold
             self.fleet.spin()
         self.fleet.robots.clear()
         self.fleet.until(lambda: len(self.fleet.robots) == 2, 'the robots report')
@@ -166,7 +168,7 @@ class Stranger:
         setattr(message, name, self.rng.choice(value) if isinstance(value, tuple) else value)
 
     def call(self):
-        """Make one call of each service, and wait for the answers."""
+        """Call each service once, and wait for the answers."""
         rng = self.rng
         registration = honest('robot1', incarnation=rng.getrandbits(64))
         rng.choice(WRONG)(registration, rng)
@@ -180,7 +182,7 @@ class Stranger:
 
 
 def memory(process):
-    """MiB that a process holds."""
+    """Return the memory that a process uses, in MiB."""
     pages = int(Path(f'/proc/{process.pid}/statm').read_text().split()[1])
     return pages * os.sysconf('SC_PAGE_SIZE') / 2 ** 20
 
@@ -195,7 +197,8 @@ def test_nobody_crashes_hangs_or_grows(tmp_path, sealed):
         fleet.start('server', 'robot1', 'robot2', **settings)
         fleet.until_trained('robot1', 'robot2')
         stranger = Stranger(fleet, 1)
-        stranger.say(MESSAGES // 10)  # what is remembered and compiled once is not counted
+        # memory that is allocated or compiled only once does not count
+        stranger.say(MESSAGES // 10)
         before = {name: memory(process) for name, process in fleet.processes.items()}
         joins = fleet.log('server').count('joins')
         stranger.say(MESSAGES - MESSAGES // 10)
@@ -227,7 +230,7 @@ def call(fleet, kind, name, request):
     futures, until = [], [0.0]
 
     def answered():
-        if time.monotonic() > until[0]:  # with Fast DDS the first answer may be dropped
+        if time.monotonic() > until[0]:  # Fast DDS may drop the first answer
             until[0] = time.monotonic() + 10
             futures.append(client.call_async(request))
         return any(future.done() for future in futures)
@@ -238,7 +241,7 @@ def call(fleet, kind, name, request):
 
 @pytest.fixture
 def open_fleet(tmp_path, monkeypatch):
-    """A server without a key where any robot may join."""
+    """A server without a key, which any robot may join."""
     listed = fleet_under_test.server_parameters
     monkeypatch.setattr(fleet_under_test, 'server_parameters', lambda *given: {
         name: value for name, value in listed(*given).items() if not name.startswith('robot')})
@@ -256,7 +259,7 @@ def test_an_honest_registration_is_accepted_and_each_wrong_one_refused(open_flee
             request = honest('robot7')
             wrong(request, rng)
             if request.robot == 'robot9':
-                continue  # any name may join here
+                continue  # robots with any name may join this server
             answer = call(open_fleet, Register, '/rog/register', request)
             assert not answer.accepted and answer.reason, request
     assert call(open_fleet, Register, '/rog/register', honest('robot7')).accepted
@@ -271,7 +274,7 @@ def test_a_name_that_no_topic_can_have_is_refused_and_the_server_lives(open_flee
 
 
 def test_strangers_that_join_are_few(open_fleet):
-    """Each brings topics, and the executor of rclpy looks at all of them in each turn."""
+    """Each robot adds topics, and the executor of rclpy looks at all topics in each turn."""
     answers = [call(open_fleet, Register, '/rog/register', honest(f'stranger{number}'))
                for number in range(40)]
     assert [answer.accepted for answer in answers] == [True] * 32 + [False] * 8
@@ -332,7 +335,7 @@ def keyed(tmp_path):
         yield fleet
 
 
-SOON = {'heartbeat.limit': 0.6, 'heartbeat.period': 0.2}  # it would give up after 1.8 s
+SOON = {'heartbeat.limit': 0.6, 'heartbeat.period': 0.2}  # the robot would give up after 1.8 s
 
 
 def with_key(fleet, name):
@@ -351,7 +354,7 @@ def test_recorded_statuses_of_a_former_server_keep_no_robot_away(keyed):
     publisher = keyed.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
     over = threading.Event()
 
-    def repeat():  # so often that the server's own statuses are hardly ever the last
+    def repeat():  # so often that the last received status is almost never the server's own
         while not over.wait(0.001):
             publisher.publish(recorded[-1])
     stranger = threading.Thread(target=repeat)
@@ -385,7 +388,7 @@ def test_a_second_register_service_sends_no_robot_away(keyed):
 
 
 def test_a_registration_is_taken_once_by_a_server_process(keyed):
-    """Said again after its robot is gone, it is of a process that another one has replaced."""
+    """When it is sent again after its robot has left, it belongs to a replaced process."""
     keyed.start('server', **with_key(keyed, 'fleet'), **SOON)
     keyed.until(lambda: keyed.status, 'the server')
     ask = derived(keyed.key.of('robot1').secret, 'ask')
@@ -400,7 +403,7 @@ def test_a_registration_is_taken_once_by_a_server_process(keyed):
 
 
 def test_a_robot_that_has_not_heard_yet_that_it_was_accepted_is_not_reported(keyed, monkeypatch):
-    """Its statuses carry no tag of the new session then; later such a status is refused."""
+    """Its statuses have no tag of the new session yet; later such a status is refused."""
     keyed.diagnostics = {}
 
     def on_diagnostics(message):
@@ -433,15 +436,15 @@ def test_a_fleet_with_a_key_offers_no_parameter_services(keyed):
         return {'/rog/register', '/rog/stop'} <= offered and not [
             name for name in offered if 'parameters' in name and 'observer' not in name]
 
-    # Those that were killed before are on the graph until DDS forgets them.
+    # Processes that were killed before stay in the ROS graph until DDS forgets them.
     keyed.until(closed, 'control services are offered, and no parameter services')
 
 
 # -- a robot that lies, with its own key or in a fleet without one; see `puppet`
 
-# What it says beside a message of this type, and whether the server must refuse and count it. What
-# is not counted is of no transfer under way; or it is taken, in place of what follows, which harms
-# the liar alone.
+# For each type of message: the false messages that are sent before it, and whether the server must
+# refuse and count them. A false message that is not counted belongs to no transfer under way, or
+# the server accepts it in place of the true one, which harms only the liar.
 LIES = {
     'other rows under its number': (Chunk, False, lambda p, c: [rows_swapped(c)]),
     'its rows under the next number, too': (Chunk, False, lambda p, c: [replace(c, sequence=1)]
@@ -488,7 +491,7 @@ LIES = {
 
 
 def rows_swapped(chunk):
-    """The chunk with as many rows from the end of the model."""
+    """Return the chunk with as many rows from the end of the model."""
     ids = np.arange(partition().segments)[-chunk.segments:]
     sizes = get_codec('onebit').sizes(partition().lengths[ids])
     return replace(chunk, ids=encode_ids(ids), values=np.zeros(int(sizes.sum()), np.uint8))
@@ -496,7 +499,7 @@ def rows_swapped(chunk):
 
 @pytest.fixture(scope='module', params=[False, True], ids=['without a key', 'with a key'])
 def liar(tmp_path_factory, request):
-    """A puppet, robot1, in a fleet with a server and robot2, which are processes."""
+    """A puppet as robot1, in a fleet whose server and robot2 are processes."""
     folder, key = tmp_path_factory.mktemp('liar'), new_key() if request.param else None
     keys = {name: {} for name in ('server', 'robot2')}
     if key is not None:
@@ -525,7 +528,7 @@ def refused(puppet):
 
 
 def all_train(puppet, iterations=3):
-    """Puppet and robot2 get on, the server and its log are well."""
+    """Check that the puppet and robot2 make progress, and that the server logs no error."""
     fleet = puppet.fleet
     mine, other = puppet.machine.iteration, fleet.iteration('robot2')
     puppet.until(lambda: puppet.machine.iteration >= mine + iterations
@@ -536,7 +539,7 @@ def all_train(puppet, iterations=3):
 
 
 def test_what_a_robot_says_again_and_again_does_not_fill_the_record(liar):
-    """The first of these tests, so that the robot has not done much yet."""
+    """This test must be the first, so that the robot has sent little before."""
     fleet = liar.fleet
     all_train(liar)
     before = len(read_run(fleet.out))
@@ -562,7 +565,8 @@ def test_a_robot_that_lies_beside_each_message_is_refused_and_the_twin_is_taken(
     liar.lie = lie
     try:
         all_train(liar, iterations=6)
-        if counted:  # a lie that comes after the end of its transfer is dropped without a word
+        # a false message that arrives after the end of its transfer is dropped without a warning
+        if counted:
             liar.until(lambda: refused(liar) >= before + 3, 'refusals are counted')
     finally:
         liar.lie = lambda value: []
@@ -615,7 +619,7 @@ def test_giant_texts_in_a_status_are_kept_by_nobody(liar):
 
 
 def test_what_a_robot_says_on_the_topics_of_another_changes_nothing_there(liar):
-    """With a key. Without one anybody may speak for robot2, see SECURITY.md."""
+    """The fleet has a key. Without one, anybody may send in the name of robot2: see SECURITY.md."""
     fleet = liar.fleet
     node, joins = fleet.node, fleet.log('server').count('joins')
     status = node.create_publisher(TrainingStatus, '/robot2/training_status', qos.STATUS)
@@ -640,7 +644,10 @@ def test_what_a_robot_says_on_the_topics_of_another_changes_nothing_there(liar):
 
 @pytest.mark.parametrize('incarnation', [77, 0, 2**64 - 1])
 def test_robots_of_one_incarnation_do_not_disturb_each_other(liar, incarnation):
-    """77 is that of robot1: both sessions have one number, but not one topic or key."""
+    """77 is the incarnation of robot1.
+
+    Both sessions have the same number, but other topics and keys.
+    """
     key = liar.fleet.key
     third = Puppet(liar.fleet, 'robot3', key and key.of('robot3'), incarnation)
     goal = liar.machine.iteration + 5
@@ -653,7 +660,7 @@ def test_robots_of_one_incarnation_do_not_disturb_each_other(liar, incarnation):
 
 
 def control(fleet, kind, name, **values):
-    """Make a control call as `rog control` does."""
+    """Call a control service as `rog control` does."""
     request = kind.Request(server=fleet.status.incarnation, time=time.time_ns(), **values)
     return call(fleet, kind, f'/rog/{name}', sealed(fleet.key and fleet.key.control(), request))
 
@@ -709,7 +716,10 @@ RAW = [b'\0', b'\0\1\0\0', b'\0\1\0\0' + b'\xff' * 3, b'\0\1\0\0' + b'\xff' * 64
 
 
 def test_bytes_that_are_no_message_end_nobody(liar):
-    """Cut off, of wrong lengths, or of an encoding that is none: what no library would send."""
+    """The bytes are cut off, have wrong lengths or an unknown encoding.
+
+    No library would send them.
+    """
     fleet = liar.fleet
     places = [(f'/{robot}/{topic}', *TOPICS[topic]) for robot in ('robot1', 'robot2')
               for topic in TOPICS] + [('/rog/fleet_status', FleetStatus, qos.STATUS)]
@@ -722,7 +732,8 @@ def test_bytes_that_are_no_message_end_nobody(liar):
         no_text = whole.replace(b'AAAA', b'\xff\xfe\x80\xc3')
         for data in [*RAW, *(whole[:n] for n in range(4, len(whole), 7)), whole + bytes(50),
                      no_text]:
-            with suppress(RuntimeError):  # longer than any message of this type: DDS sends none
+            # DDS does not send a message that is longer than any message of this type
+            with suppress(RuntimeError):
                 publisher.publish(data)
                 sent += 1
             liar.step()
@@ -731,14 +742,15 @@ def test_bytes_that_are_no_message_end_nobody(liar):
     assert sent > 10 * len(places)
     if fleet.key is not None:
         all_train(liar)
-    # What is cut off may read as an honest message of zeros. Without a key that may be believed.
+    # A truncated message may look like an honest message of zeros. A fleet without a key may accept
+    # it.
     liar.until(lambda: fleet.iteration('robot2') > 5, 'it lives')
     assert all(process.poll() is None for process in fleet.processes.values())
     all_train(liar)
 
 
 def test_the_run_of_a_liar_ends_in_order_and_its_records_can_be_read(liar):
-    """The last of these tests: it ends their fleet."""
+    """This test must be the last, because it ends the fleet that the tests share."""
     fleet = liar.fleet
     liar.beat(energy=math.inf, compute_time=-1e308, bytes_sent=2**64 - 1)
     fleet.interrupt('server')
@@ -767,7 +779,7 @@ def test_a_type_that_is_none_in_a_call_of_a_parameter_service_ends_no_node(open_
 
 
 def test_a_robot_cannot_be_held_up_by_calls_that_change_parameters(open_fleet):
-    """It has no parameter that can change while it runs, so there is nothing to call."""
+    """No parameter of a robot can change while it runs, so the robot offers no service for it."""
     open_fleet.start('robot1')
     open_fleet.until_trained('robot1')
     offered = {name for name, _ in open_fleet.node.get_service_names_and_types()
@@ -813,7 +825,7 @@ def test_a_server_that_starts_prints_nothing_raw_that_another_says_of_itself(tmp
 
 
 def test_the_refusal_of_a_changed_registration_cannot_be_passed_on_to_its_robot(keyed):
-    """A stranger that offers `/rog/register` hears the request, and the real server answers it."""
+    """An attacker offers `/rog/register` and reads the request; the real server answers it."""
     heard, seal = [], derived(keyed.key.of('robot1').secret, 'answer')
 
     def listen(request, response):
@@ -841,7 +853,7 @@ def test_the_refusal_of_a_changed_registration_cannot_be_passed_on_to_its_robot(
 
 
 def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
-    """It repeats the status of a server that stands still, and offers its services."""
+    """The attacker repeats the status of a stopped server, and offers that server's services."""
     recorded, asked = [], []
     keyed.node.create_subscription(FleetStatus, '/rog/fleet_status', recorded.append, qos.STATUS)
     keyed.start('server', **with_key(keyed, 'fleet'))
@@ -864,10 +876,12 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
         assert asked, 'the stranger has answered'
         assert caller.returncode == 2, caller.stdout.read()
         assert 'does not prove' in caller.stderr.read()
-    for service in offered:  # or the next call would be answered before the server has found it
+    # otherwise a service could answer the next call before the server has discovered it
+    for service in offered:
         keyed.node.destroy_service(service)
     keyed.processes['server'].send_signal(signal.SIGCONT)
-    # The twin. A server without robots ends at once, so that its answer may not arrive.
+    # The same call with valid values. A server without robots ends at once, so its answer may not
+    # arrive.
     client = keyed.node.create_client(Stop, '/rog/stop')
     keyed.until(client.service_is_ready, 'the service of the server')
     client.call_async(sealed(keyed.key.control(), Stop.Request(
@@ -878,7 +892,7 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
 
 
 def test_what_was_recorded_of_a_run_is_of_no_use_after_a_restart_of_its_server(keyed):
-    """All that the robot has said, its registration included, said again to the next process."""
+    """After the restart, all recorded messages of the robot, even its registration, come again."""
     heard, asked = {}, []
     for topic, (kind, profile) in TOPICS.items():
         heard[topic] = []
@@ -951,20 +965,20 @@ def test_processes_that_stand_still_around_a_registration_find_together_again(ke
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.until(lambda: keyed.status, 'the server')
     server = keyed.processes['server']
-    server.send_signal(signal.SIGSTOP)       # before it is asked
+    server.send_signal(signal.SIGSTOP)       # before the server is asked
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until(lambda: 'robot1' in keyed.robots, 'robot1 is there')
     robot = keyed.processes['robot1']
-    robot.send_signal(signal.SIGSTOP)        # between its question and the answer
+    robot.send_signal(signal.SIGSTOP)        # between the robot's question and the answer
     server.send_signal(signal.SIGCONT)
     beats = keyed.status.count
     keyed.until(lambda: keyed.status.count > beats + 15, 'longer than the limit')
     robot.send_signal(signal.SIGCONT)
     keyed.until_trained('robot1')
-    robot.send_signal(signal.SIGSTOP)        # while it trains
+    robot.send_signal(signal.SIGSTOP)        # while the robot trains
     keyed.until(lambda: keyed.state('robot1') == 'away', 'it is away')
     server.send_signal(signal.SIGSTOP)
-    robot.send_signal(signal.SIGCONT)        # it asks one that stands still
+    robot.send_signal(signal.SIGCONT)        # the robot asks a server that is stopped
     seen = keyed.robots['robot1'].count
     keyed.until(lambda: keyed.robots['robot1'].count > seen + 15, 'longer than the limit')
     server.send_signal(signal.SIGCONT)
@@ -973,7 +987,7 @@ def test_processes_that_stand_still_around_a_registration_find_together_again(ke
 
 
 def test_questions_for_types_of_messages_do_not_hold_up_a_node(keyed):
-    """The one service of rclpy that a node of a fleet with a key offers."""
+    """Of rclpy's services, the nodes of a fleet with a key offer only this one."""
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until_trained('robot1')

@@ -1,4 +1,4 @@
-"""A fleet with a key: strangers, replays and other keys are refused, and it trains all the same."""
+"""A fleet with a key refuses strangers, replayed messages and other keys, and trains meanwhile."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def _call(fleet, kind, name, request):
 
 
 def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_nothing(fleet):
-    """A stranger who hears everything; the session is the present one."""
+    """An attacker records everything and sends it again; its messages name the present session."""
     heard = {}
     for robot in ('robot1', 'robot2'):
         for topic, (kind, profile) in TOPICS.items():
@@ -75,8 +75,8 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
     for (robot, topic), messages in heard.items():
         other = 'robot2' if robot == 'robot1' else 'robot1'
         for message in messages:
-            publishers[robot, topic].publish(message)  # again
-            publishers[other, topic].publish(message)  # in another's name
+            publishers[robot, topic].publish(message)  # a second time
+            publishers[other, topic].publish(message)  # in the name of another robot
             if hasattr(message, 'attempt'):
                 message.attempt += 1
             elif message.state != 'stopped':
@@ -86,7 +86,8 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
             publishers[robot, topic].publish(message)  # without a tag
         fleet.until_trained('robot1', 'robot2', iterations=1)
     fleet.until_trained('robot1', 'robot2', iterations=10)
-    for name in ('server', 'robot1'):  # which of them comes first after a pause is said
+    # the test parameters say which of them continues first after the pause
+    for name in ('server', 'robot1'):
         assert 'not made with our key' in fleet.log(name) or 'carries no tag' in fleet.log(name)
     for robot in ('robot1', 'robot2'):
         assert 'rejoined' not in fleet.log('server') and fleet.processes[robot].poll() is None
@@ -130,7 +131,7 @@ def test_a_robot_with_another_key_is_told_so_and_so_is_the_server(fleet, keys):
     fleet.until(lambda: 'the registration of robot2 is not proved' in fleet.log('server'), 'so is '
                 'the server')
     fleet.until_trained('robot1')
-    # What is not proved may come from anybody, so the robot goes on asking.
+    # An answer without proof may be from anybody, so the robot asks again.
     assert fleet.processes['wrong'].poll() is None and 'Traceback' not in fleet.log('wrong')
     fleet.interrupt('wrong')
     assert fleet.ended('wrong') == 0
@@ -199,23 +200,24 @@ def test_the_fleets_key_ends_the_run_in_order(fleet, keys):
 
 
 def test_a_registration_is_taken_once(tmp_path, keys):
-    """One that was heard, said again after the robot was restarted, is that of a former life."""
+    """The attacker repeats a registration after the robot's restart, when a new process runs."""
     with Fleet(tmp_path, robots=1) as fleet:
         fleet.start('server', **key(keys, 'fleet'))
         request = Register.Request(robot='robot1', incarnation=5)
         answer = _call(fleet, Register, '/rog/register', request)
         assert not answer.accepted and 'is not proved' in answer.reason
-        assert not len(answer.tag)  # or a stranger could pass it on, see test_hostile.py
+        # otherwise an attacker could pass the answer on; see test_hostile.py
+        assert not len(answer.tag)
 
 
 def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path, keys):
-    """With this limit it would otherwise wait for its dead server longer than this test lasts."""
+    """With this heartbeat limit, the robot would else wait for its dead server too long."""
     patient = {'heartbeat.limit': 3600.0}
     with Fleet(tmp_path, robots=1) as fleet:
         stranger = fleet.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
 
         def until_refused(name, **says):
-            """A reader keeps one status only, so it is said until it is heard."""
+            """Repeat the message until it is refused, because a reader keeps only one status."""
             seen, refusal = fleet.log(name).count('it is not signed'), FleetStatus(
                 incarnation=7, state='training', elapsed=1e6, host='mine', **says)
             fleet.until(lambda: stranger.publish(refusal)
@@ -230,7 +232,7 @@ def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path
             until_refused(name)
         ours = next(s for s in iter(lambda: fleet.spin() or fleet.status, None)
                     if s.incarnation != 7)
-        # It says that it is the next server of our run, but not with the key.
+        # The impostor claims to be the next server of the run, but does not have the key.
         until_refused('robot1', run=ours.run, start=ours.start + 1, count=1)
         fleet.until_trained('robot1', iterations=10)
         assert fleet.log('server').count('robot1 joins') == 1

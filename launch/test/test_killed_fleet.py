@@ -1,8 +1,10 @@
-"""All processes of a fleet are killed together, again and again; it goes on from its directory.
+"""All processes of a fleet are killed together, several times.
 
-The moments are counted in what has happened, not in seconds: lines that the processes have logged
-since they were started (joining, and one line for each transfer), and, every other time, the next
-checkpoint, in the middle of being written.
+The fleet resumes from its directory.
+
+The moments are chosen by events, not by seconds. One kind of event is a number of lines that the
+processes have logged since their start (when they join, and one line for each transfer). The other
+kind, every second time, is that a checkpoint is half written.
 """
 
 import math
@@ -24,13 +26,13 @@ from tiny_task import Tiny
 pytestmark = pytest.mark.long
 
 NAMES = ['server', 'robot1', 'robot2']
-BOUND = 4                # of rsp:4
-LINES = 300              # that the processes log between two kills, at most
+BOUND = 4                # the bound of rsp:4
+LINES = 300              # maximum number of lines that the processes log between two kills
 KILLS = 20 if os.environ.get('ROG_SLOW') else 5
 
 
 class Killed:
-    """A fleet that is killed as a whole, and what its directory held when it was, last time."""
+    """A fleet whose processes are killed together, and what its directory held at the last kill."""
 
     def __init__(self, fleet):
         self.fleet, self.chance = fleet, random.Random(15)
@@ -39,7 +41,7 @@ class Killed:
                                  self.training.codec)
         self.iteration, self.updated_at = 0, np.zeros(self.partition.rows, np.int64)
         self.metric = 0.0
-        self.before = dict.fromkeys(NAMES, 0)  # lines of the lives before
+        self.before = dict.fromkeys(NAMES, 0)  # number of lines from processes that were killed
 
     def start(self):
         self.before = {name: len(self.lines(name)) for name in NAMES}
@@ -53,7 +55,7 @@ class Killed:
         return path.read_text().splitlines() if path.exists() else []
 
     def logged(self):
-        """Lines since the start."""
+        """Return the number of lines logged since the start."""
         return sum(len(self.lines(name)) - self.before[name] for name in NAMES)
 
     def until_a_random_moment(self):
@@ -68,7 +70,7 @@ class Killed:
             eventually(self.writes, lambda: 'a checkpoint is written', lambda: None)
 
     def writes(self):
-        """Whether there is half a checkpoint."""
+        """Return whether a checkpoint is half written."""
         out = self.fleet.out
         return out.exists() and any(name.startswith('.checkpoint-') for name in os.listdir(out))
 
@@ -81,20 +83,20 @@ class Killed:
     # -- what holds
 
     def check_status(self):
-        """Nobody trains on rows that are staler than the method allows, or older than the last."""
+        """Check that the rows on which a robot trains are not too stale, nor older than before."""
         status = self.fleet.status
         if status is not None and any(r.state == 'training' for r in status.robots):
             assert status.fastest - status.slowest <= BOUND, status
             assert status.fastest >= self.iteration, status
 
     def check_start(self):
-        """The server, if it came so far, has gone on where the directory was."""
+        """Check that the server, if it has started, resumed from the state of the directory."""
         said = [line for line in self.lines('server')[self.before['server']:]
                 if 'going on from' in line or 'accuracy at the start' in line]
         assert all(f'iteration {self.iteration}, ' in line for line in said if self.iteration), said
 
     def check_directory(self):
-        """Nothing in it is half done or goes back; returns the metric of its model."""
+        """Check that the directory holds nothing incomplete or older; return its model's metric."""
         store = kept(self.fleet.out)
         found = store.newest()
         assert not store.skipped

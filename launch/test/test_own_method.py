@@ -1,4 +1,4 @@
-"""A method that lies outside of this repository trains a fleet whose robots have no copy of it."""
+"""A method outside of this repository trains a fleet; the robots have no copy of its code."""
 
 import pytest
 from fleet_env.fleet_file import read_fleet
@@ -38,7 +38,7 @@ SYNC = 'lag_of_mine:Lag:3+many'
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where the method is."""
+    """Return the folder with the method."""
     folder = tmp_path / 'mine'
     folder.mkdir()
     (folder / 'lag_of_mine.py').write_text(METHOD)

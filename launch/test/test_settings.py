@@ -1,4 +1,4 @@
-"""A setting is one line of one file, and is everywhere then."""
+"""A developer adds a setting in one line of one file, and it is available everywhere."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import fleet_env
 
 ROOT = Path(__file__).parents[2]
-AT = '    chunk_bytes: int = _('  # a setting of `network`
+AT = '    chunk_bytes: int = _('  # line of a setting of `network`
 LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
 PLACES = '''
 import runpy, sys

@@ -1,5 +1,6 @@
-"""The shells are equal: virtual time decides what the nodes over real DDS decide; and every method
-trains on real DDS.
+"""Virtual time and nodes over real DDS make the same decisions.
+
+Every method trains over real DDS.
 """
 
 import threading
@@ -20,12 +21,12 @@ from rog_worker.training import Training
 from spun_nodes import SpunNodes
 from two_shells import in_virtual_time, over_dds
 
-PUSHES = 26  # closed before the run is ended
+PUSHES = 26  # pushes to complete before the run is ended
 PACES = (1.0, 1.37, 1.71, 2.93)
 
 
 def scenario(folder, sync):
-    """Four robots on good links, three of which get further and further ahead of the last."""
+    """Return four robots on good links; three of them get more and more ahead of the fourth."""
     trace = folder / 'good.txt'
     trace.write_text('0 200\n')
     link = LinkConfig(trace=str(trace), latency=0.001)
@@ -39,7 +40,7 @@ def scenario(folder, sync):
 
 
 def real_links(fleet):
-    """The same fleet whose links carry what they can."""
+    """Return the same fleet, with links that do not limit the rate."""
     return changed(fleet, robots=tuple(
         changed(robot, link=LinkConfig(emulate=False)) for robot in fleet.robots))
 
@@ -58,7 +59,7 @@ MORE = [('bsp', {}), ('rsp:3', {}), ('rsp:4+pipeline', {}), ('gsgm', {}), ('hgc'
 @pytest.mark.parametrize(('sync', 'changes'), [
     *QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
-    def patient():  # a machine that is held up must not take a chunk for lost
+    def patient():  # a machine on a slow host must not consider a chunk lost
         monkeypatch.setattr(rog_core.transfer.link, 'MIN_RTO', 20.0)
         monkeypatch.setattr(rog_core.transfer.link, 'MAX_RTO', 20.0)
 
@@ -91,7 +92,7 @@ def test_a_node_that_asks_again_before_the_answer_goes_on_by_the_last_answer():
 
     with SpunNodes() as nodes:
         nodes.node('server').create_service(Register, '/rog/register', accept)
-        # A request leaves the link after the machine has made the next one.
+        # A request leaves the link after the machine has made the next request.
         values = {'task': 'exact_task:Exact', 'link.latency': 1.1 * REGISTER_INTERVAL}
         worker = nodes.add(WorkerNode(
             context=nodes.context, namespace='robot1',

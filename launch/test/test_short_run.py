@@ -1,4 +1,4 @@
-"""A fleet trains from the beginning to the end."""
+"""A fleet trains from the beginning of a run to its end."""
 
 import pytest
 import tiny_task
@@ -17,7 +17,9 @@ def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
     with Fleet(tmp_path, robots=3, minutes=0.12) as fleet:
         fleet.start('robot1', 'robot2', 'robot3')
         fleet.until(lambda: len(fleet.robots) == 3, 'all robots look for a server')
-        fleet.start('server')  # now: on a busy machine the run could be over before they are there
+        # start the server last; on a busy machine the run could else end before the robots are
+        # ready
+        fleet.start('server')
         assert {name: fleet.ended(name) for name in fleet.processes} == {
             'server': 0, 'robot1': 0, 'robot2': 0, 'robot3': 0}
     summary = read_summary(fleet.out)

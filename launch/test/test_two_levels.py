@@ -1,4 +1,7 @@
-"""Two fleets, each with its server, below a third server: processes over DDS in three domains."""
+"""Two child fleets, each with a server, train under a parent server.
+
+Processes in three DDS domains.
+"""
 
 from contextlib import ExitStack, closing
 
@@ -10,7 +13,7 @@ ROBOTS = 'robot1', 'robot2'
 
 @pytest.fixture
 def fleets(tmp_path):
-    """The fleet above, whose robots are the servers of the two others; all are at work."""
+    """Return the parent fleet when all fleets train; its robots are the children's servers."""
     with ExitStack() as stack:
         above, one, two = (stack.enter_context(closing(Fleet(folder(tmp_path / name), sync=sync)))
                            for name, sync in (('above', 'local:4'), ('one', 'rsp:4'),

@@ -1,4 +1,4 @@
-"""Fleets whose robots differ, as processes over DDS: two are slow, one dies and comes back."""
+"""Fleets of unequal robots, as processes over DDS: two robots are slow, one dies and returns."""
 
 import pytest
 from fleet_env.summary import read_summary
@@ -44,7 +44,7 @@ def test_coded_training_goes_on_when_more_die_than_the_code_tolerates(tmp_path):
 
 
 def dropping_out(seconds):
-    """Parameters of a robot that drops out before every gradient."""
+    """Return the parameters of a robot that drops out before every gradient."""
     return {'stragglers.drop_probability': 1.0, 'stragglers.drop_time': seconds}
 
 

@@ -1,4 +1,4 @@
-"""The page of `rog view` in a real browser: it shows a fleet as it trains, and ends it in order."""
+"""The page of `rog view` in a real browser shows a fleet while it trains, and can end the fleet."""
 
 import shutil
 import subprocess
@@ -36,7 +36,7 @@ def domain():
 
 @pytest.fixture
 def rog(domain):
-    """Starts `rog` commands in this domain; those that have not ended are ended."""
+    """Starts `rog` commands in this domain; ends those that still run after the test."""
     running = []
 
     def start(*words):
@@ -53,7 +53,7 @@ def rog(domain):
 
 
 class Browser:
-    """A headless browser that looks at one page."""
+    """A headless browser that shows one page."""
 
     def __init__(self, url):
         options = webdriver.ChromeOptions()
@@ -67,14 +67,14 @@ class Browser:
         self.driver.get(url)
 
     def text(self, name):
-        """The text of an element; empty while there is none, or it is drawn anew."""
+        """Return the text of an element; empty while the element does not exist or is redrawn."""
         try:
             return self.driver.find_element('id', name).text
         except WebDriverException:
             return ''
 
     def cells(self, column):
-        """Robot -> the text in this column of the table."""
+        """Return robot -> text in this column of the table."""
         return self.driver.execute_script('''
             const rows = [...document.querySelectorAll('#robots tbody tr')]
             return Object.fromEntries(rows.filter(r => r.cells.length > 1).map(
@@ -90,25 +90,26 @@ class Browser:
     def _pressed(self, name):
         try:
             self.driver.find_element('id', name).click()
-        except WebDriverException:  # not there yet, or something lies over it
+        except WebDriverException:  # the element does not exist yet, or another element covers it
             return False
         return True
 
     def write(self, name, text):
-        eventually(lambda: self.can_press('set_sync'), self.all)  # so one can write, too
+        # when this button can be pressed, text can be entered, too
+        eventually(lambda: self.can_press('set_sync'), self.all)
         field = self.driver.find_element('css selector', f'.{name} input')
         field.send_keys(Keys.CONTROL, 'a')
         field.send_keys(text)
 
     def all(self):
-        """All that a person can read."""
+        """Return all text of the page."""
         return self.driver.execute_script('return document.body.innerText')
 
     def says(self, text):
         eventually(lambda: text in self.all(), lambda: f'{text!r} in {self.all()}')
 
     def elsewhere(self):
-        """What the page has loaded from anywhere but its own server."""
+        """Return what the page has loaded from servers other than its own."""
         loaded = self.driver.execute_script(
             "return performance.getEntriesByType('resource').map(e => e.name)")
         return [url for url in loaded if not url.startswith(self.url)]
@@ -116,7 +117,7 @@ class Browser:
 
 @pytest.fixture
 def look():
-    """Opens browsers; they are closed in the end."""
+    """Opens browsers; closes them after the test."""
     opened = []
 
     def look(view):
@@ -159,7 +160,7 @@ def test_three_robots_train_are_saved_changed_and_stopped_in_order(tmp_path, rog
     assert code == 0, text
     summary = read_summary(tmp_path / 'out')
     assert summary.notes['reason'] == 'stopped by request' and summary.robots.keys() == robots
-    code, text = view.interrupt()  # while a browser looks at it
+    code, text = view.interrupt()  # while a browser shows the page
     assert code == 0 and 'Traceback' not in text, text
 
 

@@ -1,4 +1,4 @@
-"""What the page of a fleet may do: nothing where no calls are taken, or the key is missing."""
+"""The buttons of the page are disabled if nobody may make calls, or if the key is missing."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ def fleet(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def seen(fleet, text, key=None):
-    """A page that says why nothing can be pressed; '': everything can."""
+    """Yield a page with the reason why its buttons are disabled; '' if they are enabled."""
     with Live(key=key) as live:
         fleet.until(lambda: live.view.unable == text if not text else
                     text in live.view.unable + live.view.notice, f'{text!r} is said')

@@ -1,7 +1,7 @@
-"""The page of `rog view` in a browser while one run follows another, on a wide and a narrow screen.
+"""`rog view` in a browser while one run follows another, on a wide and on a narrow screen.
 
-The browser is Qt's, from PyPI: `pip install PyQt6-WebEngine`, in this Python or in that which the
-variable QT_PYTHON names.
+The browser is that of Qt, from PyPI: `pip install PyQt6-WebEngine`, in this Python or in the Python
+that the variable QT_PYTHON names.
 """
 
 import json
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(
     subprocess.run([PYTHON, '-c', 'import PyQt6.QtWebEngineCore'], capture_output=True,
                    check=False).returncode != 0, reason='needs a browser: pip install '
                                                         'PyQt6-WebEngine')]
-# Robot -> times of the points of its accuracy, in the chart that is on the page.
+# Robot -> times of the points of its accuracy curve, in the chart on the page.
 CURVES = '''
     const charts = [...document.querySelectorAll(".chart")].map(
         c => getElement(+c.id.slice(1)).chart);
@@ -62,7 +62,7 @@ class Page:
 
 
 class Run:
-    """What server and robots of a run say, second by second."""
+    """Publishes what server and robots of a run would publish, second by second."""
 
     def __init__(self, node, number):
         self._node, self._number = node, number
@@ -103,7 +103,7 @@ def test_a_second_run_begins_its_curves_anew_and_a_narrow_page_does_not_overflow
     page, node = page_and_node
 
     def trains(number, *robots):
-        """Train until the page has two points of every robot, in order of time."""
+        """Train until the page shows two points of every robot, in order of time."""
         run, began = Run(node, number), time.monotonic()
 
         def drawn():

@@ -1,4 +1,4 @@
-"""A program that waits for a server says whom it misses, and ends at once by a signal."""
+"""A program that waits for a server says which server is missing, and ends at once on a signal."""
 
 import os
 import signal
@@ -36,7 +36,10 @@ def domain(monkeypatch):
 
 
 def started(domain, *command):
-    """A Python program in this domain; a shell in the background would have SIGINT ignored."""
+    """Start a Python program in this domain.
+
+    A shell in the background would make it ignore SIGINT.
+    """
     return Lines(subprocess.Popen(
         [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,

@@ -5,7 +5,7 @@ from fleet_policy.policy import Policy
 
 
 class Tiny(Policy):
-    """Turns two joints a little."""
+    """Moves two joints a little."""
 
     contract = {
         'rate': 20.0,

@@ -1,4 +1,4 @@
-"""Tasks for the tests: a small network on fixed random data, ready at once."""
+"""Tasks for the tests: a small network on fixed random data, which needs no preparation."""
 
 import itertools
 import time
@@ -7,7 +7,10 @@ import torch
 
 
 class Tiny:
-    """Four classes in twelve dimensions; the metric shows the smallest difference of two models."""
+    """Four classes in twelve dimensions.
+
+    The metric reveals the smallest difference between two models.
+    """
 
     batch_size = 8
     hidden = 96
@@ -35,20 +38,20 @@ class Tiny:
 
 
 class Wider(Tiny):
-    """The same with a model that does not fit the other."""
+    """The same task with a larger model, which does not fit the other one."""
 
     hidden = 97
 
 
 class Failing(Tiny):
-    """Fails in the middle of training."""
+    """Raises an error in the middle of training."""
 
     def loss(self, model, batch):
         raise RuntimeError('the camera is unplugged')
 
 
 class Opposed(Tiny):
-    """Climbs where the others descend, in large steps that are not implausible yet."""
+    """Ascends where the others descend, in large steps that still pass the plausibility check."""
 
     def loss(self, model, batch):
         return -40 * super().loss(model, batch)
@@ -58,7 +61,7 @@ class Opposed(Tiny):
 
 
 class Thorough(Tiny):
-    """Evaluates for longer than a server waits for a robot that says nothing."""
+    """Its evaluation takes longer than a server waits for a silent robot."""
 
     def evaluate(self, model):
         time.sleep(6.0)

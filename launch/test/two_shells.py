@@ -1,10 +1,9 @@
-"""One scripted scenario in both shells: virtual time, and the nodes over real DDS.
+"""Runs one scripted scenario in both shells: in virtual time, and with the nodes over real DDS.
 
-What a machine decides is written down as it decides it. How long anything takes differs between the
-shells, so the script leaves nothing to chance: the gradients are finished one after another, in the
-order of the virtual-time run, each when everything that the one before has set off is over; links
-carry all that is sent; the server's method is changed, and the run ended, when a given number of
-pushes has been closed.
+Each decision of a machine is recorded when it is made. Durations differ between the shells, so the
+script fixes everything that depends on them. Gradients are finished one after another, in the order
+of the run in virtual time, each when all effects of the one before are over. Links carry everything
+that is sent. The method changes, and the run ends, after given numbers of completed pushes.
 """
 
 import threading
@@ -30,11 +29,11 @@ OF_SERVER = ('on_register', 'on_ack', 'on_receipt', 'on_chunk', 'on_end', 'on_ti
 
 
 class Protocol:
-    """What the machines of one fleet decide.
+    """The decisions of the machines of one fleet.
 
     ``decided``: name of a robot, or `server`, -> its decisions in order. ``turns``: robots in the
-    order in which their gradients were finished. ``script``: number of closed pushes -> what the
-    server is then told, a function of machine and time that returns actions.
+    order in which their gradients were finished. ``script``: number of completed pushes -> what to
+    do with the server then, a function of machine and time that returns actions.
     """
 
     def __init__(self, script):
@@ -58,7 +57,7 @@ class Protocol:
             self._wrap(machine, name, self._after_worker)
 
     def at_rest(self):
-        """Whether everybody computes, waits for others or has stopped, and nothing travels."""
+        """Return whether each machine computes, waits or has stopped, and nothing travels."""
         members = self.server.members
         return all(name in members and members[name].sender is None
                    and (machine.state, members[name].state) in AT_REST
@@ -72,7 +71,7 @@ class Protocol:
         decide = getattr(machine, name)
 
         def method(*arguments, **options):
-            if machine in self._deciding:  # one event of a machine may contain another
+            if machine in self._deciding:  # one event of a machine may contain another event
                 return decide(*arguments, **options)
             self._deciding.append(machine)
             try:
@@ -86,7 +85,7 @@ class Protocol:
                 assert self.at_rest(), 'the scenario leaves the outcome to chance'
                 self.turns.append(machine.robot)
             result = decide(*arguments, **options)
-            if isinstance(result, tuple):  # registration: the answer, and actions
+            if isinstance(result, tuple):  # the result of a registration: the answer, and actions
                 return result[0], [*result[1], *note(machine, name, former, result[1])]
             return [*result, *note(machine, name, former, result)]
 
@@ -125,7 +124,7 @@ class Protocol:
             if sender is not None and (robot, sender.transfer.attempt) not in self._transfers:
                 self._transfers.add((robot, sender.transfer.attempt))
                 told = sender.command
-                # Robots join side by side in virtual time, one after another over DDS.
+                # Robots join at the same time in virtual time, and one after another over DDS.
                 who = 'server' if sender.transfer.iteration else f'server, {robot} joins'
                 self.decided.setdefault(who, []).append(
                     (robot, sender.transfer.kind.name, sender.transfer.iteration,
@@ -133,13 +132,13 @@ class Protocol:
 
 
 def rows_of(sender):
-    """What a transfer sends: windows of rows that must arrive, and windows that may."""
+    """Return what a transfer sends: windows of rows that must arrive, and windows that may."""
     windows = [ids.tolist() for ids in sender.plan.windows]
     return windows[:sender.plan.mandatory], windows[sender.plan.mandatory:]
 
 
 def in_virtual_time(fleet, script):
-    """Run the scenario in virtual time; returns its `Protocol`, with the final weights."""
+    """Run the scenario in virtual time; return its `Protocol` with the final weights."""
     simulation = Simulation(fleet)
     protocol = Protocol(script)
     protocol.watch_server(simulation.server)
@@ -150,9 +149,9 @@ def in_virtual_time(fleet, script):
 
 
 def over_dds(fleet, script, turns, patient):
-    """Run the scenario with the nodes; ``turns``: who finishes a gradient, one after another.
+    """Run the scenario with the nodes; ``turns``: order in which robots finish their gradients.
 
-    ``patient`` is called when all have joined.
+    ``patient`` is called when all robots have joined.
     """
     with _nodes(fleet, script) as (protocol, workers, spin_until):
         stop, errors = threading.Event(), []
@@ -165,7 +164,7 @@ def over_dds(fleet, script, turns, patient):
 
         threads = []
         try:
-            for rank, worker in enumerate(workers):  # in this order, as in virtual time
+            for rank, worker in enumerate(workers):  # in the same order as in virtual time
                 worker.gate = threading.Semaphore(0)
                 threads.append(threading.Thread(target=compute, args=[worker], daemon=True))
                 threads[-1].start()
@@ -177,7 +176,8 @@ def over_dds(fleet, script, turns, patient):
                 spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
                            f'turn {number}, of {robot}, is over', errors)
             for worker in workers:
-                worker.gate.release()  # of who was stopped while it computed ahead
+                # the gate of a worker that was stopped while it computed ahead
+                worker.gate.release()
             spin_until(lambda: not any(thread.is_alive() for thread in threads),
                        'all threads end', errors)
         finally:
@@ -192,7 +192,7 @@ def over_dds(fleet, script, turns, patient):
 
 
 class _Watched(WorkerNode):
-    """Has its gradient only when its gate is released."""
+    """A worker whose gradient is finished only when the test releases its gate."""
 
     protocol: Protocol
     gate: threading.Semaphore

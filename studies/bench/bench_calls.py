@@ -63,32 +63,34 @@ from tcp_link import (  # noqa: E402
 )
 
 SLOWDOWN = 3.0
-DELAY = 0.002        # s one way
-RATE = 10            # Hz of the control loop
-# Model -> rows and columns of its images.
+DELAY = 0.002        # seconds, one way
+RATE = 10            # rate of the control loop, Hz
+# Maps a model to the rows and columns of its images.
 SIDES = {'resnet50': 224, 'resnet18': 224, 'mobilenet_v3_small': 224, 'vgg11_bn': 224,
          'fcn_resnet50': 128}
 IMAGES = 16
-READY = 240.0        # s in which a contestant must have a result
+READY = 240.0        # seconds within which a contestant must have a result
 ALONE, LOPINFER, RRTO = 'robot alone', 'LOPInfer', 'RRTO'
 LOCAL = 'RRTO, on_loss local'
 RIVALS = {f'{name} {form}': (f'{name}_side.py', variable, form)
           for name, variable in (('openpi', 'OPENPI_PYTHON'), ('grpc', 'LEROBOT_PYTHON'))
           for form in ('raw', 'jpeg')}
 WHO = (ALONE, *RIVALS, LOPINFER, RRTO)
-# Seconds after the first result with the server, in which LOPInfer measures and tries plans, and
-# RRTO learns the sequence.
+# Seconds after the first result with the server in which LOPInfer measures and tries plans, and in
+# which RRTO learns the sequence.
 SETTLE = {LOPINFER: 20.0, RRTO: 6.0}
-LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}   # seconds before the run, for settling
+# seconds before the run in which a contestant settles
+LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}
 
-Client = tuple[Output, Forwarder | None, float]   # ..., monotonic time of its start
+# its output, its forwarder, and the monotonic time of its start
+Client = tuple[Output, Forwarder | None, float]
 Start = Callable[[float], Any]                    # period of inferences -> context with a client
 
 
 # -- the world -------------------------------------------------------------------------------------
 
 def prepare(name: str, folder: Path) -> dict[str, Any]:
-    """Write images, the model and its outputs; return what a JPEG changes."""
+    """Write images, the model and its outputs; return how much the output changes with JPEG."""
     side = SIDES[name]
     images = np.stack([crop(k, side) for k in range(IMAGES)])
     model = model_of(name)
@@ -112,9 +114,11 @@ def largest(outputs: np.ndarray) -> np.ndarray:
 
 
 def crop(number: int, side: int) -> np.ndarray:
-    """One of a few views, uint8 (side, side, 3), of scikit-learn's two photographs."""
+    """Return one of a few views, uint8 (side, side, 3), of scikit-learn's two photographs."""
     photo = Image.fromarray(load_sample_image(('china.jpg', 'flower.jpg')[number % 2]))
-    scale = 1.3 * side / photo.height   # smaller than the photograph, so its own JPEG is gone
+    # the view is smaller than the photograph, which removes the artefacts of the photograph's own
+    # JPEG
+    scale = 1.3 * side / photo.height
     photo = photo.resize((round(photo.width * scale), round(photo.height * scale)))
     left = (photo.width - side) * number // IMAGES
     top = (photo.height - side) * (number * 5 % IMAGES) // IMAGES
@@ -131,12 +135,16 @@ def client_of(command: list[str], environment: dict[str, str], forwarder: Forwar
 
 @contextmanager
 def rival(who: str, folder: Path, trace: LinkTrace | None) -> Iterator[Start]:
-    """A rival's server, and how to start its client; without a trace the link is not limited."""
+    """Yield a rival's server, and how to start its client.
+
+    Without a trace the link is not limited.
+    """
     side, variable, form = RIVALS[who]
     port = str(20000 + os.getpid() % 20000)
     program = (os.path.abspath(os.environ[variable]), str(HERE / 'calls' / side))
     with process(*program, 'server', port, str(folder), env=its_own(1), stdout=subprocess.PIPE,
-                 cwd=folder, preexec_fn=after_the_robot) as serving:   # LeRobot logs into it
+                 # LeRobot logs into this folder
+                 cwd=folder, preexec_fn=after_the_robot) as serving:
         Output(serving).until(lambda lines: 'serving' in lines, READY, f'the server of {who}')
         forwarder = Forwarder(int(port), DELAY)
 
@@ -150,7 +158,10 @@ def rival(who: str, folder: Path, trace: LinkTrace | None) -> Iterator[Start]:
 
 @contextmanager
 def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
-    """Our server, which has the weights, and how to start the client; the trace begins now."""
+    """Yield our server, which has the weights, and how to start the client.
+
+    The trace begins now.
+    """
     write_trace(folder / 'link.txt', trace)
     epoch, path = time.time(), folder / 'link.txt'
     side = [sys.executable, str(HERE / 'calls/our_side.py')]
@@ -177,7 +188,7 @@ def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
                  env=here, preexec_fn=after_the_robot):
         if who != LOPINFER and not find(READY, name):
             raise SystemExit('the server of RRTO was not found')
-        with client(0.0, '', 0.0) as (output, _, _):   # brings the weights
+        with client(0.0, '', 0.0) as (output, _, _):   # sends the weights to the server
             output.until(with_server, READY, f'the first client of {who}')
         yield lambda period: client(period, str(path), DELAY)
 
@@ -197,7 +208,7 @@ def started(who: str, folder: Path, trace: LinkTrace) -> Any:
 # -- measuring -------------------------------------------------------------------------------------
 
 def numbers(lines: list[str]) -> np.ndarray:
-    """What the client has printed: one row for each inference, see loop.py."""
+    """Return what the client has printed: one row for each inference, see loop.py."""
     return np.array([[float(part) for part in line.split()] for line in lines
                      if line and line[0].isdigit()]).reshape(-1, 7)
 
@@ -207,13 +218,13 @@ def with_server(lines: list[str]) -> bool:
 
 
 def steady(who: str, folder: Path, trace: LinkTrace, count: int) -> dict[str, Any]:
-    """The figures of inferences one after the other."""
+    """Return the figures of inferences that run one after the other."""
     with started(who, folder, trace) as start, start(0.0) as (output, forwarder, began):
         output.until(len, READY, f'the client of {who}')
         turns = forwarder.turns if forwarder else 0
         output.until(len if who == ALONE else with_server, READY, f'{who} with the server')
         time.sleep(SETTLE.get(who, 2.0))
-        now = len(output.lines)   # the next inference begins when it has ended
+        now = len(output.lines)   # until the present inference ends
         output.until(lambda lines: len(lines) > now, READY, f'{who}: one result')
         first, before = len(output.lines), list(forwarder.bytes) if forwarder else []
         output.until(lambda lines: len(lines) >= first + count, READY, f'{who}: {count} results')
@@ -235,7 +246,7 @@ def steady(who: str, folder: Path, trace: LinkTrace, count: int) -> dict[str, An
 
 
 def disturbed(who: str, folder: Path, trace: LinkTrace) -> dict[str, Any]:
-    """The figures of a control loop over a link with outages."""
+    """Return the figures of a control loop over a link with outages."""
     with ExitStack() as held:
         begin = time.monotonic() + LEAD.get(who, 0.0)
         start = held.enter_context(
@@ -257,10 +268,11 @@ def disturbed(who: str, folder: Path, trace: LinkTrace) -> dict[str, Any]:
 
 
 def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
-    """What a control loop gets of results.
+    """Return the figures of the results that a control loop gets.
 
-    ``came``: the times at which they come, s; ``shared``: which of them the server took part in.
-    A part of the run reaches from the start of an outage to that of the next one.
+    ``came``: the times at which results come, in seconds; ``shared``: which of them the server
+    helped to compute. A part of the run reaches from the start of an outage to the start of the
+    next one.
     """
     ticks = np.arange(1, round(SECONDS * RATE) + 1) / RATE
     fresh = np.diff(np.searchsorted(np.sort(came), [0.0, *ticks], side='right')) > 0
@@ -281,7 +293,10 @@ def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
 
 
 def after(came: np.ndarray, end: float, limit: float) -> float | None:
-    """Seconds from ``end`` to the first result after it; None: none before ``limit``."""
+    """Return the seconds from ``end`` to the first result after it.
+
+    None if ``limit`` comes first.
+    """
     later = came[(came >= end) & (came < limit)]
     return round(float(later.min() - end), 2) if len(later) else None
 
@@ -311,7 +326,7 @@ def main() -> None:
 
 
 def measure_all(model: str, cases: list[tuple[float, str]], options: argparse.Namespace) -> None:
-    """Print a line for each case that the file lacks."""
+    """Measure each case that is not in the file yet, and print a line for it."""
     path: Path | None = options.out
     lines = path.read_text().splitlines() if path and path.exists() else []
     known = {json.loads(line)['bench'] for line in lines}

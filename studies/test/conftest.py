@@ -1,4 +1,4 @@
-"""What several tests of the studies share."""
+"""Fixtures that several tests of the studies share."""
 
 import made_up_runs
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let runs be made up; returns method and seed of those that were due."""
+    """Let runs be invented; return the list with method and seed of each requested run."""
     asked = []
 
     def simulate(fleet, out, progress, server_every):

@@ -1,4 +1,4 @@
-"""The bench of plain server calls: what it counts, and that every contestant gives the outputs."""
+"""The bench of plain server calls: its counts, and equal outputs of all contestants."""
 
 import os
 import socket
@@ -48,10 +48,10 @@ def test_trace_with_outages_is_dead_in_them_and_as_before_elsewhere():
 
 
 def test_control_counts_the_ticks_without_a_new_result():
-    came = np.arange(0.05, SECONDS, 0.1)                 # one in each tick
+    came = np.arange(0.05, SECONDS, 0.1)                 # one result in each tick
     assert bench_calls.control(came, came > 0)['starved'] == 0
     at, last = OUTAGES[1]
-    kept = came[(came < at) | (came > at + last + 2)]    # goes on 2 s after the outage
+    kept = came[(came < at) | (came > at + last + 2)]    # results come again 2 s after the outage
     found = bench_calls.control(kept, kept > 0)
     assert found['starved'] == round((last + 2) * 10)
     row = found['outages'][f'{last:g} s']

@@ -1,4 +1,4 @@
-"""Published profiles become graphs and costs that reproduce what was published."""
+"""Graphs and costs from the published profiles reproduce the published latencies."""
 
 import shutil
 from pathlib import Path
@@ -68,7 +68,7 @@ def torchvision_models():
 
 
 def windows_in_order(torchvision_models, name):
-    """(op, width kernel, stride, padding) in the order of the calls, and the input sizes."""
+    """Return (op, width kernel, stride, padding) in the order of the calls, and the input sizes."""
     import torch
     with torch.device('meta'):
         model = getattr(torchvision_models, name)(weights=None).eval()
@@ -175,7 +175,7 @@ def test_server_only_is_near_the_published_runs(models, model, link):
     trace = read_trace(SHARED / f'traces/lop_{link}.txt')
     costs = evaluate.costs_of(graph, device, server)
     mean = evaluate.replay(graph, table, costs, trace).mean * 1e3
-    # The mean rate of the published runs was up to 9 % from that of the trace.
+    # The mean rate of the published runs differed by up to 9 % from the mean of the trace.
     assert 0.8 < mean / published.LATENCIES[link][model][1] < 1.05
 
 

@@ -1,4 +1,4 @@
-"""The study of peers: the same task for all, honest results, errors that say what to do."""
+"""The study of peers: the same task for all, true results, errors that say what to do."""
 
 import ast
 import json
@@ -118,7 +118,7 @@ def test_every_program_has_a_line_of_its_own():
 
 @pytest.fixture
 def no_pip(monkeypatch, tmp_path):
-    """Let pip fail with the returned list of lines."""
+    """Let pip fail and print these lines; return the list of lines."""
     said = []
 
     def fail(command, **_):
@@ -133,7 +133,7 @@ def no_pip(monkeypatch, tmp_path):
 def test_an_environment_that_cannot_be_made_says_what_pip_said(no_pip, tmp_path):
     no_pip += ['ERROR: Could not find a version that satisfies the requirement flwr==1.42.0']
     told = []
-    for _ in range(2):  # it is not taken for finished
+    for _ in range(2):  # an incomplete environment does not count as finished
         with pytest.raises(EnvironmentFault, match='flower: .*pip install.*failed.*pip.log') as e:
             environments.environment(PEERS['flower'], tmp_path / 'pip.log', told.append)
         assert 'Could not find a version' in str(e.value) and e.value.unreachable
@@ -149,7 +149,7 @@ def test_an_environment_that_cannot_be_made_says_what_pip_said(no_pip, tmp_path)
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """A folder of a run with the digits for two robots."""
+    """Return the folder of a run with the digits for two robots."""
     place = tmp_path_factory.mktemp('run')
     export(DIGITS, 2, 7, 1.0, place / 'data')
     return place
@@ -236,7 +236,8 @@ def test_energy_and_waiting_are_of_the_run_alone():
 
 def test_the_outcome_says_whether_and_why_a_program_stopped():
     assert outcome_of(100.0, [1.0, 98.0], {}) == 'went on to the end'
-    assert outcome_of(100.0, [1.0, 9.0, 40.0], {}) == 'went on to the end'  # it paused 31 s
+    # the program paused for 31 s
+    assert outcome_of(100.0, [1.0, 9.0, 40.0], {}) == 'went on to the end'
     assert outcome_of(100.0, [1.0, 20.0, 40.0], {}) == 'stopped at 40 s: its processes wait'
     ended = {'robot1': [41.0, 'robot1 ended with exit code 1: no peer']}
     assert outcome_of(100.0, [20.0, 40.0], ended) == \
@@ -257,7 +258,7 @@ def test_bytes_are_those_of_the_named_interface():
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let runs and environments be made up; returns what was run."""
+    """Let runs and environments be invented; return the list of runs."""
     ran = []
 
     def run(one, peer, python, versions, tell):
@@ -309,7 +310,8 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path, made_up):
     part = run_study(_plan(programs=['flower'], seeds=1), tmp_path, resume=True)
     assert made_up == [('slow', 'flower', 2)]
     for title, rows in study.tables(part):
-        # All runs of this size in the directory; what pip could not install is of this call.
+        # The directory's runs of this size are in the table; what pip could not install concerns
+        # only this call.
         assert title == 'Not run' or (title, rows) in study.tables(again)
     with pytest.raises(ConfigError, match='holds a run with other settings'):
         run_study(_plan(minutes=3.0), tmp_path, resume=True)
@@ -358,7 +360,7 @@ def _may():
 
 
 as_root = pytest.mark.skipif(not _may(), reason='needs root, namespaces and TAP devices')
-# A process with a child, as Flower's have; both write to their log.
+# A process with a child, as Flower has; both write to their log.
 CHILD = 'import time; print("up", flush=True); time.sleep(600)'
 PARENT = f'import subprocess, sys; subprocess.run([sys.executable, "-c", {CHILD!r}])'
 

@@ -1,4 +1,4 @@
-"""The authors' replay of a record, draw by draw."""
+"""The authors' replay of a record, one sample after the other."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rog_studies.replay import PUBLISHED_STARTS, replay
 
 RECORD = Path(__file__).parents[3] / 'shared/data/traces/rog_outdoors_record.txt'
 
-# Holds in seconds of the first samples in the logs of the published runs, bw_replay-1.txt to -4.
+# Seconds for which the first samples are held in the published logs, bw_replay-1.txt to -4.
 HOLDS = {1: [0, 79, 0, 87, 90, 18, 11, 43, 39, 0, 79, 70, 29, 0],
          2: [0, 0, 0, 71, 0, 0, 0, 0, 80, 0, 0, 0, 78, 45],
          3: [42, 77, 0, 41, 0, 0, 0, 70, 0, 79, 0, 41, 0, 0],

@@ -1,4 +1,4 @@
-"""rog study: choices, refusals, files. The runs are made up; test_studies.py tests the studies."""
+"""rog study: choices, refusals, files. The runs are invented; test_studies.py tests the studies."""
 
 from importlib.metadata import EntryPoints
 

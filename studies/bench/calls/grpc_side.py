@@ -37,7 +37,7 @@ def serve(port: int, folder: str) -> None:
     answer = server_of(folder)
 
     class Server(PolicyServer):
-        """Answers with the model's output instead of a chunk of actions."""
+        """A policy server that answers with the model's output instead of a chunk of actions."""
 
         def _predict_action_chunk(self, timed: Any) -> Any:
             self.last_processed_obs = timed
@@ -68,7 +68,7 @@ def act(port: int, folder: str, form: str, slowdown: float, period: float) -> No
         while True:
             try:
                 data = stub.GetActions(services_pb2.Empty()).data
-            except grpc.RpcError:   # RobotClient logs it and asks again
+            except grpc.RpcError:   # RobotClient logs the error and asks again
                 continue
             if data:
                 answers.put(pickle.loads(data))

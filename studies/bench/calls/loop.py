@@ -19,20 +19,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-QUALITY = 90        # of JPEG
-FIRST = 0.5         # s
-Infer = Callable[[np.ndarray], np.ndarray]   # uint8 (rows, columns, 3) -> the output
+QUALITY = 90        # quality of JPEG
+FIRST = 0.5         # seconds
+# maps an image, uint8 (rows, columns, 3), to the model's output
+Infer = Callable[[np.ndarray], np.ndarray]
 
 
 def run(infer: Infer, folder: str, period: float,
         told: Callable[[], tuple[bool, int, int, int]] = lambda: (True, 0, 0, 0)) -> None:
-    """Infer; the next inference begins ``period`` s after the last began, or at its end."""
+    """Run inferences; the next one begins ``period`` s after the last began, or at its end."""
     images, want = (np.load(Path(folder, f'{name}.npy')) for name in ('images', 'outputs'))
     for k in itertools.count():
         began = time.monotonic()
         try:
             got = infer(images[k % len(images)])
-        except Exception as error:   # the call is lost: the program ends, as its user's would
+        except Exception as error:   # the call is lost: the program ends, as a user's program would
             print(f'ended: {type(error).__name__}: {error}', flush=True)
             return
         ended = time.monotonic()
@@ -43,7 +44,10 @@ def run(infer: Infer, folder: str, period: float,
 
 
 def encoder(form: str, slowdown: float) -> Callable[[np.ndarray], Any]:
-    """What a client sends of an image: the array (``raw``) or a JPEG, by a slowed robot."""
+    """Return a function of an image to what a client sends: the array (``raw``) or a JPEG.
+
+    A slowed robot encodes it.
+    """
     def encode(image: np.ndarray) -> bytes:
         began = time.thread_time()
         data = jpeg(image)
@@ -59,12 +63,15 @@ def jpeg(image: np.ndarray) -> bytes:
 
 
 def picture(data: Any) -> np.ndarray:
-    """The image that has been sent."""
+    """Return the image that was sent."""
     return np.asarray(Image.open(io.BytesIO(data))) if isinstance(data, bytes) else data
 
 
 def server_of(folder: str) -> Callable[[Any], np.ndarray]:
-    """The model of a server: from what a client sends to the output; on one thread."""
+    """Return the model of a server.
+
+    A function of what a client sends to the output, on one thread.
+    """
     import torch
     torch.set_num_threads(1)
     model = torch.export.load(Path(folder, 'model.pt2')).module()

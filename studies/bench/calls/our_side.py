@@ -36,7 +36,7 @@ class Map(torch.nn.Module):
 
 
 def model_of(name: str) -> torch.nn.Module:
-    """A model of torchvision with random weights, which normalises images itself."""
+    """Return a model of torchvision with random weights, which normalises images itself."""
     model = zoo.load(name)
     dense = type(model).__module__.startswith('torchvision.models.segmentation')
     return OfImages(Map(model) if dense else model, MEAN, STD)
@@ -48,7 +48,7 @@ def tensor(image: np.ndarray) -> torch.Tensor:
 
 def slowed(infer: Callable[[np.ndarray], np.ndarray], slowdown: float,
            here: Callable[[], bool] = lambda: True) -> Callable[[np.ndarray], np.ndarray]:
-    """Infer as slowly as the robot where it is this machine (``here``) that computes."""
+    """Slow down what this machine (``here``) computes, to the speed of the robot."""
     def slow(image: np.ndarray) -> np.ndarray:
         began = computing_time()
         got = infer(image)
@@ -64,7 +64,7 @@ def alone(model: torch.nn.Module, folder: str, slowdown: float, period: float) -
 
 
 class CountingLink(ShapedLink):
-    """A link that counts what is sent."""
+    """A link that counts the sent bytes."""
 
     sent = 0
 
@@ -93,7 +93,7 @@ def lopinfer(model: torch.nn.Module, folder: str, slowdown: float, period: float
 
 
 def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) -> None:
-    from rrto_bridge.program.remote import Hook  # only to count
+    from rrto_bridge.program.remote import Hook  # imported only to count
     model = model.to('cuda')
 
     def port() -> Any:
@@ -111,7 +111,7 @@ def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) ->
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    zoo.torchvision()   # its classes are in the file
+    zoo.torchvision()   # torchvision's classes are in the file
     side, folder_, slowdown_, period_, *rest = sys.argv[1:]
     with torch.no_grad():
         {'alone': alone, 'lopinfer': lopinfer, 'rrto': rrto}[side](

@@ -1,4 +1,4 @@
-"""The emulated link: never faster than its trace, never idle with work, in order."""
+"""The emulated link: never faster than its trace, never idle while bytes wait, in order."""
 
 import math
 

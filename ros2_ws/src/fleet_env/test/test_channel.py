@@ -1,4 +1,4 @@
-"""The shared radio channel: equal shares of the air, never faster than the links, in order."""
+"""The shared radio channel: equal shares of air time, never faster than the links, in order."""
 
 import math
 
@@ -15,14 +15,14 @@ BYTE = 8e-6
 NAMES = ('a', 'b', 'c')
 fleets = st.lists(traces(), min_size=1, max_size=3).map(
     lambda found: dict(zip(NAMES, found, strict=False)))
-# (gap to the offer before, robot, uplink, bytes)
+# (seconds since the previous offer, robot, uplink, bytes)
 offers = st.lists(st.tuples(st.floats(0, 2), st.sampled_from(NAMES), st.booleans(),
                             st.floats(1, 2e5)), min_size=1, max_size=20)
 modes = st.booleans()
 
 
 def arrivals_of(fleet, gaps):
-    """(time, robot, uplink, bytes) of offers to robots that there are."""
+    """Return (time, robot, uplink, bytes) of the offers to robots that exist."""
     now, out = 0.0, []
     for gap, robot, uplink, nbytes in gaps:
         now += gap
@@ -31,7 +31,7 @@ def arrivals_of(fleet, gaps):
 
 
 def play(fleet, arrivals, shared=True, until=1e3):
-    """Run arrivals through a channel; return (time, robot, uplink, index of the arrival)."""
+    """Send arrivals through a channel; return (time, robot, uplink, index of the arrival)."""
     channel, out = Channel(fleet, shared), []
 
     def drain(limit):
@@ -46,7 +46,7 @@ def play(fleet, arrivals, shared=True, until=1e3):
 
 
 def naive(fleet, arrivals, shared, until):
-    """The same, by integration from one change of anything to the next."""
+    """Return the same as `play`, computed by integration from one change to the next."""
     queues = {(robot, uplink): [] for robot in fleet for uplink in (True, False)}
     edges = sorted({float(t) + n * trace.period for trace in fleet.values() for t in trace.times
                     for n in range(int(until / trace.period) + 1)} | {a[0] for a in arrivals})
@@ -80,7 +80,7 @@ def test_channel_agrees_with_a_naive_integration(fleet, gaps, shared):
     until = arrivals[-1][0] + 20
     found = {left[3]: left[0] for left in play(fleet, arrivals, shared, until)}
     expected = {left[3]: left[0] for left in naive(fleet, arrivals, shared, until)}
-    for index in set(found) ^ set(expected):  # on the edge, within rounding
+    for index in set(found) ^ set(expected):  # at the limit, where rounding decides
         assert {**found, **expected}[index] == pytest.approx(until, abs=1e-6)
     for index in set(found) & set(expected):
         assert found[index] == pytest.approx(expected[index], rel=1e-6, abs=1e-6)
@@ -111,7 +111,7 @@ def test_no_flow_carries_more_than_its_link_and_all_no_more_than_the_air(fleet, 
                     moved = sum(mbit for _, mbit in left[i:j + 1])
                     allowed = trace.carried(left[j][0]) - trace.carried(begin) + first
                     assert moved <= allowed + 1e-6 * max(1, moved)
-    if shared:  # never more than the fastest link alone would carry
+    if shared:  # never more than the fastest link would carry alone
         best = max(trace.rates.max() for trace in fleet.values())
         for end in np.arange(0, 10, .5):
             moved = sum(arrivals[i][3] * BYTE for t, _, _, i in out if t <= end)
@@ -139,7 +139,7 @@ def test_every_flow_keeps_its_order_and_loses_nothing(fleet, gaps, shared):
 
 @given(st.floats(.1, 300), offers)
 def test_the_air_is_never_idle_with_work(rate, gaps):
-    """With equal rates the last item leaves when one queue of all of them would be empty."""
+    """With equal rates, the last item leaves when one common queue would be empty."""
     fleet = {name: LinkTrace([0], [rate]) for name in NAMES}
     arrivals = arrivals_of(fleet, gaps)
     free = 0.0
@@ -178,7 +178,7 @@ def test_calling_pop_more_often_changes_nothing(fleet, gaps, shared):
     arrivals = arrivals_of(fleet, gaps)
     channel, out = Channel(fleet, shared), []
     for index, (now, robot, uplink, nbytes) in enumerate(arrivals):
-        channel.offer(robot, uplink, nbytes, index, now)  # without any pop in between
+        channel.offer(robot, uplink, nbytes, index, now)  # without removing items in between
     out = [item for _, _, item in channel.pop(1e3)]
     assert out == [left[3] for left in play(fleet, arrivals, shared)]
 
@@ -186,7 +186,8 @@ def test_calling_pop_more_often_changes_nothing(fleet, gaps, shared):
 def test_a_dead_link_takes_no_air_and_comes_back():
     fleet = {'a': LinkTrace([0, 2], [0, 8], period=100), 'b': LinkTrace([0], [8])}
     out = play(fleet, [(0.0, 'a', True, 1e6), (0.0, 'b', True, 1e6), (0.0, 'b', True, 2e6)])
-    # b alone: 1 s, then 1 s of its second; both share from 2 s on, a is through at 4 s.
+    # b is alone for 1 s, and for 1 s of its second item. From 2 s on both share the air, and a is
+    # done at 4 s.
     assert [(round(t, 9), robot, i) for t, robot, _, i in out] == [
         (1, 'b', 1), (4, 'a', 0), (4, 'b', 2)]
 
@@ -226,7 +227,7 @@ def test_rates_and_times_count_from_the_start():
 
 def test_a_departure_beyond_very_many_samples_is_approached_in_steps():
     channel = Channel({'a': LinkTrace([0, 1], [1e-6, 2e-6], period=2)})
-    channel.offer('a', True, 5000, 'x', 0)  # .04 Mbit at 1.5e-6 Mbit/s
+    channel.offer('a', True, 5000, 'x', 0)  # 0.04 Mbit at 1.5e-6 Mbit/s
     looks = 0
     while not (left := channel.pop(channel.deadline)):
         looks += 1

@@ -1,4 +1,4 @@
-"""A save comes back as it was written, or is refused; a write that fails costs nothing."""
+"""A saved file is read back unchanged, or refused; a failed write loses nothing."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 
 def tensors(content):
-    """A file in the format of safetensors, with one tensor."""
+    """Return a file in the format of safetensors, with one tensor."""
     header = json.dumps({'w': {'dtype': 'U8', 'shape': [len(content)],
                                'data_offsets': [0, len(content)]}}).encode()
     return len(header).to_bytes(8, 'little') + header + content
@@ -103,7 +103,8 @@ def test_if_all_saves_are_damaged_the_error_names_each(tmp_path, damage):
 def test_an_unfinished_save_is_ignored(tmp_path):
     path = saves(tmp_path).write(PAYLOAD, META)
     later = saves(tmp_path).path(2)
-    (tmp_path / '.checkpoint-xyz').write_bytes(b'?')  # killed while it was written
+    # as if the process had been killed while it wrote
+    (tmp_path / '.checkpoint-xyz').write_bytes(b'?')
     assert saves(tmp_path).newest().path == path
     saves(tmp_path).probe()
     assert saves(tmp_path).write(PAYLOAD, META) == later

@@ -1,4 +1,4 @@
-"""Fleet files: what they mean, and how a wrong one is refused."""
+"""Fleet files: the meaning of their settings, and how invalid files are refused."""
 
 import pytest
 import yaml

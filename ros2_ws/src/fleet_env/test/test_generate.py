@@ -1,4 +1,4 @@
-"""Generated traces are like the published links."""
+"""Generated traces resemble the published links."""
 
 from pathlib import Path
 
@@ -11,10 +11,11 @@ from fleet_env.trace import LinkTrace, read_trace
 
 RECORD = Path('/work/shared/data/traces/rog_outdoors_record.txt')
 
-# facts.md, Links: mean, percentiles, autocorrelation at .5 s and 10 s. No link has all of it. The
-# indoor mean is of another record than the percentiles (85). Outdoors mean and percentiles are of
-# ROG's record, whose autocorrelation is .93 and .11; .90 is of LOPInfer's. And no record, in steps
-# of .5 s, can show a 20 % change every .4 s: they have one every .97 to 1.3 s.
+# Statistics from facts.md, Links: mean, percentiles, autocorrelation at 0.5 s and at 10 s. No
+# single link has all of them. Indoors, mean and percentiles (85) are of different records.
+# Outdoors, mean and percentiles are of ROG's record, whose autocorrelations are .93 and .11; .90 is
+# of LOPInfer's record. No record in steps of 0.5 s can show a 20 % change every 0.4 s; the records
+# show one every 0.97 to 1.3 s.
 PUBLISHED = {
     'indoor': (93, {1: 7.5, 5: 12, 25: 62, 50: 84, 75: 107, 95: 168, 99: 230}, {.5: .78, 10: .58}),
     'outdoor': (73, {5: .8, 25: 4.2, 50: 43, 75: 133, 95: 213, 99: 256}, {.5: .93, 10: .90}),

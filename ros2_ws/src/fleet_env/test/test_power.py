@@ -1,4 +1,4 @@
-"""Energy is the power of each state times the time in it."""
+"""Energy is the sum over states of power times duration."""
 
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The radio of an emulated network: the air of virtual time, and what links do to frames."""
+"""The radio of an emulated network shares air time as in virtual time, and impairs frames."""
 
 import math
 
@@ -14,7 +14,7 @@ from trace_strategies import traces
 NAMES = ('a', 'b', 'c')
 fleets = st.lists(traces(), min_size=1, max_size=3).map(
     lambda found: dict(zip(NAMES, found, strict=False)))
-# (gap to the frame before, robot, uplink, bytes)
+# (seconds since the previous frame, robot, uplink, bytes)
 frames = st.lists(st.tuples(st.floats(0, 2), st.sampled_from(NAMES), st.booleans(),
                             st.integers(60, 1514)), min_size=1, max_size=20)
 chance = st.sampled_from([0.0, 0.3, 1.0])
@@ -24,7 +24,7 @@ FAST = LinkTrace([0.0], [8.0])  # a byte takes a microsecond
 
 
 def play(radio, sent, until=1e4):
-    """Send frames; return (time, robot, uplink, number of the frame) as they come out."""
+    """Send frames; return (time, robot, uplink, number of the frame) in order of arrival."""
     out, now = [], 0.0
     radio.begin(0.0)
 
@@ -71,7 +71,7 @@ def test_every_frame_is_counted_once(fleet, sent, everywhere, seed):
                        if (name, up) == (robot, uplink)]
             assert counted['frames'] == len(mine) and set(mine) <= set(offered)
             assert counted['refused'] + counted['lost'] + len(set(mine)) <= len(offered)
-            if fleet[robot].mean > 0:  # nothing stays for ever before a link that is dead for good
+            if fleet[robot].mean > 0:  # no frame waits for ever at a link that is dead for good
                 assert counted['refused'] + counted['lost'] + len(set(mine)) == len(offered)
             assert counted['bytes'] <= entry['capacity_mbit'] / 8e-6 + 1e-3
 
@@ -118,7 +118,7 @@ def test_before_the_traces_begin_links_are_fast():
     assert radio.release(5.0) == [('a', True, bytes(1000))]
     radio.take('a', True, bytes(1000), 5.0)
     assert radio.deadline == pytest.approx(5.0 + 8.0)
-    radio.begin(7.0)  # again: changes nothing
+    radio.begin(7.0)  # a second call changes nothing
     assert radio.deadline == pytest.approx(5.0 + 8.0)
 
 

@@ -1,4 +1,4 @@
-"""Run records read back as they were written, and say where they are broken."""
+"""Run records are read back as they were written; an error names the damaged line."""
 
 import json
 import math
@@ -211,7 +211,8 @@ def test_a_damaged_line_costs_that_line_and_is_named(tmp_path, damage):
     assert read_run(tmp_path, damaged) == EVENTS_OF_A_RUN
     error, = damaged
     assert f'{RUN_FILE}, line 3' in str(error)
-    with pytest.raises(RecordError, match=f'{RUN_FILE}, line 3'):  # whoever reads it to publish it
+    # also for a program that reads the record to publish it
+    with pytest.raises(RecordError, match=f'{RUN_FILE}, line 3'):
         read_run(tmp_path)
 
 
@@ -247,7 +248,7 @@ def test_a_directory_that_became_a_file_does_not_lose_the_record(tmp_path):
     assert out.read_text() == 'in the way'
     saved = tmp_path / 'run-record'
     assert read_run(saved) == [EVENTS_OF_A_RUN[0], EVENTS_OF_A_RUN[4]]
-    # It comes back when the place is free again.
+    # The writer continues when the disk has space again.
     writer = RunWriter(tmp_path / 'other')
     (tmp_path / 'other').rename(tmp_path / 'moved')
     (tmp_path / 'other').write_text('')

@@ -1,4 +1,4 @@
-"""The records of a run say what the robots did, over all lives of robots and server."""
+"""The record of a run covers all processes of its robots and server, including restarted ones."""
 
 import dataclasses
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_robot_that_comes_back_goes_on_counting(tmp_path):
 
 @pytest.mark.parametrize('life, computed', [(1, 7.0), (2, 12.0)])
 def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed):
-    """The robot either lived on (its counters went on) or was started again as well."""
+    """The robot continued meanwhile, with its counters, or was restarted as well."""
     first = Recorder(tmp_path, START)
     first.baseline(0.9, 0.4)
     first.status(1.0, status(5, evaluated_at=5, accuracy=0.6))
@@ -100,6 +100,7 @@ def test_without_a_directory_nothing_is_written_and_the_outcome_is_the_same(tmp_
 @pytest.mark.skipif(not MESSAGE.is_file(), reason='rog_msgs is not beside this package')
 def test_a_report_has_the_fields_of_the_message():
     lines = [line.split('#')[0].split() for line in MESSAGE.read_text().splitlines()]
-    of_the_process = {'header', 'host', 'version', 'session', 'count', 'tag'}  # not of training
+    # fields about the process, not about training
+    of_the_process = {'header', 'host', 'version', 'session', 'count', 'tag'}
     there = [words[1] for words in lines if words and words[1] not in of_the_process]
     assert [field.name for field in dataclasses.fields(RobotReport)] == there

@@ -1,4 +1,4 @@
-"""The emulated link keeps the order and the rate of its trace; a real one is not touched."""
+"""The emulated link keeps the order, and the rate of its trace; a real link is not changed."""
 
 import math
 
@@ -9,11 +9,12 @@ from fleet_env.trace import LinkTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-TRACE = LinkTrace([0.0, 1.0, 2.0], [8.0, 0.0, 4.0])  # Mbit/s: 1 MB in the first second, 0, 0.5
+# 1 MB in the first second, nothing in the second, 0.5 MB in the third
+TRACE = LinkTrace([0.0, 1.0, 2.0], [8.0, 0.0, 4.0])
 
 
 def drain(link, until=1e9):
-    """Release everything by `until`; the times of release."""
+    """Release everything until `until`; return the times of release."""
     while link.deadline <= until:
         link.release(link.deadline)
 
@@ -43,7 +44,7 @@ def test_a_message_takes_the_time_of_its_bytes_and_waits_while_the_link_is_dead(
     assert not out
     assert link.deadline == pytest.approx(start + 0.5)
     link.release(start + 1.5)
-    assert len(out) == 2  # what follows came too late for the first second
+    assert len(out) == 2  # the next message is too late for the first second
     assert link.deadline == pytest.approx(start + 3.0)
     link.release(link.deadline)
     assert len(out) == 3 and math.isinf(link.deadline)
@@ -71,5 +72,5 @@ def test_a_link_that_is_held_is_unlimited_until_its_trace_begins():
     link.send(10 ** 9, lambda: out.append(1), 0.0, lossy=True)
     assert out == [1] and math.isnan(link.rate(0.0))
     link.begin(100.0)
-    link.begin(200.0)  # the trace goes on where it is
+    link.begin(200.0)  # the trace continues where it is
     assert link.rate(100.5) == 8.0 and link.is_dead(101.5) and link.rate(102.5) == 4.0

@@ -1,4 +1,7 @@
-"""Pauses of robots: as often and as long as the fleet file says, the same for the same seed."""
+"""Pauses of robots have the frequency and length of the fleet file.
+
+Equal seeds give equal pauses.
+"""
 
 import pytest
 from fleet_env.fleet import StragglerConfig

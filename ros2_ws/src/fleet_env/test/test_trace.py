@@ -1,4 +1,4 @@
-"""Link traces: reading, writing, integrating, shifting."""
+"""Link traces: reading, writing, integrating and shifting."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Traces recorded from transfers and from iw."""
+"""Traces recorded from transfers and from the program iw."""
 
 import math
 
@@ -42,8 +42,8 @@ def test_a_link_that_is_always_in_use_is_found_again():
 
 def test_gaps_keep_the_rate_and_nothing_carried_is_no_link():
     recorder = TraceRecorder(1)
-    recorder.add(104, 105, 0)             # dead
-    recorder.add(100.5, 100.75, 250_000)  # 2 Mbit in .25 s
+    recorder.add(104, 105, 0)             # the link was dead
+    recorder.add(100.5, 100.75, 250_000)  # 2 Mbit in 0.25 s
     assert recorder.trace().rates.tolist() == [8, 8, 8, 0, 0]
     assert recorder.trace().times.tolist() == [0, 1, 2, 3, 4]
 

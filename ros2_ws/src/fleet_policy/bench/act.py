@@ -1,8 +1,8 @@
 """An ACT-like policy with random weights: two cameras, 7 joints, a chunk of 100 actions at 30 Hz.
 
-Written after the paper (Zhao et al. 2023, Action Chunking with Transformers), in the sizes of its
+It follows the paper (Zhao et al. 2023, Action Chunking with Transformers), with the sizes of its
 public code: ResNet18 for each image, 4 encoder layers and 1 decoder layer of width 512 with 8 heads
-and 3200 hidden units; the latent of the style is zero, as when it acts.
+and 3200 hidden units. The latent style variable is zero, as at inference.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder, or with ``cross`` of the decoder."""
+    """A layer of the encoder or, with ``cross``, of the decoder."""
 
     def __init__(self, width: int, heads: int, hidden: int, cross: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Layer(nn.Module):
 
 
 class Act(nn.Module):
-    """From images uint8 (1, 3, h, w) and joints (1, 7) to actions (1, 100, 7)."""
+    """Maps images uint8 (1, 3, h, w) and joints (1, 7) to actions (1, 100, 7)."""
 
     def __init__(self, width: int = 512, heads: int = 8, hidden: int = 3200) -> None:
         super().__init__()

@@ -32,17 +32,18 @@ from fleet_policy.policy import chunk_of, example
 
 RECORD = Path('/work/shared/data/traces/rog_outdoors_record.txt')
 MINUTES = 10.0
-OUTAGES = (0.0, 1.0, 5.0, 30.0)    # s, one in each two minutes
+OUTAGES = (0.0, 1.0, 5.0, 30.0)    # lengths of outages in seconds; there is one in each two minutes
 EVERY, FIRST = 120.0, 45.0
-UP, DOWN = 2 * HEIGHT * WIDTH * 3 + 4 * JOINTS, 4 * CHUNK * JOINTS   # bytes of one inference
-DELAY = 0.004                       # s one way
+# bytes of one inference, up and down
+UP, DOWN = 2 * HEIGHT * WIDTH * 3 + 4 * JOINTS, 4 * CHUNK * JOINTS
+DELAY = 0.004                       # delay in seconds, one way
 PIECE = 32_000                      # bytes after which a transfer can be given up
-PROBES = 0.5                        # s after which LOPInfer knows of a dead link
+PROBES = 0.5                        # seconds after which LOPInfer knows that a link is dead
 SERVER_SHARE = 0.1                  # the server's computing time as a share of the robot's
 
 
 def measured(policy: ActPolicy) -> float:
-    """The seconds of an inference on this machine: the least of five."""
+    """Return the seconds of an inference on this machine, the least of five."""
     model, inputs = policy.model(), example(policy, make_contract(CONTRACT))
     took = []
     with torch.no_grad():
@@ -55,7 +56,7 @@ def measured(policy: ActPolicy) -> float:
 
 
 def with_outages(trace: LinkTrace, seconds: float, total: float) -> LinkTrace:
-    """The trace, repeated for ``total`` seconds, without a link for ``seconds`` in each `EVERY`."""
+    """Return the trace, repeated for ``total`` s, with an outage of ``seconds`` in each `EVERY`."""
     times = [k * trace.period + t for k in range(math.ceil(total / trace.period))
              for t in trace.times.tolist()]
     cuts = [FIRST + k * EVERY for k in range(int(total / EVERY))] if seconds else []
@@ -70,10 +71,10 @@ class Run:
 
     def __init__(self, trace: LinkTrace, robot: float, server: float) -> None:
         self.robot, self.server = robot, server
-        self.up, self.down = (ShapedLink(trace) for _ in range(2))   # the delay comes once, below
+        self.up, self.down = (ShapedLink(trace) for _ in range(2))  # the delay is added once, below
         for link in (self.up, self.down):
             link.hold()
-            link.begin(0.0)   # of virtual time
+            link.begin(0.0)   # the origin of virtual time
         self.bytes = 0
         self._queue: list = []
         self._ready: list = []
@@ -83,9 +84,9 @@ class Run:
         heapq.heappush(self._queue, (when, next(self._order), what))
 
     def ask(self, answer, now: float, wanted=lambda: True) -> None:
-        """Send an observation, compute, and send the actions; ``answer(now)`` at the end.
+        """Send an observation, compute, and send the actions; ``answer(now)`` is called at the end.
 
-        ``wanted()``: whether the transfer shall go on.
+        ``wanted()``: whether the transfer should continue.
         """
         left = UP
 
@@ -131,7 +132,7 @@ class Run:
 
 
 def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
-    """The machine as on a robot; over a link that it knows to be dead, LOPInfer is not asked."""
+    """Run our machine; while it knows that the link is dead, it does not ask LOPInfer."""
     machine = PolicyMachine(RATE, JOINTS, places, CoreSettings())
     machine.places[ROBOT].measured(run.robot)
     chunk = np.zeros((CHUNK, JOINTS))
@@ -164,7 +165,7 @@ def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
 
 
 def waits(run: Run, seconds: float, share: float) -> dict:
-    """A client with one request at a time that has nobody but the server."""
+    """Run a client that makes one request at a time and has no robot to fall back on."""
     queue: dict[int, float] = {}       # tick -> time of the observation
     busy, ages, starved, begun, total = False, [], 0, False, 0
 
@@ -183,7 +184,8 @@ def waits(run: Run, seconds: float, share: float) -> dict:
             def answer(t: float) -> None:
                 nonlocal busy
                 busy = False
-                first = k if share else math.ceil(t * RATE)   # the broker begins with the first
+                # the broker begins with the first action of a chunk
+                first = k if share else math.ceil(t * RATE)
                 for step in range(CHUNK):
                     if first + step >= t * RATE:
                         queue[first + step] = now

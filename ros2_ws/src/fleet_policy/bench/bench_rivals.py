@@ -61,20 +61,20 @@ from tcp_link import (  # noqa: E402
 )
 
 HERE = Path(__file__).parent
-BIN = 0.5                # s of a point of the ages over time
-ROBOT = 1.0              # s of an inference on the robot
+BIN = 0.5                # seconds of a point in the curves of ages over time
+ROBOT = 1.0              # seconds of an inference on the robot
 SERVER_THREADS = 1
-READY = 300.0            # s in which a contestant must act
+READY = 300.0            # seconds within which a contestant must act
 OURS, ALONE = 'ours', 'robot alone'
 LEROBOT, OPENPI = 'LeRobot async_inference', 'openpi-client'
 PYTHONS = {LEROBOT: 'LEROBOT_PYTHON', OPENPI: 'OPENPI_PYTHON'}
 NODE = 'import sys; from {}; sys.exit(main())'
 
-Acted = list[tuple[float, float]]   # time in the run and age, s, of each action that was executed
+Acted = list[tuple[float, float]]   # (time in the run, age), in seconds, of each executed action
 
 
 def links() -> dict[str, LinkTrace]:
-    """The links without outages."""
+    """Return the link traces without outages."""
     found = {'5 MB/s': LinkTrace([0.0], [40.0]), '20 MB/s': LinkTrace([0.0], [160.0])}
     return found | ({'outdoor record': read_trace(RECORD)} if RECORD.exists() else {})
 
@@ -83,11 +83,11 @@ def links() -> dict[str, LinkTrace]:
 
 def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: list[str]
           ) -> dict[str, Any]:
-    """What a rival executes; ``server``, ``client``: further arguments of its two sides."""
+    """Return what a rival executes; ``server``, ``client``: further arguments of its two sides."""
     program = (os.path.abspath(python), str(HERE / 'rivals' / side))
     port = str(20000 + os.getpid() % 20000)
     with ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory())   # LeRobot logs into it
+        folder = held.enter_context(tempfile.TemporaryDirectory())   # LeRobot logs into this folder
         serving = held.enter_context(process(*program, 'server', port, *server,
                                              env=its_own(SERVER_THREADS), cwd=folder,
                                              stdout=subprocess.PIPE, preexec_fn=after_the_robot))
@@ -113,14 +113,14 @@ def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: l
 
 
 def lost_ticks(acted: Acted) -> list[float]:
-    """The times of ticks without an action, s."""
+    """Return the times of ticks without an action, in seconds."""
     times = [0.0, *(t for t, _ in acted), SECONDS]
     return [a + (k + 1) / RATE for a, b in zip(times, times[1:], strict=False)
             for k in range(round((b - a) * RATE) - 1)]
 
 
 def lerobot(trace: LinkTrace) -> dict[str, Any]:
-    """What LeRobot's client executes with its server and an ACT policy of the same size."""
+    """Return what LeRobot's client executes, with its server and an ACT policy of the same size."""
     python = os.environ[PYTHONS[LEROBOT]]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, str(HERE / 'rivals/lerobot_side.py'), 'save', folder], check=True,
@@ -129,13 +129,16 @@ def lerobot(trace: LinkTrace) -> dict[str, Any]:
 
 
 def openpi(trace: LinkTrace) -> dict[str, Any]:
-    """What openpi's client executes; its server waits for as long as an inference takes here."""
+    """Return what openpi's client executes.
+
+    Its server waits for as long as an inference takes here.
+    """
     return rival(os.environ[PYTHONS[OPENPI]], 'openpi_side.py', trace,
                  [str(seconds_of(SERVER_THREADS))], [])
 
 
 def seconds_of(threads: int) -> float:
-    """What an inference takes on this machine, s."""
+    """Return the seconds that an inference takes on this machine."""
     torch.set_num_threads(threads)
     return round(measured(ActPolicy()), 3)
 
@@ -143,7 +146,7 @@ def seconds_of(threads: int) -> float:
 # -- ours ------------------------------------------------------------------------------------------
 
 class Robot:
-    """A mock robot in this process, and what the node says."""
+    """A mock robot in this process; also records the node's status."""
 
     def __init__(self, held: ExitStack) -> None:
         context = Context()
@@ -173,7 +176,7 @@ class Robot:
 
 
 def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
-    """What the node executes, with LOPInfer's server as a process, or without a link alone."""
+    """Return what our node executes, with LOPInfer's server as a process; without a link, alone."""
     alone = seconds_of(1)
     given: dict[str, Any] = {'policy': 'act:ActPolicy', 'threads': 1,
                              'slowdown': max(1.0, ROBOT / alone)}
@@ -241,7 +244,7 @@ def losses(values: dict[str, str]) -> int:
 # -- figures ---------------------------------------------------------------------------------------
 
 def figures(lost: list[float], acted: Acted, nbytes: int, **more: Any) -> dict[str, Any]:
-    """The figures of a run; ``lost``: the times of ticks without an action, s."""
+    """Return the figures of a run; ``lost``: the times of ticks without an action, in seconds."""
     edges = [0.0, *(at for at, _ in OUTAGES), SECONDS + BIN]
     names = ['before', *(f'after {last:g} s' for _, last in OUTAGES)]
     counts = np.histogram(lost, edges)[0].tolist()

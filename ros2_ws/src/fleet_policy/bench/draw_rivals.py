@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# The colours are Okabe and Ito's, which colour-blind people can distinguish.
+# Colours by Okabe and Ito, which colour-blind people can distinguish.
 COLORS = {OURS: '#d55e00', LEROBOT: '#0072b2', OPENPI: '#009e73', ALONE: '#999999'}
 STYLE: Any = {
     'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'legend.fontsize': 7,
@@ -31,7 +31,7 @@ Runs = dict[tuple[str, str], dict[str, Any]]
 
 
 def read(path: Path) -> Runs:
-    """The runs by link and contestant; the robot alone has the link ''."""
+    """Return the runs by link and contestant; the link of the robot alone is ''."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {(run['link'], run['who']): run for run in lines}
 

@@ -19,7 +19,7 @@ LENGTH = 40
 
 
 class Net(torch.nn.Module):
-    """From an image and joints to a chunk (1, LENGTH, 4)."""
+    """Maps an image and joints to a chunk (1, LENGTH, 4)."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Net(torch.nn.Module):
 
 
 class Small(Policy):
-    """Works."""
+    """A policy without faults."""
 
     contract = CONTRACT
 
@@ -48,7 +48,7 @@ class Small(Policy):
 
 
 class Sabotaged(Small):
-    """Works until `trouble` says what is to go wrong."""
+    """A policy without faults until `trouble` names the fault."""
 
     trouble = ''
 
@@ -72,7 +72,7 @@ class WrongSize(Small):
 
 
 class Inpainting(Small):
-    """Begins with the actions that will be executed anyway."""
+    """Its chunks begin with the actions that will be executed in any case."""
 
     chunk = LENGTH
 

@@ -1,4 +1,4 @@
-"""The queue of chunks: what arrives late, twice or in another order does no harm."""
+"""The queue of chunks: actions that arrive late, twice or in another order do no harm."""
 
 import numpy as np
 from fleet_policy.core.chunks import LATE, MOST, REPEATED, TAKEN, ActionQueue, Chunk
@@ -31,7 +31,8 @@ def test_the_order_of_arrival_and_repetitions_change_no_action(order, data, half
         assert (a is None) == (b is None)
         if a is not None:
             assert np.array_equal(a.values, b.values) and a.observed == b.observed
-            np.testing.assert_allclose(a.values[1], tick)   # all that count are for this tick
+            # every action that counts is for this tick
+            np.testing.assert_allclose(a.values[1], tick)
 
 
 @examples(300)
@@ -46,7 +47,7 @@ def test_the_latest_observation_counts(order, tick):
 
 def test_an_observation_older_by_the_half_life_counts_half():
     queue = filled([0, 3], half_life=0.1)
-    assert queue.action(2).values.tolist() == [0, 2]      # of the first alone
+    assert queue.action(2).values.tolist() == [0, 2]      # the action of the first chunk alone
     np.testing.assert_allclose(queue.action(5).values, [3 * 2 / 3, 5])
     np.testing.assert_allclose(queue.action(5).observed, 0.1 * 2 / 3)
 

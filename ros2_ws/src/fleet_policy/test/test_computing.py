@@ -1,4 +1,4 @@
-"""A place that computes in a thread: bounded, and it computes nothing that nobody waits for."""
+"""A place that computes in a thread: its queue is bounded, and it computes only what is needed."""
 
 import threading
 
@@ -15,7 +15,7 @@ VALUES = {'state': np.zeros(3, np.float32)}
 
 
 class Blind(Small):
-    """Sees the joints alone."""
+    """A policy that uses only the joints."""
 
     def observe(self, batch):
         return (batch['state'],)

@@ -1,4 +1,4 @@
-"""A policy that LeRobot has saved, where LeRobot is installed: the same actions as by LeRobot."""
+"""A policy saved by LeRobot gives the same actions as in LeRobot, where that is installed."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from fleet_policy.policy import chunk_of, inputs_of
 from lopinfer_node.model import zoo
 from lopinfer_node.model.traced import trace
 
-zoo.torchvision()   # beside PyTorch's CPU build its import fails otherwise, and so does LeRobot's
+# otherwise PyTorch's CPU build cannot import torchvision, and so cannot import LeRobot
+zoo.torchvision()
 pytest.importorskip('lerobot', reason='lerobot is not installed')
 
 CONTRACT = make_contract({
@@ -30,7 +31,7 @@ STATISTICS = {
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    """A folder with an ACT policy and its processors, and the policy and processors themselves."""
+    """Return a folder with an ACT policy and its processors, and these objects themselves."""
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy

@@ -1,4 +1,4 @@
-"""Decisions of the machine, in any schedule of losses, repetitions, delays and crashes."""
+"""Decisions of the machine under any schedule of losses, repetitions, delays and crashes."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_policy import chunk_of, world
 
-# A server's answers to one request: when each copy comes; none: lost.
+# A server's answers to one request: the delay of each copy; no copy means that the answer is lost.
 answers = st.lists(st.lists(st.floats(0.001, 10.0), max_size=3), min_size=1, max_size=12)
 dead = st.lists(st.tuples(st.floats(0, 20), st.floats(0, 15)), max_size=3)
 options = st.builds(CoreSettings, request_share=st.floats(0.05, 1.0), in_flight=st.integers(1, 4),
@@ -23,7 +23,7 @@ options = st.builds(CoreSettings, request_share=st.floats(0.05, 1.0), in_flight=
 
 
 def unreliable(script, crashes):
-    """A server that follows a script of delays, and answers nothing while it is down."""
+    """Return a server that follows a script of delays, and answers nothing while it is down."""
     turn = iter(range(10**9))
 
     def replies(now):
@@ -91,7 +91,7 @@ def test_a_link_that_dies_for_30_s_costs_no_tick_and_the_robot_computes_meanwhil
     assert during == {ROBOT}
     assert made.executed[-1][2].place == SERVER
     asked = [now for now, infer in made.asked if infer.place == SERVER and 10 <= now < 40]
-    assert len(asked) < 20          # it is not asked at every tick
+    assert len(asked) < 20          # the machine does not ask the server at every tick
 
 
 def test_a_robot_that_is_too_slow_starves_and_does_what_safety_says():

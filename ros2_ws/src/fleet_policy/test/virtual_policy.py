@@ -1,7 +1,7 @@
 """A robot in virtual time: the machine, a robot that computes, and a server behind a bad link.
 
-An action is (tick of its observation, tick that it is for), so that what is executed tells where it
-comes from.
+An action is (tick of its observation, tick for which it is), so that an executed action shows its
+origin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fleet_policy.core.places import ROBOT, SERVER
 
 
 def chunk_of(tick, length):
-    """The actions (length, 2) that follow from an observation of a tick."""
+    """Return the actions (length, 2) that follow from an observation at a tick."""
     return np.stack([np.full(length, tick), np.arange(tick, tick + length)], axis=1).astype(float)
 
 
@@ -28,7 +28,7 @@ class World:
     length: int
     robot_takes: float
     replies: object = lambda now: []
-    period: float = 1 / 30          # s between observations
+    period: float = 1 / 30          # seconds between observations
     executed: list = field(default_factory=list)
     asked: list = field(default_factory=list)
     spoil: object = lambda request, actions: actions
@@ -58,7 +58,7 @@ class World:
         tick = self.machine.tick_number
         self.executed.append((tick, self.now, command, self.machine.state))
         if command.kind == ACT:
-            assert abs(command.values[1] - tick) < 1e-6   # it is for this tick
+            assert abs(command.values[1] - tick) < 1e-6   # the action is for this tick
             assert abs(command.age - (self.now - command.values[0] / 30)) < 1 / 30 + 1e-6
         for infer in asked:
             self.asked.append((self.now, infer))

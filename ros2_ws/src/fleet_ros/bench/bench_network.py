@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-OUTAGES = (5, 15, 40)   # s
-MESSAGES = 200          # of the size of a chunk
-SIZE = 14000            # B
+OUTAGES = (5, 15, 40)   # seconds of the outages
+MESSAGES = 200          # number of messages, each as large as a chunk
+SIZE = 14000            # bytes of a message
 IDLE = 20.0             # s in which two nodes that say nothing are watched
-KILLED = 10             # times that the sender is killed and started again
+KILLED = 10             # how often the sender is killed and started again
 # Cyclone takes the first interface that is up, which here is `lo`.
 PLAIN = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="air0"/></Interfaces>'
          '</General></Domain></CycloneDDS>')
@@ -68,12 +68,12 @@ def node(role: str, profile: str) -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command of the network."""
+    """Run a command in the network."""
     subprocess.run(command, check=True)
 
 
 def fragments(space: str) -> int:
-    """IP fragments that a namespace has made."""
+    """Return the number of IP fragments that a namespace has made."""
     text = subprocess.run(['ip', 'netns', 'exec', space, 'cat', '/proc/net/snmp'],
                           capture_output=True, text=True, check=True).stdout
     names, values = (line.split() for line in text.splitlines() if line.startswith('Ip:'))
@@ -140,7 +140,7 @@ def measure(profile: str) -> None:
         for _ in range(KILLED):
             end(talk)
             talk = start('rognet1', 'talk')
-            read(0.3)  # what the former one has sent
+            read(0.3)  # messages of the previous sender
             again.append(heard_after())
             read(1.0)
         show(killed=KILLED, heard_after_start_s=sorted(again, key=lambda s: s or 99))

@@ -90,7 +90,7 @@ def udp(size: int, seconds: float) -> tuple[float, float]:
 
 
 def one(size: int, way: str, seconds: float) -> list[float]:
-    """Measure in fresh processes."""
+    """Measure once, in new processes."""
     command = [sys.executable, __file__, '--size', str(size), '--way']
     sender = subprocess.Popen([*command, 'send'])
     try:

@@ -1,4 +1,4 @@
-"""What the tests of nodes share."""
+"""Fixtures that the tests of nodes share."""
 
 import pytest
 import rclpy

@@ -1,4 +1,4 @@
-"""Nodes of one process that a test spins, in a DDS domain of their own."""
+"""Nodes in the process of a test, which spins them, in a DDS domain of their own."""
 
 from spun_nodes import SpunNodes
 

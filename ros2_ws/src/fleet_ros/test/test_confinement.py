@@ -1,4 +1,4 @@
-"""Real nodes with the environment of a fleet, in a network namespace with a second interface."""
+"""Real nodes with a fleet's environment, in a network namespace with a second interface."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from fleet_env.fleet import ReachConfig
 from fleet_testing import LIMIT
 from rclpy.utilities import get_rmw_implementation_identifier
 
-# The network that a user would not like to talk on; IPv6 is off because the kernel talks there.
+# This interface stands for a network that must get no traffic. IPv6 is off, because the kernel
+# would send there by itself.
 SETUP = '''
 sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1 || exit 77
 ip link set lo up && ip link add wlan9 type veth peer name air9 || exit 77
@@ -76,7 +77,7 @@ os._exit(0)
 
 
 def in_a_network(program, network, multicast='on', more=(), **environment):
-    """What a Python program prints beside an interface wlan9."""
+    """Return what a Python program prints in a network with the interface wlan9."""
     if shutil.which('unshare') is None or shutil.which('ip') is None:
         pytest.skip('needs unshare and ip')
     done = subprocess.run(
@@ -90,7 +91,7 @@ def in_a_network(program, network, multicast='on', more=(), **environment):
 
 
 def heard_and_sent(network, multicast='on', **environment):
-    """Whether two nodes meet, and how many packets they send on wlan9."""
+    """Return whether two nodes discover each other, and how many packets they send on wlan9."""
     heard, packets = in_a_network(NODES, network, multicast, **environment).split()
     return heard == 'True', int(packets)
 
@@ -124,7 +125,7 @@ def test_a_process_that_is_on_a_network_is_refused_another_one_with_fast_dds():
         assert said.strip() == 'another network'
 
 
-# A server and two robots, each in a network namespace; `wlan9` leads from one to the others.
+# A server and two robots, each in a network namespace; `wlan9` connects each robot with the server.
 FLEET = '''
 import json, os, subprocess, sys
 NODE = sys.argv[2]

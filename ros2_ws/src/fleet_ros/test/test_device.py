@@ -1,4 +1,4 @@
-"""Which device a setting names; the same for gradients, rows, inferences and programs."""
+"""The setting `device` means the same for gradients, rows, inferences and programs."""
 
 import pytest
 import torch

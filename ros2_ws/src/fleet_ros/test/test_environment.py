@@ -1,4 +1,4 @@
-"""Where traffic goes is said by the settings, whatever the user's environment says."""
+"""The settings decide where traffic goes, whatever the user's environment contains."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 HERE = ReachConfig()
 _LINGER = '<WriterLingerDuration>200ms<'
-# What setup.bash of Jazzy exports, and what a user may have in a profile of their own.
+# Variables that setup.bash of Jazzy exports, and variables of a user's own profile.
 WANDERING = {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_STATIC_PEERS': '10.0.0.9',
              'ROS_DISCOVERY_SERVER': '10.0.0.9:11811', 'SKIP_DEFAULT_XML_FILE': '0',
              'FASTRTPS_DEFAULT_PROFILES_FILE': '/etc/theirs.xml',
@@ -53,9 +53,10 @@ def test_environment_variables_do_not_let_a_fleet_leave_this_machine(monkeypatch
     monkeypatch.setenv(name, WANDERING[name])
     found = dds_environment(HERE)
     assert found[name] != WANDERING[name]
-    assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'  # the profiles say it all
+    assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'  # the profiles alone decide
     assert '"lo"' in found['CYCLONEDDS_URI'] and _LINGER in found['CYCLONEDDS_URI']
-    assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']  # who was forgotten is met again soon
+    # a participant that was forgotten is soon discovered again
+    assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']
     text = Path(found[fastdds_file()]).read_text()
     assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
     assert '<useBuiltinTransports>false<' in text
@@ -78,7 +79,7 @@ def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatc
 
 
 def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
-    """Fast DDS would drop the whole profile for it, and talk on every interface."""
+    """Otherwise Fast DDS would drop the whole profile because of it, and use every interface."""
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
     with pytest.raises(FleetFileError, match="'nobody.invalid', which this machine cannot"):
         dds_environment(on('wlan0', peers='nobody.invalid'))
@@ -100,7 +101,7 @@ def test_profiles_are_kept_in_the_folder_of_ros(monkeypatch, tmp_path):
 @pytest.mark.skipif(get_rmw_implementation_identifier() != 'rmw_fastrtps_cpp',
                     reason='another middleware')
 def test_fast_dds_accepts_its_profile():
-    """Else it says so on stderr, and goes on with sockets on all interfaces."""
+    """Otherwise Fast DDS prints an error on stderr, and opens sockets on all interfaces."""
     done = subprocess.run([sys.executable, '-c', OPEN_ADDRESSES], text=True, capture_output=True,
                           timeout=LIMIT, check=True, env={**os.environ, **dds_environment(HERE)})
     assert 'rror' not in done.stderr and 'shm/fast' not in done.stdout

@@ -1,4 +1,4 @@
-"""The parameters of an emulated link say what link it is, the same for every package."""
+"""The parameters of an emulated link have the same meaning in every package."""
 
 import math
 

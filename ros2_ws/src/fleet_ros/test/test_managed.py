@@ -1,4 +1,4 @@
-"""The life cycle of a node of ours: every transition, also wrong ones, and what is freed."""
+"""The life cycle of a managed node: valid and invalid transitions, and what they free."""
 
 import pytest
 from fleet_env.errors import SettingError
@@ -22,7 +22,7 @@ class Things(ManagedSettings):
 
 
 class Worker(ManagedNode):
-    """Notes what it does; fails where it is told to."""
+    """Records its transitions; fails in the transition that the test chooses."""
 
     fails: dict = {}
 
@@ -112,7 +112,7 @@ def test_a_wrong_transition_is_refused_and_changes_nothing(bench, state, wrong):
     did = list(node.did)
     for label in wrong:
         assert not bench.change(label=label)
-        # Nav2's manager names a transition by its number.
+        # Nav2's lifecycle manager identifies a transition by its number.
         assert not bench.change(id=getattr(Transition, f'TRANSITION_{label.upper()}'))
     assert bench.state == state and node.did == did
 

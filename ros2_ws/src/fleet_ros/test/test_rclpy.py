@@ -1,4 +1,4 @@
-"""What our nodes rely on of rclpy, with whichever ROS 2 and middleware is there."""
+"""The properties of rclpy on which our nodes rely, for the installed ROS 2 and middleware."""
 
 import threading
 
@@ -9,7 +9,7 @@ from rclpy.node import Node
 from rclpy.task import Future
 from std_srvs.srv import SetBool
 
-LIMIT = 30.0  # s; what goes wrong fails then
+LIMIT = 30.0  # seconds after which a test fails
 
 
 @pytest.fixture
@@ -28,7 +28,10 @@ def executor(context, node):
 
 
 def beside(function):
-    """Run a function in a thread; return how it ended, once it has: a list with what it raised."""
+    """Run a function in a thread.
+
+    Return a list that gets the function's exception, or None, at its end.
+    """
     ended = []
 
     def run():

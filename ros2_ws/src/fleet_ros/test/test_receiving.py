@@ -1,4 +1,4 @@
-"""A subscription passes on what has arrived, in order, and leaves its node's others a turn."""
+"""A subscription delivers messages in order, and does not block other callbacks of its node."""
 
 import threading
 
@@ -15,7 +15,7 @@ RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 
 @pytest.fixture
 def ends(context):
-    """A node that sends and one that receives, with an executor of its own."""
+    """A sending node, and a receiving node with an executor of its own."""
     sender, receiver = Node('sender', context=context), Node('receiver', context=context)
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(receiver)
@@ -45,7 +45,7 @@ def test_subscription_passes_on_all_arrived_messages_in_order(ends):
 
 
 def test_a_flood_leaves_the_others_of_the_node_their_turn(ends):
-    """Each message that is handled brings the next one, so there is always one more."""
+    """Each handled message causes the next one, so there is always another message."""
     sender, receiver, step = ends
     publisher = sender.create_publisher(Int32, 'numbers', RELIABLE)
     got, turns = [], []
@@ -98,7 +98,7 @@ def test_an_error_of_the_callback_reaches_who_spins(ends):
 
 
 def test_a_thread_receives_in_order_beside_the_executor(ends):
-    """The executor of the node does not take the messages, although it spins."""
+    """The executor of the node does not receive the messages, although it spins."""
     sender, receiver, step = ends
     got, threads = [], set()
 

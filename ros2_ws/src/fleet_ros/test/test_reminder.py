@@ -1,4 +1,4 @@
-"""A reminder is given at once, and then more and more rarely."""
+"""A reminder is given at once, and then at growing intervals."""
 
 from fleet_ros.reminder import Reminder
 

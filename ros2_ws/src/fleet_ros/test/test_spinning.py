@@ -1,4 +1,4 @@
-"""Callbacks run beside the program until `close` returns, and then never again."""
+"""Callbacks run in parallel to the program until `close` returns, and never afterwards."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
 
-LIMIT = 30.0  # seconds; what goes wrong fails then
+LIMIT = 30.0  # seconds after which a test fails
 
 
 @pytest.fixture

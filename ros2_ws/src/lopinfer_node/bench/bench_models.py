@@ -26,10 +26,11 @@ LATENCY, SPEED = 0.002, 10
 
 
 def row(name):
-    """Figures of one model."""
+    """Return the figures of one model."""
     model = named(name)
     begin = time.perf_counter()
-    traced = trace(model, torch.zeros(1, 3, 224, 224))   # with the proof, as `offload` does
+    # includes the proof of the trace, as `offload` does
+    traced = trace(model, torch.zeros(1, 3, 224, 224))
     tracing = time.perf_counter() - begin
     graph = traced.graph
     profile = measure(traced, repeats=1, warm_up=1)
@@ -54,7 +55,7 @@ def row(name):
 def main():
     torch.set_num_threads(1)
     names = sys.argv[1:] or list(SIDES)
-    row('unet')   # the kernels are compiled or loaded
+    row('unet')   # compiles or loads the kernels
     print(json.dumps({'bench': 'models', 'models': {name: row(name) for name in names}}))
 
 

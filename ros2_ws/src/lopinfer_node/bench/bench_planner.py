@@ -1,11 +1,12 @@
-"""What planning costs and how good plans are; one JSON line.
+"""Measures how long planning takes and how good plans are; prints one JSON line.
 
-Microseconds of an evaluation; seconds of the first call (kernels compiled or loaded), of a plan and
-of a table of 31 bandwidths; the latency of LOSS over that of the best baseline; the gap between
-LOSS and the proven optimum on random graphs of up to 12 operators. The networks are the tests'
-shapes of VGG19, ResNet152 and DenseNet121 with costs in proportion to multiplications.
+The line has: microseconds of an evaluation; seconds of the first call (kernels compiled or loaded),
+of a plan, and of a table of 31 bandwidths; the latency of LOSS over that of the best baseline; the
+gap between LOSS and the proven optimum on random graphs of up to 12 operators. The networks have
+the shapes of VGG19, ResNet152 and DenseNet121 from the tests, with costs in proportion to
+multiplications.
 
-`bench_planner.py [GRAPHS]`: how many random graphs (default 100; the published figure is of 1000).
+`bench_planner.py [GRAPHS]`: number of random graphs (default 100; the published figure has 1000).
 """
 
 import json
@@ -33,7 +34,7 @@ NETWORKS = {'chain': (chain, 0.087, 0.008, 2e-5), 'residual': (residual, 0.06, 0
 
 @kernel
 def repeat(p, w, most, least, times):
-    """Evaluate so many times."""
+    """Evaluate this many times."""
     total = 0.0
     for _ in range(times):
         total += compiled.evaluate(p, w, most, least, False)[0]
@@ -47,7 +48,7 @@ def seconds(function):
 
 
 def network(name):
-    """Planning figures of one network."""
+    """Return the planning figures of one network."""
     build, device, server, launch = NETWORKS[name]
     graph = build()
     costs = work_costs(graph, device, server, launch)
@@ -75,7 +76,7 @@ def network(name):
 
 
 def optimum(graphs):
-    """LOSS against the exact solver, under the same rules."""
+    """Compare LOSS with the exact solver, under the same rules."""
     gaps, proven, ours, solver = [], 0, 0.0, 0.0
     for seed in range(graphs):
         graph = random_graph(seed)

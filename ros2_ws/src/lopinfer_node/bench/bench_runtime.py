@@ -1,8 +1,8 @@
-"""Measured against estimated latency, robot and server as processes over DDS; one JSON line.
+"""Compares measured and estimated latency; robot and server are processes over DDS.
 
-Each computes on one thread, the robot slowed by a factor, the link emulated in both processes.
-Per model and bandwidth: median seconds of every method, what its plan was expected to take, and
-the largest error of the outputs.
+Each side computes on one thread; the robot is slowed down by a factor, and both processes emulate
+the link. One JSON line has for each model and bandwidth: median seconds of every method, the
+expected seconds of its plan, and the largest error of the outputs.
 
 `bench_runtime.py [--slowdown X] [--requests N] [MODEL[@SIDE] ...]`
 """
@@ -33,7 +33,7 @@ def row(measured):
 
 
 def model_rows(name, options, folder):
-    """Every method at every bandwidth."""
+    """Return the figures of every method at every bandwidth."""
     name, _, side = name.partition('@')
     model = named(name)
     example = torch.randn(1, 3, *2 * [int(side or 224)],

@@ -21,7 +21,7 @@ TICKS = 50_000
 
 @dataclass(frozen=True)
 class Exact:
-    """A plan, and whether it is proved that none is faster (to the rounding of times)."""
+    """A plan, and whether it is proved that no plan is faster, except for rounding of times."""
 
     plan: Plan
     proven: bool
@@ -29,10 +29,10 @@ class Exact:
 
 def plan_exact(graph: Graph, costs: Costs, link: Link, small_transfers: bool = True,
                known: Plan | None = None, seconds: float = 60.0, workers: int = 1) -> Exact:
-    """The plan of least latency.
+    """Return the plan with the least latency.
 
-    :param known: a plan that keeps to the rules, which may save most of the time.
-    :param seconds: limit of the solver; what it has by then is not proven.
+    :param known: a valid plan, which may save most of the solver's time.
+    :param seconds: time limit of the solver; a plan found at the limit is not proved optimal.
     :raises ImportError: without OR-tools.
     :raises ValueError: for a link where a transfer costs more than its bytes.
     """
@@ -53,7 +53,7 @@ def plan_exact(graph: Graph, costs: Costs, link: Link, small_transfers: bool = T
 
 
 class _Model:
-    """Variables and constraints; everything about time in ticks."""
+    """Variables and constraints; all times are in ticks."""
 
     def __init__(self, cp: Any, graph: Graph, costs: Costs, link: Link,
                  small_transfers: bool) -> None:
@@ -76,7 +76,7 @@ class _Model:
         cp.minimize(self.latency)
 
     def hint(self, plan: Plan, latency: float) -> None:
-        """Start from a plan; nothing slower is of interest, up to rounding."""
+        """Start from a plan; exclude slower plans, up to rounding."""
         for node in self.graph.nodes:
             if node.kind is Kind.OPERATOR:
                 lo, hi = plan.interval(SERVER, node.index)
@@ -108,7 +108,7 @@ class _Model:
         return value
 
     def _needs(self, side: int) -> list[tuple[Any, Any, dict[int, tuple[Any, Any]]]]:
-        """For each node the hull of a side's needs, and the need of each consumer."""
+        """Return for each node the hull of a side's needs, and the need of each consumer."""
         found: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.graph.nodes]
         for node in self.graph.nodes:
             n = node.extent
@@ -156,14 +156,14 @@ class _Model:
             self._send(node, side)
 
     def _holds(self, value: Any, least: int) -> Any:
-        """A boolean: value >= least."""
+        """Return a boolean variable: value >= least."""
         truth = self.cp.new_bool_var('')
         self.cp.add(value >= least).only_enforce_if(truth)
         self.cp.add(value < least).only_enforce_if(~truth)
         return truth
 
     def _wait(self, node: Node, side: int, begin: Any) -> None:
-        """Start only after the transfers that this operator needs a part of."""
+        """Let an operator start only after the transfers of which it needs a part."""
         for u in node.inputs:
             lo, hi = self.needs[side][u][2][node.index]
             short = hi - self.cut[DEVICE][u] if side == DEVICE else self.cut[SERVER][u] - lo

@@ -1,4 +1,7 @@
-"""Graphs without a model: random small ones, and two large ones shaped like real networks."""
+"""Graphs without a model.
+
+Small random graphs, and large graphs with the shapes of real networks.
+"""
 
 from dataclasses import dataclass, field
 
@@ -62,7 +65,10 @@ class Builder:
 
 def chain(channels=(64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512,
                     512, 512, 0), extent=224):
-    """VGG19 with batch norms: 3x3 convolutions, 0 for a pooling, three linear operators."""
+    """Return the graph of VGG19 with batch norms.
+
+    3x3 convolutions, poolings (0), three linear operators.
+    """
     b = Builder()
     at = b.input(3, extent, extent)
     for c in channels:
@@ -77,7 +83,7 @@ def chain(channels=(64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512
 
 
 def residual(blocks=(3, 8, 36, 3), extent=224):
-    """ResNet of bottleneck blocks; the default has 515 nodes as ResNet152 has."""
+    """Return a ResNet of bottleneck blocks; the default has 515 nodes, like ResNet152."""
     b = Builder()
     at = b.pointwise([b.pointwise([b.window(b.input(3, extent, extent), 64, 7, 2, 3)],
                                   'batch_norm')])
@@ -97,7 +103,7 @@ def residual(blocks=(3, 8, 36, 3), extent=224):
 
 
 def dense(blocks=(6, 12, 24, 16), extent=224):
-    """DenseNet: every layer takes the concatenation of all before it in its block."""
+    """Return a DenseNet: each layer takes the concatenation of all earlier outputs of its block."""
     b = Builder()
     at = b.pointwise([b.pointwise([b.window(b.input(3, extent, extent), 64, 7, 2, 3)],
                                   'batch_norm')])
@@ -117,8 +123,10 @@ def dense(blocks=(6, 12, 24, 16), extent=224):
 
 
 def work_costs(graph, device, server, launch=0.0):
-    """Costs in proportion to multiplications, so much together on each side (s), and so much per
-    operator besides."""
+    """Return costs in proportion to multiplications, plus a constant per operator.
+
+    The total of each side is given in seconds.
+    """
     flops = np.zeros(len(graph))
     for n in graph.nodes:
         if n.kind is Kind.OPERATOR:
@@ -132,7 +140,7 @@ def work_costs(graph, device, server, launch=0.0):
 
 
 def random_graph(seed, operators=12):
-    """A random DAG of all kinds of footprints on extents 4 to 16, with residual edges."""
+    """Return a random DAG with all kinds of footprints, extents 4 to 16, and residual edges."""
     rng = np.random.default_rng(seed)
     b = Builder()
     at = b.input(int(rng.integers(1, 5)), int(rng.integers(4, 17)), 4)
@@ -175,7 +183,10 @@ def _append(b, rng, source, made):
 
 
 def random_costs(graph, seed):
-    """Costs of a slow device and a faster server, launches included, and a link that matters."""
+    """Return costs of a slow device, a faster server and a slow link.
+
+    Operators have launch costs.
+    """
     rng = np.random.default_rng([seed, 1])
     size = len(graph)
     operators = np.array([n.kind is Kind.OPERATOR for n in graph.nodes])
@@ -192,7 +203,7 @@ def random_costs(graph, seed):
 
 
 def random_plan_bounds(graph, seed):
-    """Random `most` and `least` of a candidate: some segments, some single operators."""
+    """Return random `most` and `least` of a candidate, for some segments and single operators."""
     rng = np.random.default_rng([seed, 2])
     most, least = graph.extents.copy(), np.zeros(len(graph), np.int64)
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Models as somebody writes them who means no good: graph.json and weights.safetensors by hand."""
+"""Writes graph.json and weights.safetensors by hand, as an attacker could."""
 
 import json
 
@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 
 def write_model(folder, shape, *calls, weights=None, dtype='float32', axis=None):
-    """A folder with a model of one input; each call is (op, arguments, shape[, dtype])."""
+    """Write a folder with a model of one input; each call is (op, arguments, shape[, dtype])."""
     records = [{'op': op, 'arguments': arguments, 'shape': list(made), 'dtype': (*kind, dtype)[0],
                 'place': op, 'pick': 0 if 'native' in op else None}
                for op, arguments, made, *kind in calls]

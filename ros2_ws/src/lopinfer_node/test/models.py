@@ -1,4 +1,4 @@
-"""Models for tests and benches: torchvision's, a U-Net with skips, and random ones."""
+"""Models for tests and benches: models of torchvision, a U-Net with skips, and random models."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import torch.nn.functional as F
 from lopinfer_node.model.zoo import load
 from torch import nn
 
-# Name -> side of the square input at which tests run it: small, but no feature map vanishes.
+# Maps a name to the side of the square input with which tests run the model: small, but large
+# enough for all feature maps.
 SIDES = {'vgg19_bn': 64, 'resnet152': 64, 'densenet121': 64, 'convnext_large': 64,
          'regnet_x_16gf': 64, 'resnext101_32x8d': 64, 'mobilenet_v3_large': 64, 'vit_b_16': 224,
          'fcn_resnet50': 64, 'deeplabv3_resnet50': 64, 'unet': 64}
 
 
 def named(name: str) -> nn.Module:
-    """A model with weights that leave no part of it without influence on the result."""
+    """Return a model whose weights let each of its parts influence the result."""
     torch.manual_seed(0)
     model = UNet() if name == 'unet' else load(name)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for p in model.parameters():   # heads and layer scales start at or near zero
+        # weights of heads and layer scales are at or near zero at first
+        for p in model.parameters():
             if float(p.abs().max()) < 1e-3:
                 p.add_(0.1 * torch.randn(p.shape, generator=generator))
     return model.eval()
 
 
 class UNet(nn.Module):
-    """Encoder and decoder with skips and transposed convolutions."""
+    """An encoder and a decoder with skips and transposed convolutions."""
 
     def __init__(self, width: int = 8, depth: int = 3) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class RandomNet(nn.Module):
         try:
             with torch.no_grad():
                 made = operation(*(tensors[i] for i in sources))
-        except RuntimeError:   # a kernel larger than what is left of the image
+        except RuntimeError:   # the kernel is larger than the rest of the image
             return
         if 0 < made.numel() <= 60_000 and min(made.shape) > 0:
             if isinstance(operation, nn.Module):

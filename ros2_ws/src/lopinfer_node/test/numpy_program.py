@@ -1,7 +1,7 @@
-"""A program over any graph in plain numpy, which notices when it computes with what is not there.
+"""A program in plain numpy for any graph, which reveals a computation with missing values.
 
 Output index i of an operator is 1 + the sum over its inputs of (j + 1) * x[j] for j in the
-footprint of i, modulo a prime: every index that is missing, stale or of another request changes
+footprint of i, modulo a prime. Every index that is missing, stale or from another request changes
 the result.
 """
 
@@ -24,7 +24,10 @@ class Step:
 
 
 def small_graph(extent=12):
-    """Window, window with a stride, a residual sum, a global operator, one output."""
+    """Return a graph with a window, a window with a stride, a residual sum and a global operator.
+
+    It has one output.
+    """
     half = (extent + 1) // 2
     nodes, add = [], lambda *a, **k: nodes.append(Node(len(nodes), f'n{len(nodes)}', *a, **k))
     wide, narrow = {'shape': (extent,), 'axis': 0}, {'shape': (half,), 'axis': 0}
@@ -39,7 +42,10 @@ def small_graph(extent=12):
 
 
 def random_plan(graph, random):
-    """A valid plan: any cuts for which the two sides overlap or meet, global operators on one."""
+    """Return a valid plan: random cuts at which both sides overlap or meet.
+
+    Global operators on one side.
+    """
     device_to, server_from = np.zeros(len(graph), int), np.zeros(len(graph), int)
     for node in graph.nodes:
         cuts = sorted(random.randint(0, node.extent) for _ in range(2))
@@ -112,12 +118,12 @@ class Run:
 
 
 def expected(graph, inputs):
-    """What the whole program gives on one machine."""
+    """Return the result of the whole program on one machine."""
     return Program(Plan.device_only(graph), DEVICE).start(inputs).finish_alone()
 
 
 def alike(bandwidths, plans, estimates):
-    """A table in which the down link makes no difference."""
+    """Return the table with plans that do not depend on the rate of the down link."""
     bins = len(bandwidths)
     return PlannedTable(bandwidths, plans, np.repeat(range(bins), bins).reshape(bins, bins),
                         np.repeat(estimates, bins).reshape(bins, bins))

@@ -1,4 +1,4 @@
-"""Small modules, one for each kind of operator, with the inputs to call them with."""
+"""Small modules, one for each kind of operator, with inputs for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Apply(nn.Module):
-    """A function as a module; `parts` are submodules or parameters it may use."""
+    """A function as a module; `parts` are submodules or parameters that the function uses."""
 
     def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def _inverse_functions(x):
 
 
 def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
-    """Name -> (module, shapes of its inputs)."""
+    """Return name -> (module, shapes of its inputs)."""
     one: dict[str, nn.Module] = {
         'relu in place': nn.Sequential(nn.ReLU(inplace=True)),
         'conv 3x3': nn.Conv2d(6, 4, 3, padding=1),

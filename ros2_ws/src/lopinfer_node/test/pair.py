@@ -1,4 +1,4 @@
-"""Both sides of a plan in one process, and plans at random."""
+"""Runs both sides of a plan in one process, and makes random plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lopinfer_node.runtime.program import Program
 
 def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]
              ) -> tuple[torch.Tensor, ...]:
-    """Run both programs, handing every transfer over as bytes."""
+    """Run the programs of both sides; pass each transfer on as bytes."""
     programs = [Program(traced, plan, side) for side in (DEVICE, SERVER)]
     runs = [programs[DEVICE].start(inputs), programs[SERVER].start()]
     arrived: set[int] = set()
@@ -36,7 +36,10 @@ def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]
 
 
 def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
-    """A valid plan: wild cuts, one cut with halos, or a few stretches; either side on top."""
+    """Return a valid random plan: independent cuts, one cut with halos, or some segments.
+
+    Either side may have the upper part.
+    """
     nodes, extents = len(graph), graph.extents
     style = rng.integers(4)
     if style == 0:
@@ -53,7 +56,7 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     one_side = np.array([n.is_global for n in graph.nodes])
     here = np.where(rng.random(nodes) < 0.5, extents, 0)
     plan = Plan.of_cuts(graph, np.where(one_side, here, end), np.where(one_side, here, begin))
-    if rng.random() < 0.3:  # the device below, the server on top
+    if rng.random() < 0.3:  # the device has the lower part, the server the upper
         own = plan.own.copy()
         for node in graph.nodes:
             if node.kind.value == 'operator' and not node.is_global:
@@ -64,6 +67,6 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest difference over the largest magnitude."""
+    """Return the largest difference divided by the largest magnitude."""
     scale = float(want.detach().abs().max()) or 1.0
     return float((got - want).detach().abs().max()) / scale

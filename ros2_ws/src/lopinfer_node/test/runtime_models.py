@@ -4,7 +4,7 @@ import torch
 
 
 class Small(torch.nn.Module):
-    """Convolutions with a residual add and a global head."""
+    """Convolutions with a residual addition and a global head."""
 
     def __init__(self):
         super().__init__()
@@ -20,7 +20,7 @@ class Small(torch.nn.Module):
 
 
 class Untraceable(torch.nn.Module):
-    """Control flow that depends on the data."""
+    """A model whose control flow depends on the data."""
 
     def forward(self, x):
         return x * 2 if x.sum() > 0 else x - 1

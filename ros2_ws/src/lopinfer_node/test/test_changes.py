@@ -1,4 +1,4 @@
-"""A model that is another than it was traced as is seen, however it was changed."""
+"""A model that differs from the traced model is detected, however it was changed."""
 
 import argparse
 import array
@@ -56,7 +56,7 @@ def closing(limits):
 
 
 class Reads(nn.Module):
-    """Computes with all that a model's code may read beside its arguments."""
+    """A module that reads every kind of value, besides its arguments, that code can read."""
 
     factor = 2.0
     limits = [0.0, 1.0]
@@ -86,7 +86,7 @@ def model():
 
 
 def seen(snapshot):
-    """What is found now, or in as many looks as it takes to see all."""
+    """Return the changes that are found now, after as many looks as it takes to see all values."""
     found = snapshot.change()
     for _ in range(64):
         found = found or (snapshot.look() and snapshot.change())
@@ -187,7 +187,7 @@ class Box(nn.Module):
 
 
 class Defaults:
-    """A value of the class, which an object may replace by its own."""
+    """An attribute of the class, which an object may replace by its own."""
 
     gain = 2.0
 
@@ -206,7 +206,7 @@ def attribute(box):
 
 attribute.gain = 2.0
 DICTIONARY, VIEWED, REFERENT = {'gain': 2.0}, bytearray(2), Config()
-BOXES = {   # box, what the code reads of it, and a change
+BOXES = {   # (box, the expression with which the code reads it, a change of it)
     'argparse.Namespace': (argparse.Namespace(gain=2.0), gain, lambda b: setattr(b, 'gain', 3.0)),
     "an object's own value of its class": (Defaults(), gain, lambda b: setattr(b, 'gain', 3.0)),
     'an attribute that was not there': (Config(), lambda b: getattr(b, 'gain', 2.0),
@@ -294,7 +294,7 @@ def raw_elsewhere(tensor):
 
 def test_new_data_never_gets_the_address_of_the_old(model):
     snapshot = Snapshot(model)
-    for _ in range(20):     # the allocator likes to give the same memory again
+    for _ in range(20):     # the allocator often returns the same memory again
         model.conv.weight.data = model.conv.weight.data * 2
         model.conv.weight.data = model.conv.weight.data / 2
     assert snapshot.change() == 'conv.weight'
@@ -316,14 +316,14 @@ def test_any_element_of_a_weight_counts(shape, layout):
 
 
 class Answers:
-    """Answers to every name, with itself."""
+    """Has an attribute of every name, which is the object itself."""
 
     def __getattr__(self, name):
         return self
 
 
 class Refuses:
-    """Answers to no name, with an error of its own."""
+    """Has no attribute, and raises an error of its own for every name."""
 
     def __getattr__(self, name):
         raise RuntimeError(name)
@@ -376,7 +376,7 @@ def test_values_that_the_code_changes_in_a_run_are_results(monkeypatch):
     snapshot = Snapshot(model, lambda: model(x))
     assert model.log == []
     for _ in range(3):
-        model(x)         # elsewhere in the program
+        model(x)         # called in another part of the program
         assert not seen(snapshot)
     model.log.clear()
     assert not seen(snapshot)

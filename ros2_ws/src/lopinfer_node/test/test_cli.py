@@ -1,6 +1,6 @@
-"""The `lopinfer` command: what users type, what they read, exit codes.
+"""The `lopinfer` command: its arguments, its output and its exit codes.
 
-`lopinfer demo`, in processes of its own, is run by testing/test_documents.py.
+testing/test_documents.py runs `lopinfer demo`, which starts processes.
 """
 
 import json

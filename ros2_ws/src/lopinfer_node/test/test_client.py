@@ -1,4 +1,4 @@
-"""What the client does when the server is slow, gone, new or ignorant of it."""
+"""What the client does when the server is slow, gone, or new and does not know the client."""
 
 import math
 
@@ -30,7 +30,10 @@ REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
 
 
 def answer(machine, actions, now, rate=20e6, status=0):
-    """Acknowledge the pieces among the actions as a link of that rate would; what follows."""
+    """Acknowledge the pieces in the actions as a link of that rate would.
+
+    Return the next actions.
+    """
     arrivals, out, at = Arrivals(), [], now + 0.001
     for piece in [a for a in actions if isinstance(a, Piece)]:
         at += len(piece.data) / rate
@@ -39,7 +42,7 @@ def answer(machine, actions, now, rate=20e6, status=0):
 
 
 def opened(rate=20e6):
-    """A machine in OPEN that has measured a link of that rate."""
+    """Return a machine in state OPEN that has measured a link of that rate."""
     machine = ClientMachine(5)
     assert machine.on_time(0.0) == [CallOpen()]
     assert isinstance(machine.on_open(REPLY, 0.1)[0], MakePlans)
@@ -87,7 +90,8 @@ def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
     machine = opened(20e6)
     plans, chosen = TABLE.plans, np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2]])
     machine.choice.table = PlannedTable(TABLE.bandwidths, plans, chosen, 0.1 + chosen)
-    assert machine.choose(1.0) == 2                  # until it is measured it is as the up link
+    # until it is measured, the down link counts as fast as the up link
+    assert machine.choose(1.0) == 2
     probe = machine.on_time(1.0)
     for piece in probe:
         machine.on_ack(Ack(5, piece.packet, 0, 1.01, rate=2e6), 1.01)
@@ -128,7 +132,7 @@ def test_a_server_that_does_not_answer_costs_its_deadline_and_is_then_left_alone
     assert pieces
     limit = 1.0 + max(2 * 0.05, 0.05 + 0.1)
     assert machine.limit == pytest.approx(limit)
-    assert machine.work(limit - 1e-3) == range(1, 1)     # waits
+    assert machine.work(limit - 1e-3) == range(1, 1)     # it waits
     assert machine.work(limit) is None
     assert run.finish_alone() == expected(GRAPH, INPUT)
     machine.end(limit, 1.0)
@@ -207,7 +211,7 @@ def test_a_server_that_was_restarted_is_opened_again_and_gets_the_plans():
     _, pieces = begin(machine, 1.0)
     out = answer(machine, pieces, 1.0, status=NOT_OPEN)
     assert out == [CallOpen()] and machine.state == OPENING
-    assert machine.work(1.01) is None    # the request does not wait for its deadline
+    assert machine.work(1.01) is None    # the request does not wait until its deadline
     assert machine.on_open(OpenReply(READY, '', 8), 1.1) == [CallSetPlans()]
 
 
@@ -244,7 +248,10 @@ HERE, THERE = Plan.device_only(GRAPH), Plan.server_only(GRAPH)
 
 
 def with_others(here, there):
-    """A machine whose plan shares, in 0.1 s; it may go over to the robot or to the server."""
+    """Return a machine whose plan shares in 0.1 s.
+
+    It may switch to the robot or the server alone.
+    """
     machine = opened()
     machine.on_plans_made(PlannedTable(
         [0.0, 1e6], [HERE, THERE, THERE], np.array([[0, 0], [0, 2]]),
@@ -255,7 +262,7 @@ def with_others(here, there):
 
 
 def ask(machine, now, taken):
-    """The plan of a request, which takes what stands in ``taken`` for it."""
+    """Return the plan of a request; the request takes the time that ``taken`` has for this plan."""
     plan = machine.choose(float(now))
     if plan is not None:
         program = Program(machine.table.plans[plan], DEVICE)
@@ -269,7 +276,7 @@ def test_a_plan_that_takes_longer_than_another_is_left_after_a_few_requests():
     taken = {2: 0.2, 1: 0.125, None: 0.14}
     plans = [ask(machine, now, taken) for now in range(1, 20)]
     assert plans[:4] == [2] * 4 and plans[4:] == [1] * 15
-    assert machine.report.estimate == pytest.approx(0.125)     # what was measured of it
+    assert machine.report.estimate == pytest.approx(0.125)     # the measured time of this plan
 
 
 def test_where_every_shared_plan_takes_longer_the_robot_is_alone_and_says_why():

@@ -1,4 +1,4 @@
-"""Replaying methods over a recorded link with the calibrated timeline."""
+"""Replays methods over a recorded link with the calibrated timeline."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def test_a_profile_of_another_model_is_refused():
        st.lists(st.floats(1e3, 1e8), min_size=1, max_size=4), st.floats(0, 0.1))
 def test_many_rates_at_once_agree_with_the_timeline(cuts, rates, latency):
     cuts = np.minimum(cuts, GRAPH.extents)
-    for node in GRAPH.nodes:     # what has one index is whole or nothing
+    for node in GRAPH.nodes:     # an operator with one index cannot be divided
         if node.is_global:
             cuts[node.index] = node.extent * (cuts[node.index] > 0)
     plan = Plan.of_cuts(GRAPH, cuts, cuts)
@@ -81,7 +81,7 @@ def table_from(first_server_bin):
 
 
 def test_the_plan_is_that_of_the_bandwidth_measured_before():
-    # 40 Mbit/s are bin 4, 80 Mbit/s bin 9 after the link's efficiency.
+    # After the link's efficiency, 40 Mbit/s fall into bin 4 and 80 Mbit/s into bin 9.
     trace = LinkTrace([0.0, 10.0, 20.0], [40.0, 80.0, 40.0], 30.0)
     outcome = evaluate.replay(GRAPH, table_from(6), COSTS, trace)
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
@@ -97,7 +97,7 @@ def test_the_plan_is_that_of_the_bandwidth_measured_before():
 def test_requests_follow_each_other_without_a_pause(rates):
     trace = LinkTrace(np.arange(len(rates)) * 0.5, rates, 0.5 * len(rates))
     outcome = evaluate.replay(GRAPH, table_from(1), COSTS, trace)
-    begun = outcome.latency[:-1].sum()      # when the last one starts
+    begun = outcome.latency[:-1].sum()      # the time at which the last request starts
     assert begun < trace.period <= begun + outcome.latency[-1]
     assert len(outcome.energy) == len(outcome.latency)
 

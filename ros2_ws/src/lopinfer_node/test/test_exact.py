@@ -9,12 +9,12 @@ from lopinfer_node.planning.loss import Search
 from lopinfer_node.planning.plan import Plan, check
 from lopinfer_node.planning.timeline import Costs, Link, estimate
 
-# Not importorskip: with launch_testing's plugin that skips every file of the folder.
+# Do not use importorskip: with launch_testing's plugin it skips every file of the folder.
 pytestmark = pytest.mark.skipif(find_spec('ortools') is None, reason='ortools is not installed')
 
 
 def all_cuts(graph):
-    """Every pair of cuts of every operator, globals on one side."""
+    """Return every pair of cuts of every operator; global operators are on one side."""
     choices = []
     for node in graph.nodes:
         n = node.extent

@@ -1,4 +1,4 @@
-"""One side of a request: steps run when their inputs are there, what they send leaves at once."""
+"""One side of a request: a step runs when its inputs are there, and its results leave at once."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What one call gives depends on that call's inputs alone, each of them by itself."""
+"""The result of a call depends only on the inputs of that call, and each input on its own."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ X = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Two(nn.Module):
-    """Takes two pictures, or a dictionary of them."""
+    """Takes two images, or a dictionary of two images."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ class Base(nn.Module):
 
 
 class SmallCount(Base):
-    """A result near 1e-5 times a count."""
+    """Returns a count times about 1e-5."""
 
     def __init__(self):
         super().__init__()
@@ -89,7 +89,7 @@ class SmallCount(Base):
 
 
 class Drifts(Base):
-    """Adds 1e-5 more each time."""
+    """Adds 1e-5 more in each call."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Drifts(Base):
 
 
 class Mean(Base):
-    """A slow mean of what came before, in an attribute; the first is that of the first input."""
+    """Keeps a slow mean of earlier inputs in an attribute; it begins with the first input."""
 
     def __init__(self):
         super().__init__()
@@ -139,7 +139,7 @@ SEEN = {'calls': 0}
 
 
 class Elsewhere(Base):
-    """Counts its calls in a global."""
+    """Counts its calls in a global variable."""
 
     def forward(self, x):
         SEEN['calls'] += 1
@@ -147,7 +147,7 @@ class Elsewhere(Base):
 
 
 class FirstCall(Base):
-    """Takes what it needs from its first input."""
+    """Keeps values that it computes from its first input."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ def test_a_model_whose_state_changes_little_is_refused(kind):
 
 
 class TinyOffset(nn.Module):
-    """Its results are so small that an absolute tolerance would hide any error."""
+    """Has results so small that an absolute tolerance would hide any error."""
 
     def forward(self, x):
         return x * 1e-6
@@ -197,7 +197,7 @@ def test_a_model_that_accepts_only_inputs_like_its_example_is_traced():
 
 
 class Thirds(nn.Module):
-    """Divides integers, which gives PyTorch's default dtype; ``dtype`` names the type instead."""
+    """Divides integers, which gives PyTorch's default dtype; ``dtype`` names the dtype instead."""
 
     def __init__(self, dtype=None):
         super().__init__()
@@ -225,14 +225,14 @@ def test_a_model_whose_results_depend_on_the_default_dtype_is_not_that_of_a_serv
 
 
 def test_an_item_of_a_constant_is_a_number():
-    class Strides(nn.Module):   # as YOLO's anchors are made in its first call
+    class Strides(nn.Module):   # YOLO makes its anchors this way in its first call
         def __init__(self):
             super().__init__()
             self.register_buffer('strides', torch.tensor([2.0, 4.0]))
 
         def forward(self, x):
             return x * torch.cat([torch.full((4,), self.strides[i], dtype=x.dtype)
-                                  for i in range(len(x) + 1)])   # torch.fx has no len
+                                  for i in range(len(x) + 1)])   # torch.fx cannot trace len
     model = Strides().eval()
     traced = trace(model, X)
     assert torch.equal(run_both(traced, Plan.server_only(traced.graph), [X])[0], model(X))
@@ -240,7 +240,7 @@ def test_an_item_of_a_constant_is_a_number():
 
 @dataclasses.dataclass
 class Results:
-    """What PyTorch cannot take apart."""
+    """Returns an object that PyTorch cannot take apart."""
 
     mean: torch.Tensor
 

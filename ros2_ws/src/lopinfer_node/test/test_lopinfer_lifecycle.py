@@ -1,4 +1,4 @@
-"""The server as a managed node: transitions, and what a pause means for robots."""
+"""The server as a managed node: its transitions, and what robots do while it is paused."""
 
 import os
 import re
@@ -24,7 +24,7 @@ SERVER = '/lopinfer_server'
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    """Starts the server's process with parameters; it is in a domain of its own, as we are."""
+    """Starts a server process with parameters, in the DDS domain of the test."""
     domain, started = free_domain(), []
     monkeypatch.setenv('ROS_DOMAIN_ID', str(domain))
 

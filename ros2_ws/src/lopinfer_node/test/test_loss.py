@@ -44,7 +44,7 @@ def test_plans_are_valid_and_never_worse_than_a_baseline(seed):
 @PROFILE
 @given(SEEDS)
 def test_any_cuts_are_bettered_by_their_bounds(seed):
-    """What makes bounds a search space for cuts: none is lost that is better."""
+    """So a search over bounds is also a search over cuts, and misses no better plan."""
     graph = random_graph(seed)
     costs, link = random_costs(graph, seed)
     rng = np.random.default_rng(seed)
@@ -197,7 +197,7 @@ def test_a_table_survives_its_file(table, tmp_path):
 
 
 def damaged(state):
-    """Files that must not be read, by what is wrong with them."""
+    """Yield invalid files by the name of their fault; each must be refused."""
     yield 'format', {**state, 'format': 'something'}
     yield 'another model', {**state, 'graph': '0' * 64}
     yield 'damaged', {k: v for k, v in state.items() if k != 'plans'}

@@ -1,4 +1,4 @@
-"""Real processes over DDS: the same results, a server that is killed, two robots, both nodes."""
+"""Real processes over DDS: equal results, a server that is killed, two robots, both nodes."""
 
 import json
 import os
@@ -48,7 +48,7 @@ NODE = 'import sys; from lopinfer_node.nodes import {0}_main; sys.exit({0}_main(
 
 @pytest.fixture(autouse=True)
 def domain(monkeypatch):
-    """A DDS domain of this test's own."""
+    """Return a DDS domain that only this test uses."""
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
 
 
@@ -63,7 +63,10 @@ def processes():
 
 @pytest.fixture(scope='module')
 def tried(tmp_path_factory):
-    """What a server has that has tried `Small`; a trial takes a process that imports PyTorch."""
+    """Return the files of a server that has tried `Small`.
+
+    A trial starts a process with PyTorch.
+    """
     kept = Store(tmp_path_factory.mktemp('tried'))
     traced = trace(Small().eval(), torch.rand(SHAPE))
     kept.add(traced)
@@ -74,7 +77,7 @@ def tried(tmp_path_factory):
 
 @pytest.fixture
 def store(tried, tmp_path):
-    """A copy of it."""
+    """Return a copy of these files."""
     return shutil.copytree(tried, tmp_path / 'store')
 
 
@@ -89,7 +92,10 @@ def start(processes, kind, **parameters):
 
 
 def halves(traced, fixed, per_share):
-    """At every bandwidth: the upper half of each operator on the robot, the lower on the server."""
+    """Yield plans: the robot computes the upper half of each operator, the server the lower half.
+
+    They are equal for every bandwidth.
+    """
     graph = traced.graph
     whole = np.array([n.is_global or n.extent == 1 for n in graph.nodes])
     cuts = np.where(whole, 0, graph.extents // 2)
@@ -116,20 +122,20 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
             same(shared(x), want)
         report = shared.report
         assert report.offloaded == 6 and report.server > 0
-        server.kill()                                 # the client can't know, and begins a request
+        server.kill()  # the client cannot know it yet, and begins a request
         same(shared(inputs[1]), wanted[1])
         assert report.fallbacks <= 1 and report.offloaded == 6
         with server_here(store):
             eventually(lambda: shared(inputs[2]) is not None and report.offloaded > 6)
             same(shared(inputs[3]), wanted[3])
             same(shared(torch.ones(SHAPE)), model(torch.ones(SHAPE)))
-            other = torch.rand(1, 3, 16, 16)          # not the shape that was traced
+            other = torch.rand(1, 3, 16, 16)  # not the shape with which the model was traced
             same(shared(other), model(other))
 
 
 @contextmanager
 def server_here(directory, **options):
-    """A server in this process."""
+    """Yield a server in this process."""
     context = Context()
     rclpy.init(context=context)
     node = Node('lopinfer_server', context=context)
@@ -146,7 +152,7 @@ def server_here(directory, **options):
 
 def test_a_result_that_can_not_be_read_back_costs_its_request_alone(store):
     class FailsOnce:
-        """Stands for a device that reports an error of a computation when its result is read."""
+        """Stands for a device that reports an error only when a result is read."""
 
         runs = 0
 
@@ -193,7 +199,7 @@ def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, m
         weights.write_bytes(data)
         server._prepare(traced.digest)
         assert 'damaged' in server.machine._models[traced.digest].reason
-        assert not server._models and not server.store.digests()   # a robot may send it again
+        assert not server._models and not server.store.digests()  # a robot may send the model again
 
 
 def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):
@@ -225,7 +231,7 @@ def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeyp
 def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_there(
         store, monkeypatch):
     def full(*arguments):
-        raise RuntimeError('No space left on device')   # as safetensors says it
+        raise RuntimeError('No space left on device')   # the text of the error in safetensors
 
     def read_only(*arguments):
         raise OSError('Read-only file system')
@@ -256,7 +262,7 @@ def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(stor
 
 
 def test_an_answer_that_comes_after_its_call_was_repeated_counts(store, monkeypatch):
-    """The server always answers a call after the next one."""
+    """The server always answers a call only after the client has repeated it."""
     ask, answer = client_shell.Client._ask, Server._on_open
     changed, calls, connected = threading.Condition(), [], []
 
@@ -331,10 +337,10 @@ def test_other_inputs_than_the_first_run_whole_with_a_reason_and_a_warning(kind)
         args = make(model)
         with pytest.warns(UserWarning, match=re.escape(why)) as warned:
             result = shared(*args)
-        assert warned[0].filename == __file__    # the line that has called the model
+        assert warned[0].filename == __file__    # the warning names the line that called the model
         assert torch.equal(result, model(*args)) and why in shared.reason
         with warnings.catch_warnings():
-            warnings.simplefilter('error')     # each reason once
+            warnings.simplefilter('error')     # each reason is given only once
             shared(*args)
             assert torch.equal(shared({'left': ONES, 'right': ONES * 2}), -ONES)
         assert why not in shared.reason and shared.report.requests == 3
@@ -403,7 +409,7 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
 
 
 def test_two_models_of_one_process_are_both_shared(store):
-    """One is known to the server, the other is sent and tried."""
+    """The server knows one model; the other one is sent and tried."""
     models = [Small().eval(), Small().eval()]
     with torch.no_grad():
         models[1].head.weight.mul_(-3.0)
@@ -509,7 +515,7 @@ def test_a_server_that_is_killed_while_it_computes(processes, tmp_path):
     server = start(processes, 'server', directory=tmp_path)
 
     class Kills:
-        """Is told of the first step when it is computed, before anything of the request is sent."""
+        """Kills the server when the first step is computed, before the request sends anything."""
 
         def next_run(self):
             return 1

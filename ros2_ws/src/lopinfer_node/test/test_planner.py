@@ -1,4 +1,4 @@
-"""The tables that a client makes for itself."""
+"""The tables of plans that a client makes for itself."""
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ from runtime_models import Small
 def test_without_a_profile_a_first_table_needs_no_search_and_a_searched_one_follows():
     traced = trace(Small().eval(), torch.rand(1, 3, 32, 40))
     graph = traced.graph
-    server = np.full(len(graph), 1e-9)      # much faster than this machine
+    server = np.full(len(graph), 1e-9)      # the server is much faster than this machine
     first, final = TablePlanner()(traced, server, server)
     assert set(first.plans) <= {Plan.device_only(graph), Plan.server_only(graph)}
-    assert first.plans[0] == Plan.device_only(graph)         # over a link that carries nothing
+    assert first.plans[0] == Plan.device_only(graph)         # the plan for a link with rate 0
     assert len(final.bandwidths) > len(first.bandwidths)
     assert np.isfinite(first.estimates).all()
 
@@ -36,7 +36,7 @@ def test_with_a_profile_there_is_one_table():
 
 def test_where_one_direction_is_slower_another_plan_is_better_and_its_latency_is_that_links():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU()).eval()
-    traced = trace(model, torch.rand(1, 3, 32, 40))      # 15 kB in, 328 kB out
+    traced = trace(model, torch.rand(1, 3, 32, 40))      # 15 kB of input, 328 kB of output
     graph, rates = traced.graph, (0.0, 1e6, 10e6, 100e6)
     none = np.zeros(len(graph))
     slow = np.array([0.025 * (n.kind is Kind.OPERATOR) for n in graph.nodes])
@@ -85,7 +85,8 @@ def test_a_plan_must_gain_more_than_a_margin_over_the_robot_and_the_server_alone
             more = len(plan.transfers) - len(best.transfers)
             assert least - made.estimates[i, i] > MARGIN * least + TRANSFER * max(more, 0)
         assert [made.plans[k] for k in made.others[-2:, i, i]] == simple
-    assert {made.plans[k] for k in made.chosen.ravel()} - set(simple)   # some do gain that
+    # some plans do gain that much
+    assert {made.plans[k] for k in made.chosen.ravel()} - set(simple)
 
 
 def test_where_energy_counts_a_plan_is_not_left_for_a_faster_one():

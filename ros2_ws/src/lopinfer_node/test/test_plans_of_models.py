@@ -1,7 +1,8 @@
 """Real and random models: every plan that the checker accepts gives the unsplit model's output.
 
-LOPINFER_PLANS plans per torchvision model and LOPINFER_GRAPHS random graphs (all 10,000 plans of
-the documentation: LOPINFER_PLANS=600 LOPINFER_GRAPHS=200).
+The variables LOPINFER_PLANS and LOPINFER_GRAPHS set the number of plans per torchvision model and
+the number of random graphs. The 10,000 plans of the documentation need LOPINFER_PLANS=600
+LOPINFER_GRAPHS=200.
 """
 
 import os
@@ -57,7 +58,7 @@ def test_random_plans_of_random_graphs_give_their_output():
 
 
 class Column(torch.nn.Module):
-    """Takes one element of each row; its weight has one element, too, with a stride of 6."""
+    """Takes one element of each row; its weight also has one element, with a stride of 6."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +79,7 @@ def test_one_element_is_sent_and_watched_whatever_its_stride():
 
 
 def mutations(plan: Plan, rng: np.random.Generator):
-    """The plan with one end of one interval moved inwards by one index."""
+    """Yield the plan with one end of one interval moved inwards by one index, for every end."""
     nodes = [n.index for n in plan.graph.nodes if n.kind.value == 'operator']
     for node in rng.choice(nodes, min(12, len(nodes)), replace=False):
         for side in (DEVICE, SERVER):
@@ -90,7 +91,7 @@ def mutations(plan: Plan, rng: np.random.Generator):
 
 
 def computable(traced: Traced, plan: Plan) -> bool:
-    """Whether every side gets, index by index, all it needs; found without the checker."""
+    """Return whether each side receives every index that it needs, found without the checker."""
     graph = traced.graph
     has = [[set(range(*plan.interval(side, n.index))) for n in graph.nodes] for side in (0, 1)]
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Pictures: what they draw follows from the timeline, and they can be written."""
+"""Pictures show what the timeline says, and can be written to files."""
 
 import matplotlib.collections
 import matplotlib.image
@@ -47,7 +47,7 @@ def test_phases_of_the_extremes():
     assert (link, server, overlap, nobody) == (0, 0, 0, 0) and robot > 0
     robot, link, server, overlap, nobody = plots.phases(view(0).timeline)
     assert (robot, overlap) == (0, 0) and link > 0 and server > 0
-    assert nobody == pytest.approx(2e-3)      # up and back
+    assert nobody == pytest.approx(2e-3)      # once up and once back
 
 
 def test_overlap_appears_when_both_compute():
@@ -67,7 +67,7 @@ def color(name):
 
 
 def drawn(path, legend=0.25):
-    """Colours of a picture, without its lowest part, where the legend is."""
+    """Return the colours of a picture above the legend."""
     pixels = matplotlib.image.imread(path)[..., :3]
     pixels = pixels[:int(len(pixels) * (1 - legend))]
     return {tuple(c) for c in np.unique((pixels.reshape(-1, 3) * 255).round().astype(int), axis=0)}

@@ -1,4 +1,4 @@
-"""Which thread touches the device that computes."""
+"""Which threads use the device that computes."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def traced():
 
 
 def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
-    """On a GPU that waits; what arrives is taken under the lock that guards the machine."""
+    """On a GPU a copy may block, but messages are accepted under the lock of the machine."""
     brought = []
     monkeypatch.setattr(program, 'uploaded', lambda flat, device: brought.append(flat) or flat)
     plan = Plan.server_only(traced.graph)
@@ -31,7 +31,7 @@ def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
 
 
 def shared(traced, there, x):
-    """The outputs where the server, with the same model on its device, computes all."""
+    """Return the outputs when the server computes everything with the model on its device."""
     plan = Plan.server_only(traced.graph)
     programs = Program(traced, plan, DEVICE), Program(there, plan, SERVER)
     robot, server = programs[DEVICE].start([x]), programs[SERVER].start()

@@ -1,4 +1,4 @@
-"""Every operator: parts equal slices of the whole, and footprints are neither short nor long."""
+"""Every operator: parts equal slices of the whole, and footprints have exactly the right size."""
 
 from dataclasses import replace
 from functools import cache
@@ -24,7 +24,7 @@ CASES = cases()
 
 @cache
 def traced_case(name):
-    """Module, inputs and trace of a case; several tests read them, so no test may change them."""
+    """Return module, inputs and trace of a case. Tests share them, so no test may change them."""
     torch.manual_seed(1)
     module, shapes = CASES[name]
     module.eval()
@@ -50,9 +50,10 @@ def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
                 assert relative_error(got.float(), w.float()) < 1e-5, chosen
 
 
-# Hulls by definition: what one output index needs is not an interval, or steps backwards.
+# These footprints are hulls by definition: the inputs of one output index form no interval, or
+# their order is reversed.
 HULLS = {'slice step', 'focus', 'in place on a view', 'conv dilated far'}
-# Here a derivative of zero does not mean that an input does not matter.
+# For these operators the derivative can be zero although an input matters.
 FLAT = {'max_pool2d', 'max_pool3d', 'adaptive_max_pool2d', 'relu', 'gt', 'where', 'to', 'clamp',
         'max', 'pad', 'prelu', 'mul'}
 
@@ -168,7 +169,7 @@ def test_torch_fx_gives_the_same_results_where_export_is_not_used():
 
 @pytest.mark.parametrize('name', CASES)
 def test_a_part_is_computed_where_its_tensors_are(name):
-    """On the device `meta`, where an operator refuses tensors of another device."""
+    """The test uses the device `meta`, on which operators refuse tensors of other devices."""
     tape = traced_case(name)[2].tape
     tape = replace(tape, records=[replace(made, arguments=pytree.tree_map_only(
         Weight, lambda w: Weight(w.name, w.tensor.to('meta')), made.arguments,
@@ -194,7 +195,7 @@ def compute_a_part(traced, at):
 
 
 ATEN = torch.ops.aten
-LEFT_OUT = {   # calls without arguments that have a default, and with them
+LEFT_OUT = {   # calls without arguments that have a default, and the same calls with them
     'pad': (lambda m, x: ATEN.pad(x, [1, 1, 2, 0]),
             lambda m, x: ATEN.pad(x, [1, 1, 2, 0], 'constant')),
     'pad without a value': (lambda m, x: ATEN.constant_pad_nd(x, [1, 1, 2, 0]),

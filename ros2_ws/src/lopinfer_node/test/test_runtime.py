@@ -1,4 +1,4 @@
-"""The two machines over a bad channel in virtual time: every result is right, nothing hangs."""
+"""Both machines over a bad channel in virtual time: every result is right, and nothing hangs."""
 
 import pytest
 from fleet_testing import examples
@@ -20,7 +20,7 @@ def all_open(world):
 
 
 def infer(world, rounds=5, patience=5.0):
-    """Each client makes one request after another; returns when all have all their results."""
+    """Let each client make requests one after another; return when all have all results."""
     for _ in range(rounds):
         for client in world.clients:
             client.request()
@@ -39,7 +39,7 @@ def wait(world, seconds):
 @given(st.integers(0, 2 ** 32), st.integers(1, 3))
 def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
     world = World(GRAPH, seed, clients=clients)
-    wait(world, 4.0)                    # for the second table of plans, too
+    wait(world, 4.0)                    # wait for the second table of plans, too
     world.run(all_open(world), 10.0)
     infer(world)
     for client in world.clients:
@@ -60,7 +60,7 @@ def test_each_direction_of_the_link_is_measured_by_itself(down):
 @given(st.integers(0, 2 ** 32), BAD, st.integers(1, 3))
 def test_results_are_right_whatever_the_channel_does(seed, channel, clients):
     world = World(GRAPH, seed, channel, clients)
-    infer(world, 2)                     # before anybody is connected
+    infer(world, 2)                     # before a client is connected
     wait(world, 3.0)
     infer(world, 6)
 
@@ -76,7 +76,7 @@ def test_a_server_that_dies_and_comes_back_is_used_again(seed, moment, clients):
     world.run(lambda: not any(c.machine.state == OPEN for c in world.clients), world.now + 60.0)
     world.start_server()
     world.run(all_open(world), world.now + 60.0)
-    wait(world, 31.0)     # no penalty of a fallback lasts longer
+    wait(world, 31.0)     # no penalty after a fallback lasts longer
     before = [c.machine.report.offloaded for c in world.clients]
     infer(world, 20)
     for client, shared in zip(world.clients, before, strict=True):

@@ -1,4 +1,4 @@
-"""The server accepts what fits, says what does not, and keeps its clients apart."""
+"""The server accepts valid messages, gives reasons for its refusals, and separates its clients."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def plans_request(client='robot1', incarnation=5):
 
 
 def serving(*clients, limits=None):
-    """A server with these clients, all ready."""
+    """Return a server with these clients, all ready."""
     server = ServerMachine(9, {DIGEST}, limits)
     for client in clients:
         reply, actions = server.on_open(open_request(client), 0.0)
@@ -73,7 +73,7 @@ def serving(*clients, limits=None):
 
 
 def pieces_of(inputs, number, incarnation=5):
-    """What a client sends for one request."""
+    """Return the pieces that a client sends for one request."""
     box = Outbox(incarnation, MAX_PIECE)
     run = Program(PLAN, DEVICE).start(inputs)
     for t in PLAN.transfers:
@@ -83,7 +83,7 @@ def pieces_of(inputs, number, incarnation=5):
 
 
 def finish(server, now=1.0):
-    """Compute all that can be computed; the pieces that are sent."""
+    """Compute all that can be computed; return the pieces that are sent."""
     sent = []
     while (work := server.work()) is not None:
         sent += server.on_computed(work, work.execution.compute(work.steps), 0.5, now)
@@ -204,7 +204,8 @@ def test_server_refuses_an_invalid_open_request_with_the_reason(request_, says):
 def test_another_life_of_a_client_takes_over_when_the_former_is_silent():
     server = serving('robot1')
     assert server.on_open(open_request(incarnation=6), 3.0)[0].status == READY
-    assert server.on_set_plans(plans_request(), 3.0)[0] == REFUSED     # of the former life
+    # plans of the client's former process
+    assert server.on_set_plans(plans_request(), 3.0)[0] == REFUSED
 
 
 def test_a_model_that_can_not_be_served_is_refused_and_may_be_tried_again():
@@ -271,7 +272,10 @@ MIB = 1 << 20
 
 
 def having(limit, *models, kept=()):
-    """A server with room for `limit` MiB; models by digit, with MiB loaded and for a request."""
+    """Return a server with `limit` MiB of memory for models.
+
+    `models` maps a digit to MiB for loading the model, and for one of its requests.
+    """
     server = ServerMachine(9, limits=Limits(memory=limit))
     for digit, loaded, request in models:
         digest = digit * 64
@@ -282,7 +286,7 @@ def having(limit, *models, kept=()):
 
 
 def join(server, client, digit, now=0.0):
-    """A client that opens a model and sends plans; the answer to these, and all actions."""
+    """Let a client open a model and send plans; return the answer to the plans, and all actions."""
     request = OpenRequest(PROTOCOL, client, 5, digit, digit * 64, [], [])
     assert server.on_open(request, now)[0].status == READY
     bins, own = encode_plans([PLAN.own])
@@ -312,7 +316,7 @@ def test_models_that_nobody_uses_make_room_the_oldest_first_but_not_those_that_a
     assert server.admit('e' * 64, 300 * MIB, MIB) == ('', [Unload('c' * 64)])
     assert [d[0] for d in server.models] == ['a', 'b', 'd', 'e']
     actions = server.on_open(OpenRequest(PROTOCOL, 'robot2', 5, 'c', 'c' * 64, [], []), 0.0)[1]
-    assert actions == [Prepare('c' * 64)]       # its files are still there
+    assert actions == [Prepare('c' * 64)]       # the server still has the files of this model
 
 
 def test_server_refuses_a_client_without_memory_until_another_leaves():

@@ -1,4 +1,4 @@
-"""Global operators in parts: the same results, and only statistics cross the link."""
+"""Global operators in parts: results are equal, and only statistics cross the link."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_half_and_half_only_the_sums_of_the_servers_half_come_back():
 
 
 def _half(graph, node):
-    """0 or 1: which stretch of the axis an operator works on."""
+    """Return 0 or 1: the part of the axis on which an operator works."""
     while node.op != 'slice':
         node = graph.nodes[node.inputs[0]]
     return int(node.footprints[0].need(0, 1)[0] > 0)

@@ -1,4 +1,4 @@
-"""A model gets to the server's disk whole, from wherever it was interrupted, or not at all."""
+"""A model reaches the server's disk completely, after any interruption, or not at all."""
 
 import os
 import random
@@ -40,7 +40,7 @@ def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
     def call(request):
         calls.append(request.offset)
         if len(calls) == 5:
-            stores[0] = Store(path)       # the server is restarted
+            stores[0] = Store(path)       # the server restarts
         if draw.random() < 0.3:
             raise TimeoutError
         return stores[0].take(request)
@@ -56,7 +56,7 @@ def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
         assert (stores[0].path(DIGEST) / name).read_bytes() == (model / name).read_bytes()
     sent = []
     send_model(model, DIGEST, lambda r: sent.append(r.data) or stores[0].take(r))
-    assert sent == [b'', b'']             # a second robot only asks
+    assert sent == [b'', b'']             # a second robot only asks whether the model is there
 
 
 def test_parts_from_before_a_restart_are_hashed_in_blocks(tmp_path):

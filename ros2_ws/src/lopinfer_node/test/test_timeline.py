@@ -16,7 +16,7 @@ PROFILE = examples(300)
 
 
 def settled(graph, costs, link, seed, small_transfers=False):
-    """A random valid plan as cuts, with what the kernels say of it."""
+    """Return a random valid plan as cuts, and what the kernels compute for it."""
     p = compiled.problem(graph, costs, link, small_transfers=small_transfers)
     w = compiled.work(len(graph))
     valid = compiled.settle(p, w, *random_plan_bounds(graph, seed), False)
@@ -102,7 +102,8 @@ def two_operators():
 
 
 def test_a_small_case_by_hand():
-    # 10 rows of 40 bytes; the device computes 6 of both operators, the server gets 4 raw rows.
+    # Each of 10 rows has 40 bytes. The device computes 6 rows of both operators, and the server
+    # receives 4 raw rows.
     graph, costs = two_operators()
     cut = np.array([0, 6, 6, 0])
     t = estimate(graph, Plan.of_cuts(graph, cut, cut), costs, Link(80, 40, 0.25))

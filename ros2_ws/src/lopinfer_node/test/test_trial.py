@@ -1,4 +1,4 @@
-"""What a model takes is found out in a process of its own, which it may end, and no other."""
+"""A separate process, which the model may crash, measures the memory and time of a model."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ LIMIT = 120
 
 
 class Squares(torch.nn.Module):
-    """Makes a matrix of `size` by `size` and multiplies it with itself."""
+    """Makes a matrix of `size` by `size` and multiplies it by itself."""
 
     def __init__(self, size, times):
         super().__init__()
@@ -34,7 +34,10 @@ class Squares(torch.nn.Module):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Models as a robot sends them, by size and times."""
+    """Return the folder of a model as a robot sends it.
+
+    Models differ in size and number of products.
+    """
     store = tmp_path_factory.mktemp('store')
 
     @cache

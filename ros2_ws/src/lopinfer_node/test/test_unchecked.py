@@ -1,4 +1,7 @@
-"""What a kernel would believe is refused: it would end the server, or give away its memory."""
+"""Values that a kernel would not check are refused.
+
+They could crash the server or reveal its memory.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tracing leaves the user's model as it was, and says which line it can't follow."""
+"""Tracing leaves the user's model unchanged, and names the line that it cannot trace."""
 
 import functools
 from collections import defaultdict, deque
@@ -52,7 +52,7 @@ class Counts(Base):
 
 
 class Decides(Base):
-    """Keeps a result, and then does what can't be traced."""
+    """Stores a result, then executes code that cannot be traced."""
 
     def __init__(self):
         super().__init__()
@@ -61,21 +61,21 @@ class Decides(Base):
     def forward(self, x):
         y = self.conv(x)
         self.mean = y.mean((0, 2, 3), keepdim=True)
-        if y.sum() > 0:  # the line
+        if y.sum() > 0:  # the error must name this line
             y = y * 2
         return y
 
 
 class Selects(Base):
-    """The shape of its result depends on the data."""
+    """Returns a result whose shape depends on the data."""
 
     def forward(self, x):
         y = self.conv(x)
-        return y[y > 0]  # the line
+        return y[y > 0]  # the error must name this line
 
 
 def contents(model):
-    """All that the modules hold, with the values of tensors."""
+    """Return everything that the modules hold, with the values of tensors."""
     def of(value):
         if isinstance(value, torch.Tensor):
             return type(value), id(value), value.detach().clone().tolist()
@@ -106,7 +106,7 @@ def test_the_model_is_left_as_it_was_whether_it_can_be_traced_or_not(kind):
 
 
 class Renormalises(nn.Module):
-    """An embedding whose rows PyTorch shortens when they are used, twice under one memory."""
+    """An embedding that shortens rows when they are used; two modules share its memory."""
 
     def __init__(self):
         super().__init__()
@@ -119,7 +119,10 @@ class Renormalises(nn.Module):
 
 
 class Estimates(nn.Module):
-    """Statistics that are parameters; the schema of a batch norm does not say that it writes."""
+    """Has statistics that are parameters.
+
+    The schema of batch norm does not say that it writes them.
+    """
 
     def __init__(self):
         super().__init__()
@@ -149,7 +152,7 @@ class Memory:
 
 
 class Remembers(Base):
-    """Keeps results in an object, a deque and a defaultdict."""
+    """Stores results in an object, a deque and a defaultdict."""
 
     def __init__(self):
         super().__init__()
@@ -280,14 +283,14 @@ def test_values_that_the_model_stores_do_not_count_as_changes():
 
 
 class Drops(Base):
-    """Its dropout is on in eval mode, too, and changes few values."""
+    """Has a dropout that is active in eval mode, too, and changes few values."""
 
     def forward(self, x):
         return nn.functional.dropout(self.conv(x), 1e-6)
 
 
 class Types(Base):
-    """Returns a type that can not be compared."""
+    """Returns a type that cannot be compared."""
 
     def forward(self, x):
         return self.conv(x).to(torch.float8_e4m3fn)
@@ -306,7 +309,8 @@ def test_hooks_of_libraries_are_no_reason_and_no_change():
 
     def gathers(*arguments):
         pass
-    gathers.__module__ = 'transformers.utils.output_capturing'   # it adds them at its first run
+    # transformers adds them at the first run
+    gathers.__module__ = 'transformers.utils.output_capturing'
     model.register_forward_hook(gathers)
     assert not snapshot.change()
     trace(model, torch.randn(1, 3, 8, 8))

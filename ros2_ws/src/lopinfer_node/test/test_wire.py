@@ -1,4 +1,4 @@
-"""Pieces, acknowledgements, the window and the link estimate."""
+"""Pieces, acknowledgements, the window and the estimate of the link."""
 
 import math
 import random
@@ -146,7 +146,7 @@ def test_the_first_parameter_that_differs_is_named():
 
 
 def carry(box, rate, seconds, loss=0.0, latency=0.001, seed=0):
-    """Carry what `box` sends over a link in virtual time; the pieces that arrived."""
+    """Carry what `box` sends over a link in virtual time; return the pieces that arrived."""
     draw, now, free, arrivals, out = random.Random(seed), 0.0, 0.0, Arrivals(), []
     coming, peak = [], 0
     while now < seconds:
@@ -189,7 +189,7 @@ def test_the_window_carries_30_megabytes_a_second_over_10_ms():
     box = Outbox(1, MAX_PIECE)
     for transfer in range(40):
         box.offer(ROUTE, transfer, bytes(500_000))
-    carry(box, 30e6, 0.3, latency=0.01)     # finds the rate
+    carry(box, 30e6, 0.3, latency=0.01)     # measures the rate
     before = box.bytes_sent
     carry(box, 30e6, 0.2, latency=0.01)
     assert box.bytes_sent - before > 0.9 * 30e6 * 0.2

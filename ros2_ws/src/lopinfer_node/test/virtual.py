@@ -37,12 +37,12 @@ from lopinfer_node.runtime.wire import Ack, Piece
 from numpy_program import Program, alike, expected, random_plan
 
 DIGEST = 'd' * 64
-PIECE = 24  # bytes; three values, so that most transfers have several parts
+PIECE = 24  # bytes of a piece; three values, so that most transfers have several pieces
 
 
 @dataclass(frozen=True)
 class Channel:
-    """What may happen to a message: probabilities, seconds, bytes/s."""
+    """Faults of a channel: probabilities, delays in seconds, rates in bytes per second."""
 
     loss: float = 0.0
     double: float = 0.0
@@ -50,11 +50,11 @@ class Channel:
     jitter: float = 0.0
     latency: float = 0.002
     rate: float = 10e6
-    down: float | None = None   # where it is another one
+    down: float | None = None   # rate of the down link, if it differs
 
 
 class World:
-    """A discrete-event loop; everything is drawn from one seed."""
+    """A loop of events in virtual time; one seed decides all random choices."""
 
     def __init__(self, graph, seed, channel=None, clients=1, stored=(DIGEST,)):
         self.graph, self.channel = graph, channel or Channel()
@@ -65,13 +65,13 @@ class World:
         self.lives = itertools.count(100)
         self.start_server()
         self.clients = [Client(self, f'robot{i}', 1000 + i) for i in range(clients)]
-        self._free = {}  # end and direction of a link -> time at which it is free
+        self._free = {}  # maps (end, direction) of a link to the time at which the link is free
 
     def at(self, when, what):
         heapq.heappush(self._events, (when, next(self._count), what))
 
     def run(self, until, limit):
-        """Run until ``until()``; fails beyond ``limit`` s, or when nothing is left to happen."""
+        """Run until ``until()`` is true; fail after ``limit`` seconds, or if no event is left."""
         turns = 0
         while not until():
             turns += 1
@@ -147,7 +147,7 @@ class World:
     # -- the channel ---
 
     def transmit(self, direction, message, receive):
-        """Carry a message; it may be lost, doubled, delayed, overtaken and damaged."""
+        """Carry a message; it may be lost, doubled, delayed, overtaken or damaged."""
         channel, draw = self.channel, self.random.random
         size = 100 + (len(message.data) if isinstance(message, Piece) else 0)
         free = max(self._free.get(direction, 0.0), self.now)
@@ -166,7 +166,7 @@ class World:
 
 
 def damaged(piece, draw):
-    """The piece with one field or one byte changed, or with its end cut off."""
+    """Return the piece with one field or byte changed, or with its end cut off."""
     kind = draw.randrange(4)
     if kind == 0 and len(piece.data):
         return replace(piece, data=piece.data[:draw.randrange(len(piece.data))])
@@ -179,7 +179,7 @@ def damaged(piece, draw):
 
 
 class Client:
-    """The client's shell: one request after another, each with other inputs."""
+    """The shell of a client: makes one request after another, each with different inputs."""
 
     def __init__(self, world, name, incarnation):
         self.world, self.name = world, name
@@ -257,7 +257,7 @@ class Client:
         self.act(self.machine.on_uploaded(reason, self.world.now))
 
     def call(self, request, answer):
-        """A service call: it is answered by the server that is there, or not at all."""
+        """Call a service: the server answers if it is there; otherwise there is no answer."""
         world = self.world
 
         def ask():

@@ -22,7 +22,7 @@ from rog_bringup import FLEETS
 from rog_cli.emulated_network import INTERFACE, SERVER, EmulatedNetwork, addresses
 
 SECONDS, STEP, PAYLOAD = 10.0, 0.1, 1400
-OVERHEAD = 42  # bytes of Ethernet, IP and UDP, which are on the air, too
+OVERHEAD = 42  # bytes of the Ethernet, IP and UDP headers, which also use air time
 
 
 def fleet_of(robots: int, **link: object) -> FleetConfig:
@@ -47,7 +47,7 @@ def flood(sender: socket.socket, target: tuple[str, int], over: threading.Event)
 
 
 def arrived(network: EmulatedNetwork, during: Callable[[float], None]) -> float:
-    """Mbit that arrive from all robots in SECONDS, the headers included."""
+    """Return the Mbit that arrive from all robots in SECONDS, including the headers."""
     over, server = threading.Event(), bound(network, SERVER)
     server.settimeout(STEP)
     target = (addresses(network.robots)[SERVER], 5000)

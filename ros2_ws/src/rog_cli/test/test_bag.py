@@ -1,4 +1,4 @@
-"""A recording of the statuses plots as the run does; a damaged one is refused in words."""
+"""`rog plot` draws a recording of statuses like the run itself; a damaged recording is refused."""
 
 import math
 from pathlib import Path
@@ -15,13 +15,13 @@ from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 
 rosbag2 = pytest.importorskip('rosbags.rosbag2')
 MESSAGES = Path(__file__).parents[2] / 'rog_msgs/msg'
-BEGIN = 1_700_000_000.0  # when the recorder was started, s since 1970
+BEGIN = 1_700_000_000.0  # time at which the recorder was started, in seconds since 1970
 KINDS = {'FleetStatus': 'rog_msgs/msg/FleetStatus', 'TrainingStatus': 'rog_msgs/msg/TrainingStatus',
          'String': 'std_msgs/msg/String'}
 
 
 def run(robots=('robot1', 'robot2'), run=7, start=5.0, steps=12, fleet=True, space=''):
-    """The (topic, seconds, status) of a run that goes on when the recording begins, and ends."""
+    """Yield (topic, seconds, status) of a run that begins before the recording and ends in it."""
     for step in range(steps):
         now = start + step
         if fleet:
@@ -61,7 +61,7 @@ def write(path, statuses, storage='mcap', without=()):
 
 
 def converted(store, kind, message):
-    """A message as rosbags has it, with the fields that its definition has there."""
+    """Return a message as rosbags represents it, with the fields of its definition there."""
     values = {}
     for name in store.types[kind].__dataclass_fields__.keys() - {'__msgtype__'}:
         value = getattr(message, name)

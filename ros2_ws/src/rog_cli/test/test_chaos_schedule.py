@@ -1,4 +1,4 @@
-"""What `rog chaos` breaks: a function of the seed, which always leaves somebody to go on."""
+"""The faults of `rog chaos`: the seed decides all of them, and some robot can always continue."""
 
 from fleet_env.radio import Conditions
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What `rog chaos` finds wrong, and what it does not."""
+"""Which behaviour `rog chaos` reports as a violation, and which not."""
 
 import math
 
@@ -9,7 +9,11 @@ BOUND, LIMIT = 60.0, 4.0
 
 
 def watched(*seen):
-    """What a watch says of one robot: (duration s, its iterations per second, away, able)."""
+    """Return what a watch reports of one robot.
+
+    Each phase is (duration in seconds, iterations per second, whether it is away, whether it can
+    train).
+    """
     watch, now, iteration = Watch(BOUND, LIMIT), 0.0, 0.0
     for duration, speed, away, able in seen:
         for _ in range(int(duration * 4)):

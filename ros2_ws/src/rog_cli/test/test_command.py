@@ -1,4 +1,4 @@
-"""The rog command as a person uses it: exit codes, messages, files."""
+"""The rog command as a user runs it: exit codes, messages, files."""
 
 import errno
 import os
@@ -67,7 +67,7 @@ def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, argume
     ['chaos', 'indoor']])
 def test_an_out_that_is_empty_is_not_where_the_user_is(
         capsys, monkeypatch, tmp_path, arguments):
-    """A script gave --out "$OUT", which it had not set, and the run went into its directory."""
+    """A script used --out "$OUT" without OUT, and the run went into the user's directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main([*arguments, '--out', ''])
@@ -150,7 +150,7 @@ def record(directory):
 
 
 class Ended:
-    """The processes of a fleet that has ended; the server with this exit code."""
+    """The processes of a fleet that has ended; the server has this exit code."""
 
     names, killed, fleet = ['server'], (), load_fleet('indoor', [FLEETS])
 
@@ -168,7 +168,7 @@ class Ended:
 
 
 class Undisturbed:
-    """What `Interruption` is when no signal has come."""
+    """An `Interruption` that receives no signal."""
 
     number, at_once = 0, False
 
@@ -187,7 +187,7 @@ def test_the_table_of_a_former_run_is_not_taken_for_that_of_one_that_failed(caps
     former = fleet_module._version(tmp_path)
     code, text, error = ended(capsys, tmp_path, 1, former)
     assert (code, text) == (1, '') and 'its own words' in error
-    record(tmp_path)  # this time it came to an end
+    record(tmp_path)  # this run is complete
     assert 'robot2' in ended(capsys, tmp_path, 1, former)[1]
 
 

@@ -1,4 +1,4 @@
-"""rog compare and rog plot of several: choices, refusals, files. The runs are made up."""
+"""rog compare, and rog plot of several runs: choices, refusals, files. The runs are invented."""
 
 import pytest
 from fleet_env.records import Iteration, RunWriter, Start
@@ -9,7 +9,7 @@ ENDS = {'bsp': .6, 'rsp:4': .7}
 
 
 def simulate(fleet, out, progress, server_every=0.0):
-    """Stand in for `rog_sim.simulation.simulate`."""
+    """Replacement for `rog_sim.simulation.simulate` that writes an invented run."""
     names, sync = [robot.name for robot in fleet.robots], fleet.training.sync
     end = ENDS.get(sync, .5)
     with RunWriter(out) as writer:
@@ -23,7 +23,7 @@ def simulate(fleet, out, progress, server_every=0.0):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let runs be made up; returns what was asked for."""
+    """Let runs be invented; return the list of requested runs."""
     asked = []
 
     def run(fleet, out, progress):

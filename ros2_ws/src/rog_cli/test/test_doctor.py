@@ -1,4 +1,4 @@
-"""`rog doctor` says what stands in the way, and what to change."""
+"""`rog doctor` names each problem, and what to change."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Real nodes on the emulated network, through the command, as root."""
+"""Real nodes on the emulated network, started by the command, as root."""
 
 import json
 import os
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(
 
 @pytest.fixture
 def fleet_file(tmp_path):
-    """Three robots whose model is ready at once, on links that fade."""
+    """Return a fleet file of three robots on fading links; its model needs no preparation."""
     fleet = with_overrides(with_robots(load_fleet('outdoor', [FLEETS]), 3), {
         'training.task': 'rog_tasks.classify:Classification', 'link.scale': 1, 'minutes': 0.2})
     path = tmp_path / 'fleet.yaml'
@@ -30,7 +30,7 @@ def fleet_file(tmp_path):
 
 
 def rog(*arguments):
-    """Run the command to its end."""
+    """Run the command until it ends."""
     done = subprocess.run([str(Path(sys.executable).parent / 'rog'), *map(str, arguments)],
                           capture_output=True, text=True, timeout=2 * LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,7 +42,7 @@ def test_a_fleet_trains_behind_the_radio_and_shapes_nothing_itself(fleet_file, t
     assert 'Results in' in rog('fleet', 'up', fleet_file, '--emulate', '--plain', '--out', out)
     assert all(robot.iterations > 1 for robot in read_summary(out).robots.values())
     rates = [e.link_rate for e in read_run(out) if isinstance(e, Iteration)]
-    assert rates and all(rate != rate for rate in rates)  # NaN: the link is real to the node
+    assert rates and all(rate != rate for rate in rates)  # NaN: to the node the link is a real one
     air = json.loads((out / 'air.json').read_text())
     for robot in ('robot1', 'robot2', 'robot3'):
         assert air['robots'][robot]['capacity_mbit'] > 0

@@ -1,4 +1,4 @@
-"""The network of `rog fleet up --emulate`: its plan, and as root the namespaces themselves."""
+"""The network of `rog fleet up --emulate`: its plan and, as root, the namespaces themselves."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from rog_ros.parameters import server_parameters, worker_parameters
 
 
 def may():
-    """Whether this user may have namespaces and TAP devices here."""
+    """Return whether this user may create namespaces and TAP devices here."""
     probe = 'unshare -n ip tuntap add mode tap name probe0'
     return os.geteuid() == 0 and os.path.exists('/dev/net/tun') \
         and subprocess.run(probe.split(), capture_output=True).returncode == 0
@@ -45,7 +45,7 @@ as_root = pytest.mark.skipif(not may(), reason='needs root, namespaces and TAP d
 
 
 def fleet_of(count, **overrides):
-    """The outdoor fleet with so many robots, on fast links unless said otherwise."""
+    """Return the outdoor fleet with this many robots; links are fast by default."""
     fleet = with_robots(load_fleet('outdoor', [FLEETS]), count)
     return with_overrides(fleet, {'link.rate': 100, 'link.scale': 1, **overrides})
 
@@ -106,7 +106,10 @@ def network_of(fleet, out, every=0.1):
 
 
 def socket_in(network, name, port=5000):
-    """A UDP socket in a namespace; a socket stays where it was made."""
+    """Return a UDP socket in a namespace.
+
+    A socket stays in the namespace in which it was created.
+    """
     with network.inside(name):
         found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     found.bind((addresses(network.robots)[name], port))
@@ -115,7 +118,7 @@ def socket_in(network, name, port=5000):
 
 
 def arrives(network, sender, receiver, name, text=b'hello'):
-    """Whether one of some datagrams to ``name`` arrives."""
+    """Return whether at least one of some datagrams to ``name`` arrives."""
     for _ in range(5):
         sender.sendto(text, (addresses(network.robots)[name], 5000))
         try:
@@ -166,7 +169,7 @@ def test_a_robot_out_of_range_is_not_heard_and_then_is(tmp_path):
 
 @as_root
 def test_a_robot_sends_at_the_rate_of_its_trace(tmp_path):
-    """Counted where it arrives: what the air has carried is what the trace lets through."""
+    """The rate is measured at the receiver: the air carries what the trace allows."""
     with network_of(fleet_of(1, **{'link.rate': 4}), tmp_path) as network, \
             socket_in(network, SERVER), socket_in(network, 'robot1') as robot:
         network.begin()
@@ -206,7 +209,7 @@ with EmulatedNetwork(load_fleet(out / 'fleet.yaml'), out) as network:
 
 
 def alive(pid):
-    """Whether a process runs (one that has ended may not have been waited for)."""
+    """Return whether a process runs; a zombie does not count."""
     try:
         return re.search(r'^State:\s+[^ZX]', Path(f'/proc/{pid}/status').read_text(), re.M)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is shown of a fleet follows from its statuses; what a stranger says does no harm."""
+"""The display of a fleet follows from its statuses; messages of strangers do no harm."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_an_emulated_link_shows_its_rate_and_a_real_one_what_was_measured(state)
 
 
 def test_curves_are_over_the_time_of_the_run(state):
-    state.on_robot(own(), 99.0)              # before there is a run
+    state.on_robot(own(), 99.0)              # before a run begins
     state.on_fleet(server(('robot1', 'training', {}), elapsed=10.0), 100.0)
     state.on_robot(own(iteration=1, evaluated_at=1, accuracy=.5, rows_pushed=3, rows_total=12,
                        bandwidth=2.0), 100.5)
@@ -80,7 +80,7 @@ def test_curves_are_over_the_time_of_the_run(state):
 
 
 def trained(state, now, *robots, **fields):
-    """A status of the server, and one of each of its robots."""
+    """Return a status of the server, and one of each of its robots."""
     state.on_fleet(server(*((name, 'training', {}) for name in robots), **fields), now)
     for name in robots:
         state.on_robot(own(name, iteration=3, rows_total=4, accuracy=.5, bandwidth=2.0), now)

@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has loaded everything are like those started alone."""
+"""Processes that are forked from a process with loaded libraries behave like separate processes."""
 
 import json
 import os
@@ -31,9 +31,9 @@ def fork_server():
 
 @pytest.fixture
 def light(tmp_path):
-    """Environment of a fork server that fails to import what it loads first, so it loads nothing.
+    """Return the environment of a fork server in which its first import fails, so it loads nothing.
 
-    It is there at once; the tests that use it need no PyTorch.
+    It is ready at once, and the tests that use it need no PyTorch.
     """
     (tmp_path / 'light/rog_ps').mkdir(parents=True)
     (tmp_path / 'light/rog_ps/__init__.py').touch()
@@ -46,7 +46,7 @@ def start(fork_server, tmp_path):
     started = []
 
     def start(argument, **more):
-        """Start the module; the process, and what it says of itself."""
+        """Start the module; return the process, and what it reports about itself."""
         path = tmp_path / f'log{len(started)}'
         with path.open('wb') as log:
             started.append(fork_server.start(['says_what_it_is', argument], log,
@@ -78,7 +78,7 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         assert shown == 'python -m says_what_it_is stay'
         process.send_signal(number)
         assert process.wait(LIMIT) == -number
-        process.send_signal(number)  # to nobody
+        process.send_signal(number)  # no process receives it
 
 
 def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, light):
@@ -107,7 +107,7 @@ def test_it_says_nothing_of_the_threads_of_libraries(tmp_path, capfd, light):
 
 @pytest.mark.parametrize('answered', mostly_long([False, True], True))
 def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, answered):
-    """Between the question and the answer, or before the answer is read."""
+    """The launcher ends between its request and the answer, or before it has read the answer."""
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     fork_server = ForkServer(light)
     read, write = os.pipe()
@@ -121,6 +121,6 @@ def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, ans
     fork_server._link.close()
     fork_server._process.send_signal(signal.SIGCONT)
     assert fork_server._process.wait(LIMIT) == 0
-    with open(read) as log:  # until the process that was asked for has ended too
+    with open(read) as log:  # until the requested process has ended, too
         assert bool(log.read()) == answered
     assert capfd.readouterr().err == ''

@@ -1,4 +1,4 @@
-"""The processes of a fleet end, or are said not to have ended."""
+"""The processes of a fleet end, or the command says which ones have not ended."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from rog_cli.processes import FleetProcesses
 
 
 class Held:
-    """A process that a device holds: not even SIGKILL ends it now."""
+    """A process that a device blocks: for now, not even SIGKILL ends it."""
 
     def kill(self):
         pass
@@ -62,7 +62,10 @@ def test_the_processes_of_child_fleets_are_started_in_their_own_domains(tmp_path
     ('network', {'domain_id': 1}, 'network is DDS domain 1, like that of two_level_blue;')])
 def test_fleets_that_cannot_meet_or_would_meet_each_other_are_refused(
         section, changes, words, tmp_path, capsys):
-    """One trained by itself without a word, and two servers ran where one was meant to be."""
+    """In one such fleet a robot trained by itself without a warning.
+
+    In another, two servers ran.
+    """
     for name in ('two_level', 'two_level_blue', 'two_level_red'):
         data = yaml.safe_load((FLEETS / f'{name}.yaml').read_text())
         if name == 'two_level_red':

@@ -1,4 +1,4 @@
-"""rog sim as a person uses it: exit codes, files, messages."""
+"""rog sim as a user runs it: exit codes, files, messages."""
 
 import argparse
 import os
@@ -96,7 +96,7 @@ robots: [{name: robot1}, {name: robot2}]
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """A fleet file with all that it needs; returns its path."""
+    """Write a fleet file and everything that it needs; return its path."""
     (tmp_path / 'a_line.py').write_text(TASK)
     (tmp_path / 'link.txt').write_text('0 8\n5 2\n')
     (tmp_path / 'mine.yaml').write_text(FLEET)
@@ -116,7 +116,8 @@ def test_it_runs_a_fleet_and_says_where_the_results_are(capsys, mine, tmp_path):
     code, text, error = sim(capsys, mine, '--sync', 'bsp', '--out', str(out))
     assert (code, error) == (0, '')
     assert 'mine, bsp: 25 %' in text and 'mine, bsp: 100 %' in text
-    assert 'at the' in text and 'shift' not in text  # the world of this task never changes
+    # the data of this task never change during a run
+    assert 'at the' in text and 'shift' not in text
     assert '0.5 minutes of 2 robots in' in text and f'Results in {out}:' in text
     for name in ('run.jsonl', 'summary.json', 'run.png', 'run.svg'):
         assert str(out / name) in text.split() and (out / name).stat().st_size > 0
@@ -142,7 +143,7 @@ def test_a_task_beside_the_fleet_file_is_found_from_anywhere(capsys, mine, tmp_p
     assert 'beside the fleet file' in error and not (elsewhere / 'out' / 'run.jsonl').exists()
     (folder / 'beside_the_fleet.py').write_text(TASK)
     assert sim(capsys, *options)[0] == 0
-    assert str(folder) in os.environ['PYTHONPATH'].split(os.pathsep)  # for processes of robots
+    assert str(folder) in os.environ['PYTHONPATH'].split(os.pathsep)  # for the processes of robots
 
 
 @pytest.mark.long

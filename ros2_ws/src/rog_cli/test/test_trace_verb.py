@@ -1,4 +1,4 @@
-"""rog trace as a person uses it: tables, files, and what is said when something is wrong."""
+"""rog trace as a user runs it: tables, files, and messages about errors."""
 
 import argparse
 import subprocess
@@ -92,7 +92,7 @@ def test_record_takes_the_link_of_one_robot_from_a_run(tmp_path):
 
 
 class Wifi:
-    """Stands for iw and for the clock: every look takes no time, every sleep what it says."""
+    """Stands for iw and for the clock: each look takes no time, each sleep as long as requested."""
 
     def __init__(self, answers):
         self.answers, self.now = list(answers), 10.0

@@ -1,4 +1,4 @@
-"""The live table says who waits for whom, for how long and why, and who is retired."""
+"""The live table shows who waits for whom, for how long and why, and who is retired."""
 
 import io
 
@@ -14,7 +14,7 @@ from rog_ros.message_auth import Signature, new_key
 
 
 def drawn(*robots):
-    """The table of robots, (name, state, fields of the server's view of them)."""
+    """Return the table of robots; each is (name, state, fields of the server's view of it)."""
     state = FleetState()
     state.on_fleet(FleetStatus(sync='rsp:4', state='training', robots=[
         RobotStatus(robot=name, state=seen, **fields) for name, seen, fields in robots]), 0.0)
@@ -37,7 +37,7 @@ def test_the_table_names_cause_and_duration():
 
 
 class Sends:
-    """A monitor, and its clock, whose robot2 sends its first status at ``speaks`` s."""
+    """A monitor with its clock; robot2 sends its first status after ``speaks`` seconds."""
 
     def __init__(self, speaks, state='training'):
         self.speaks, self.now, self.state = speaks, 0.0, FleetState()
@@ -61,7 +61,7 @@ class Sends:
 
 
 @pytest.mark.parametrize(('speaks', 'state', 'until', 'heard'), [
-    (2.0, 'training', 2.0, True),   # the table waits for it,
+    (2.0, 'training', 2.0, True),   # the table waits for the robot,
     (60.0, 'training', 3.5, False),  # but not for ever,
     (60.0, 'away', 0.5, False)])     # nor for a robot that is away
 def test_a_table_shown_once_waits_for_each_robot(monkeypatch, capsys, speaks, state, until, heard):

@@ -56,7 +56,7 @@ def _mlp_block(name: str, width: int) -> list[Shape]:
 
 
 def convmlp_m(classes: int = 100) -> list[Shape]:
-    """Shapes in model order."""
+    """Return the shapes in the order of the model."""
     shapes = [*_tokenizer(), *_conv_stage()]
     for stage, (blocks, width) in enumerate(zip(BLOCKS, WIDTHS, strict=True)):
         for block in range(blocks):

@@ -27,7 +27,10 @@ Put = Callable[[np.ndarray], Array]
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
-    """Median time of a call with all that the GPU does for it; the first call compiles."""
+    """Return the median milliseconds of a call with all its work on the GPU.
+
+    The first call compiles.
+    """
     call()
     times = []
     for _ in range(repeats):
@@ -63,7 +66,7 @@ def measure(codec: str, partition: RowPartition, put: Put, repeats: int) -> dict
 
 
 def iterations(partition: RowPartition, put: Put, repeats: int) -> dict[str, float]:
-    """One iteration of a worker and of the server, codec onebit, both on the GPU."""
+    """Measure one iteration of a worker and of the server, codec onebit, both on the GPU."""
     return {name: clock(Pair(partition, 2, 14000, put=put).iterate, repeats)
             for name, clock in (('iteration_ms', milliseconds), ('torch_iteration_ms', by_torch))}
 

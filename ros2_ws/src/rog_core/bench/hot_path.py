@@ -29,20 +29,20 @@ from rog_core.worker.accumulator import Accumulator
 from rog_core.worker.machine import WorkerMachine
 
 SYNC = 'rsp:4'
-FAST = 1e9      # bytes/s: a link that never makes anybody wait
-BUDGET = 1e3    # MTA time in s, long enough to send every row
+FAST = 1e9      # bytes per second; a link on which nobody ever waits
+BUDGET = 1e3    # MTA time in seconds, long enough to send every row
 SGD = SgdConfig(1e-3, 0.9, 0.0, True)
 
 
 def model(codec: str) -> RowPartition:
-    """ConvMLP-M with a head of 117 x 4294: 33,324 rows and 17.4 M elements, as published."""
+    """Return ConvMLP-M with a head of 117 x 4294: 33,324 rows and 17.4 M elements, as published."""
     shapes = [(n, (117, 4294) if n == 'head.weight' else (117,) if n == 'head.bias' else s)
               for n, s in convmlp_m()]
     return partition_of(shapes, 'row', codec)
 
 
 class Clock:
-    """Adds up the time spent in the calls of each side."""
+    """Sums the time spent in the calls of each side."""
 
     def __init__(self):
         self.spent: dict[str, float] = {}
@@ -57,20 +57,21 @@ class Clock:
 class Pair:
     """One server and robots that answer at once; messages are delivered in order.
 
-    ``put``: copies values to the device that computes with them.
+    ``put``: copies values to the device that computes.
     """
 
     def __init__(self, partition: RowPartition, robots: int, max_chunk: int,
                  codec: str = 'onebit', put: Callable[[np.ndarray], Array] = np.copy) -> None:
         self.partition, self.now, self.clock = partition, 0.0, Clock()
-        self.questions = 0  # to the server for its next deadline: one after each message
+        # how often the server was asked for its next deadline: once after each message
+        self.questions = 0
         self.noise = np.random.default_rng(1)
         master = put(self.noise.standard_normal(partition.elements, np.float32))
         transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
         self.server = ServerMachine(partition, master, 1,
                                     ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {},
                                                  100.0))
-        # One robot is real. The others only fill the server's tables.
+        # One robot is real; the others only fill the server's tables.
         store = Accumulator(partition, put(np.zeros(partition.elements, np.float32)))
         self.worker = WorkerMachine('robot0', 2, store, transfer)
         self.gradient = put(self.noise.standard_normal(partition.elements, np.float32))
@@ -81,7 +82,7 @@ class Pair:
         assert self.worker.state == 'computing', self.worker.state
         for other in self.server.members.values():
             if other.robot != 'robot0':
-                other.slowest = 1 << 30  # holds up nobody
+                other.slowest = 1 << 30  # delays no other robot
 
     def _admit(self, robot: str, incarnation: int) -> None:
         request = RegisterRequest(robot, incarnation, 0, 0, 'row', self.server.codec.name,
@@ -93,7 +94,7 @@ class Pair:
         member.sender, member.state = None, 'training'
 
     def deliver(self, actions) -> None:
-        """Carry messages to and fro until both sides are silent."""
+        """Deliver messages in both directions until neither side sends."""
         queue = [('robot', action) for action in actions]
         while queue:
             batch, queue = queue, []
@@ -121,9 +122,10 @@ class Pair:
                         name, call, message, self.now)]
 
     def iterate(self) -> dict[str, float]:
-        """One iteration: seconds in the worker, in its apply of the pull, and in the server.
+        """Run one iteration; return seconds in the worker, in its apply of the pull, in the server.
 
-        And in its answers when it is due next, which are not in that.
+        Also return the seconds of the server's answers about its next deadline, which no other
+        figure contains.
         """
         self.clock.spent, self.questions = {}, 0
         self.worker.command = Command(mta_time=BUDGET, sending=self.server.method.sending())
@@ -138,7 +140,7 @@ class Pair:
 
 
 def push_cost(pair: Pair) -> float:
-    """Seconds of the server per push, without what it does for the pull."""
+    """Return the server's seconds per push, without its work for the pull."""
     chunks, original = [], pair.server.on_chunk
 
     def record(robot, chunk, now):

@@ -22,7 +22,7 @@ MODELS = {'small': [(f'layer{k}', (256, 1024)) for k in range(4)], 'convmlp-m': 
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the bytes of memory that this process uses."""
     with open('/proc/self/statm', encoding='ascii') as file:
         return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
@@ -34,15 +34,15 @@ def partition_for(name: str) -> RowPartition:
 
 
 def measure(name: str, robots: int, repeats: int) -> dict[str, float]:
-    """Measure a server with so many robots; to be called in a process that has done nothing."""
+    """Measure a server with this many robots; must be called in a new process."""
     partition = partition_for(name)
-    Pair(partition, 2, 14000).iterate()  # compiles
+    Pair(partition, 2, 14000).iterate()  # compiles the kernels
     before = resident()
     pair = Pair(partition, robots, 14000)
     pair.iterate()
     runs = [pair.iterate() for _ in range(repeats)]
     seconds, asked = (min(run[name] for run in runs) for name in ('server', 'deadline'))
-    memory = resident() - before  # also of one worker, which has four arrays of the model
+    memory = resident() - before  # includes one worker, which has four arrays of the model's size
     return {'robots': robots, 'server_ms': round(1e3 * seconds, 2),
             'per_s': round(1 / seconds, 1), 'deadline_us': round(1e6 * asked / pair.questions, 1),
             'memory_mb': round(memory / 1e6, 1)}

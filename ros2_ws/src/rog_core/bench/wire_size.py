@@ -35,8 +35,8 @@ def _aligned(size: int, to: int) -> int:
 
 
 def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
-    """Size of the rog_msgs message with its 4-byte encapsulation header, in a fleet without key."""
-    return _aligned(_body(message), 4) + 4   # 4 bytes: the empty tag
+    """Return the size of the rog_msgs message with its 4-byte encapsulation header; no key."""
+    return _aligned(_body(message), 4) + 4   # 4 bytes for the empty tag
 
 
 def _body(message: Chunk | Ack | End | Receipt) -> int:
@@ -47,19 +47,19 @@ def _body(message: Chunk | Ack | End | Receipt) -> int:
         return 4 + 8 + 4 + 4 + 8 + 4 + 1
     if isinstance(message, End):
         command = message.command
-        # Fixed fields as aligned in the message; then the name of the step, and its numbers.
+        # Fixed fields as aligned in the message; then the name of the step and its numbers.
         size = _aligned(24 + 2 * 8 + 2 * 4 + 4 + len(command.sync) + 1 + 1, 8) + 3 * 8 + 4 + 1
         size = _aligned(size, 8) + 8 + 1
         size = _aligned(size, 4) + 4 + len(command.step.name) + 1
         size = _aligned(size, 4) + 4 + 4 * len(command.step.integers())
-        size += 4  # the count of numbers
+        size += 4  # number of the numbers
         numbers = command.step.numbers()
         return 4 + (_aligned(size, 8) + 8 * len(numbers) if numbers else size)
     return _aligned(4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken), 4) + 4
 
 
 def on_ethernet(size: int) -> int:
-    """Bytes with RTPS, UDP and IP headers, IP fragments included."""
+    """Return the bytes with RTPS, UDP and IP headers, including IP fragments."""
     payload = size + RTPS_UDP
     return payload + IP * -(-payload // (MTU - IP))
 

@@ -1,4 +1,4 @@
-"""Configurations for the tests: what they do not name is as it mostly is in a fleet."""
+"""Configurations for tests. Settings that a test does not name have typical values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""CUDA kernels without a GPU: compiled by NVRTC, and run on the CPU in place of cupy's.
+"""Test CUDA kernels without a GPU.
 
-The stand-ins are late, as a GPU is: a stream carries out what it is told when somebody waits for
-it. Memory that is not yet written holds 0xa5, and so does what lies before and behind it.
+NVRTC compiles them, and a stand-in for cupy runs them on the CPU.
+
+The stand-ins delay work as a GPU does: a stream runs its queue only when somebody waits for it.
+Memory that has not been written yet holds bytes 0xa5, and so do the guard bytes before and after
+each allocation.
 """
 
 import ctypes
@@ -31,7 +34,8 @@ _NUMBERS = {'float': (np.float32, ctypes.c_float), 'int': (np.int32, ctypes.c_in
 
 
 def _convert(argument, kind, pointer):
-    """What ctypes takes for an argument, whose type must be that of the parameter."""
+    """Return the ctypes value for an argument, whose type must be that of the kernel's parameter.
+    """
     if pointer:
         assert argument.dtype == _MEMORY[kind]
         return ctypes.c_void_p(argument.data_ptr())
@@ -42,9 +46,10 @@ def _convert(argument, kind, pointer):
 
 @cache
 def build(text, *defines):
-    """Compile kernels with g++; returns a function that launches one of them by name.
+    """Compile kernels with g++; return a function that launches a kernel by its name.
 
-    A library stays in the checkout's folder `build`, so that it is compiled once.
+    The compiled library stays in the folder `build` of the checkout, so that it is compiled only
+    once.
     """
     wrappers, parameters = [], {}
     for name, declared in _KERNEL.findall(text):
@@ -74,7 +79,7 @@ def build(text, *defines):
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of the host that says it is on a GPU: PyTorch's operations wait for their turn."""
+    """A tensor in CPU memory that claims to be on a GPU. PyTorch operations on it are queued."""
 
     is_cuda = True
     stand_in = None
@@ -89,7 +94,7 @@ class OnGpu(torch.Tensor):
 
 
 class Stream:
-    """What it is told to do, it does when somebody waits for it."""
+    """A CUDA stream that runs its queue only when somebody waits for it."""
 
     def __init__(self, number):
         self.cuda_stream, self.queue = number, []
@@ -100,10 +105,10 @@ class Stream:
 
 
 class StandIn:
-    """cupy, and what `rog_core.cuda` uses of `torch.cuda`.
+    """Stand-in for cupy, and for those parts of `torch.cuda` that `rog_core.cuda` uses.
 
-    ``seed``: of the order of threads. ``launches``: of each the kernel's name, blocks, and threads
-    of a block.
+    ``seed``: seed of the order in which threads run. ``launches``: for each launch the name of the
+    kernel, the number of blocks, and the number of threads in a block.
     """
 
     def __init__(self, monkeypatch):
@@ -165,7 +170,7 @@ class StandIn:
         stand_in = self
 
         class Pinned(torch.Tensor):
-            """Memory of the host that a stream copies, when it comes to that."""
+            """Pinned CPU memory. The stream reads it only when the copy is executed."""
 
             def to(self, device, non_blocking):
                 assert non_blocking
@@ -180,7 +185,7 @@ class StandIn:
         return made.as_subclass(Pinned)
 
     def finish(self):
-        """Wait for the stream; nothing may have been written beside what was asked for."""
+        """Wait for the stream; check that the kernels wrote only inside the allocated memory."""
         self.stream.synchronize()
         for whole, size in self._made:
             assert (whole[:MARGIN] == POISON).all() and (whole[MARGIN + size:] == POISON).all()
@@ -188,9 +193,9 @@ class StandIn:
 
 
 def compile_by(nvrtc, text, architecture, options):
-    """Compile with NVRTC (a ctypes library); returns the code, and what ptxas says of it.
+    """Compile with NVRTC (a ctypes library); return the code and the messages of ptxas.
 
-    A cubin for ``architecture`` sm_N; PTX for compute_N.
+    The code is a cubin if ``architecture`` is sm_N, and PTX if it is compute_N.
     """
     kind = 'CUBIN' if architecture.startswith('sm') else 'PTX'
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -216,6 +221,6 @@ _USE = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, 
 
 
 def usage(log):
-    """Registers of each kernel, and its bytes of stack and spills, as ptxas tells."""
+    """Return the registers, stack bytes and spilled bytes of each kernel, as ptxas reports them."""
     return {name: (int(registers), int(frame) + int(stores) + int(loads))
             for name, frame, stores, loads, registers in _USE.findall(log)}

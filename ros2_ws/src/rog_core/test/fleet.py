@@ -1,4 +1,5 @@
-"""A fleet in virtual time on a hostile network, for the tests: a thin shell around the machines."""
+"""Simulates a fleet on a hostile network in virtual time; a thin shell around the state machines.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from rog_core.protocol.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STA
 from rog_core.server.machine import ServerMachine
 from rog_core.worker.machine import WorkerMachine
 
-# Enough short rows for several windows, a small row, a scalar, and a row of several segments.
+# Parameters: short rows that fill several windows, a small parameter, a scalar, and a row that is
+# cut into several segments.
 SHAPES = {
     'onebit': [('conv', (60, 34)), ('bias', (8,)), ('long', (1, 9001)), ('scale', ()),
                ('linear', (40, 26))],
@@ -44,30 +46,32 @@ SHAPES = {
             ('linear', (40, 26))]}
 SHAPES |= dict.fromkeys(('ternary', 'ternary:0.1', 'e3m0', 'sparseloco'), SHAPES['onebit'])
 
-CHUNK = 2000  # bytes at most: several chunks for every transfer
-BUFFER = 2.0  # seconds of data that a link queues up before it drops
+CHUNK = 2000  # maximum bytes of a chunk, so that every transfer has several chunks
+BUFFER = 2.0  # seconds of data that a link queues before it drops messages
 
 
 class Robot:
     def __init__(self, name, fleet, incarnation):
-        weights = np.full(fleet.partition.elements, 7.0, np.float32)  # wrong until the snapshot
+        # wrong values, which the snapshot replaces
+        weights = np.full(fleet.partition.elements, 7.0, np.float32)
         self.name = name
         self.store = SummingAccumulator(fleet.partition, weights)
         self.machine = WorkerMachine(name, incarnation, self.store,
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
-        self.starved = False     # of data: so its status says while it computes
+        # whether the robot lacks data; its status then says so while it computes
+        self.starved = False
         self.alive = True
-        self.granted = 0  # iteration whose start was checked last
-        self.pushing = None  # transfer of its last push
+        self.granted = 0  # last iteration whose start was checked
+        self.pushing = None  # transfer of the robot's last push
 
 
 class Fleet:
     """Event queue, network and faults; every random choice comes from ``seed``.
 
-    ``rate``: bytes/s of every link and direction; messages queue up behind one another. ``counts``
-    says what has happened, so that a test can tell whether it has tested anything. ``capacities``:
-    one for each robot, for coded gradients.
+    ``rate``: bytes per second of every link in each direction; messages on a link queue up.
+    ``counts``: how often each kind of event has happened, so that a test can check that the events
+    it is about did happen. ``capacities``: relative speed of each robot, for coded gradients.
     """
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
@@ -77,27 +81,32 @@ class Fleet:
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
-        self.patience, self.clip = patience, clip  # the server's, s; and see `rog_core.server.clip`
-        self.momentum = momentum         # the server's
+        # the server's patience in seconds, and `rog_core.server.clip`
+        self.patience, self.clip = patience, clip
+        self.momentum = momentum         # momentum on the server
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
         self.team = Team(self.capacities, codec, momentum)
-        self.sgd = SgdConfig(RATE, 0.9, 0.0, True)  # of every robot
+        self.sgd = SgdConfig(RATE, 0.9, 0.0, True)  # settings of every robot
         self.gradients = Gradients(self.partition.elements, seed)
-        self.compute_time = 0.0          # seconds that a gradient takes at least
+        self.compute_time = 0.0          # minimum seconds for a gradient
         self.now = 0.0
         self.queue: list = []
         self.count = itertools.count()
-        # Random as on robots: a session is the XOR of two of them, which small numbers repeat.
+        # Incarnations are random, as on real robots. A session is the XOR of two incarnations, and
+        # XORs of small numbers would repeat.
         self.lives = (self.rng.getrandbits(64) for _ in itertools.count())
         self.counts: Counter = Counter()
         self.dead_links: set[str] = set()
-        self.exploding: set[str] = set()  # robots whose next gradient is ``blast`` times too large
+        self.exploding: set[str] = set()  # robots whose next gradient is multiplied by ``blast``
         self.blast = 100
-        self.deaf_links: set[str] = set()  # they carry heartbeats and nothing else
-        self.unheard: set[str] = set()     # robots without a link at the last heartbeat
-        self.free_at: dict = {}          # (robot, towards the server) -> when the link is free
-        self.history: list = []          # messages that were carried, to be replayed
-        self.lost = np.zeros(self.partition.elements)   # gradients that died with a robot or server
+        self.deaf_links: set[str] = set()  # links that carry only heartbeats
+        self.unheard: set[str] = set()     # robots whose link was dead at the last heartbeat
+        # maps (robot, whether towards the server) to the time at which the link is free
+        self.free_at: dict = {}
+        # messages that the network has carried, which `replay` delivers again
+        self.history: list = []
+        # sum of the gradients that were lost in crashes of robots or server
+        self.lost = np.zeros(self.partition.elements)
         initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
         self.lives_of_robots: list[Robot] = []
@@ -127,7 +136,8 @@ class Fleet:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
 
-        def on_chunk(name, chunk, now):  # the machine itself calls it for chunks that were early
+        # the machine itself also calls it, for chunks that arrived before their transfer began
+        def on_chunk(name, chunk, now):
             actions = take(name, chunk, now)
             ids, server.aggregation.last_ids = server.aggregation.last_ids, None
             if ids is not None:
@@ -138,11 +148,14 @@ class Fleet:
         self.server.on_chunk = on_chunk
 
     def checkpoint(self):
-        """What a server writes to disk, and what had been applied by then."""
+        """Return the checkpoint of a server, and the sum of what the server had applied by then."""
         return self.server.checkpoint(), self.server.master.copy(), self.update.applied.copy()
 
     def restart_server(self, checkpoint):
-        """Crash now, come back with what the checkpoint holds; the rest is lost, or comes again."""
+        """Crash the server and restart it from the checkpoint.
+
+        What is not in it is lost or sent again.
+        """
         state, master, applied = checkpoint
         self.counts['crash'] += 1
         self.counts['crash that lost updates'] += bool((self.update.applied != applied).any())
@@ -176,7 +189,7 @@ class Fleet:
         self.robots[name].alive = False
 
     def pause(self, name):
-        """The robot is deactivated; the server hears of it with its next heartbeat."""
+        """Deactivate the robot; the server learns of it with the robot's next heartbeat."""
         robot = self.robots[name]
         if robot.alive and robot.machine.state not in (STOPPED, PAUSED):
             self.counts[f'paused while {robot.machine.state}'] += 1
@@ -189,7 +202,7 @@ class Fleet:
             self.act(name, robot.machine.resume(self.now), robot)
 
     def hold(self):
-        """The server is deactivated."""
+        """Deactivate the server."""
         self.counts['server paused'] += 1
         self.act(None, self.server.pause(self.now))
 
@@ -198,19 +211,22 @@ class Fleet:
         self.act(None, self.server.resume(self.now))
 
     def fall_deaf(self, name, seconds):
-        """The link carries heartbeats and nothing else, then it is whole again."""
+        """Let the link carry only heartbeats for a while, then everything again."""
         self.counts['deaf'] += 1
         self.deaf_links.add(name)
         self.at(seconds, lambda: self.deaf_links.discard(name))
 
     def fade(self, name, seconds):
-        """The link is dead for longer than the heartbeat limit, then it is back."""
+        """Cut the link for longer than the heartbeat limit, then restore it."""
         self.counts['fade'] += 1
         self.dead_links.add(name)
         self.at(seconds, lambda: self.dead_links.discard(name))
 
     def black_out(self, names, seconds):
-        """The links are dead for minutes; boards are slow meanwhile, so that it costs little."""
+        """Cut the links for minutes.
+
+        Robots compute slowly meanwhile, which keeps the simulation fast.
+        """
         self.counts['blackout'] += 1
         self.dead_links |= set(names)
         self.compute_time = 2.0
@@ -224,11 +240,12 @@ class Fleet:
         self.act(None, self.server.set_sync(text, self.now))
 
     def replay(self, count):
-        """Messages of the past come again, one in four of them in another robot's name."""
+        """Deliver messages of the past again, one in four of them under the name of another robot.
+        """
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history)
             if isinstance(message, Receipt) and server is not self.server:
-                continue  # see `deliver_to_robot`
+                continue  # `deliver_to_robot` explains why
             if self.rng.random() < 0.25:
                 name = self.rng.choice(sorted(self.robots))
             self.counts['replayed'] += 1
@@ -238,7 +255,10 @@ class Fleet:
                 self.deliver_to_robot(self.robots[name], message, self.server)
 
     def corrupt(self, count):
-        """Messages that the protocol does not allow; each must be refused with nothing changed."""
+        """Deliver messages that the protocol forbids.
+
+        Check that each is refused and changes nothing.
+        """
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history[-200:])
             robot = self.robots[name]
@@ -251,7 +271,8 @@ class Fleet:
             before = hostile.fingerprint(self.server, robot.machine)
             try:
                 handler(machine, bad)(*arguments, bad, self.now)
-                # Of a transfer that is over. Acks and receipts also let the sender go on sending.
+                # These messages belong to a transfer that is over. Acks and receipts of it are left
+                # out, because they would let the sender continue.
                 self.counts['corrupt ignored'] += 1
                 if isinstance(bad, (Chunk, End)):
                     assert hostile.fingerprint(self.server, robot.machine) == before, bad
@@ -260,7 +281,8 @@ class Fleet:
                 assert hostile.fingerprint(self.server, robot.machine) == before, bad
 
     def check_twin(self, machine, name, message):
-        """But for its fault a chunk of the transfer under way is fit; so the fault is refused."""
+        """Check that the chunk would be valid without its fault, so that nothing else is refused.
+        """
         member = self.server.members.get(name)
         receiver = (member and member.push) if machine is self.server else machine.pull
         if isinstance(message, Chunk) and receiver is not None and receiver.state == OPEN \
@@ -281,11 +303,11 @@ class Fleet:
 
     @property
     def produced(self):
-        """What all lives of all robots have put in their accumulators."""
+        """Return the sum of all gradients that all processes of all robots have accumulated."""
         return sum(robot.store.produced for robot in self.lives_of_robots)
 
     def held(self, robot):
-        """What the robot has produced and the server has not applied."""
+        """Return what the robot has produced and the server has not applied yet."""
         held = robot.store.pending.astype(np.float64)
         for sent in self.open_chunks(robot):
             key = (robot.machine.incarnation, sent.chunk.transfer, sent.chunk.sequence)
@@ -319,7 +341,7 @@ class Fleet:
         self.at(0.1, self.heartbeat)
 
     def carry(self, robot, towards_server, nbytes, deliver):
-        """Move a message: queued, lost, late, doubled, out of order."""
+        """Carry a message over the network, which may queue, lose, delay, double or reorder it."""
         if robot in self.dead_links | self.deaf_links or self.rng.random() < self.loss:
             self.counts['lost'] += 1
             return
@@ -344,7 +366,8 @@ class Fleet:
             return []
 
     def act(self, side, actions, robot=None):
-        """``side``: the robot whose machine acts, None for the server."""
+        """Carry out a machine's actions. ``side``: the robot of the machine; None for the server.
+        """
         if side is None:
             self.staleness.grants(self.server)
             self.check_deadline()
@@ -371,7 +394,7 @@ class Fleet:
         member = self.server.members[notice.robot]
         if notice.what == 'retired':
             self.counts[f'retired while {member.state}'] += 1
-        elif notice.what == 'returned':  # as if it had just joined
+        elif notice.what == 'returned':  # count it as a robot that has just joined
             self.versions.forget(member)
             self.staleness.forget(member)
 
@@ -397,19 +420,20 @@ class Fleet:
             self.carry(name, True, nbytes, lambda: self.deliver_to_server(name, message))
 
     def is_partial(self, side, name):
-        """Whether the transfer that ends leaves rows behind because time was over."""
+        """Return whether the ending transfer leaves rows behind because its time is over."""
         machine = self.robots[name].machine
         sender = self.server.members[name].sender if side is None else machine.push
         return sender is not None and sender._window < len(sender.plan.windows)
 
     def deliver_to_robot(self, robot, message, server):
-        # A receipt of a server that has crashed is as if it had come before the crash, or never.
+        # A receipt from a server that has crashed is either taken as sent before the crash, or
+        # lost.
         stale = self.server is not server
         if not robot.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
             return
         handle = handler(robot.machine, message)
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
-        machine = robot.machine  # granted while the last one is computed
+        machine = robot.machine  # the next iteration is granted while the present one is computed
         if machine.state == COMPUTING and machine.iteration != robot.granted:
             self.check_start(robot, machine.iteration)
 
@@ -424,12 +448,12 @@ class Fleet:
         self.counts['rejected ack'] += isinstance(message, Ack) and bool(self.errors)
 
     def refused_chunks(self, name):
-        """Of the present push of a robot: its transfer, and how many the server has refused."""
+        """Return the transfer of a robot's present push, and the number of its refused chunks."""
         member = self.server.members.get(name)
         return member and member.push.refused and (member.push.transfer, member.push.refused)
 
     def drop(self, name, chunk):
-        """The server has taken this chunk, and will not use it."""
+        """Note that the server has received this chunk but will not use it."""
         self.counts['refused'] += 1
         ids = decode_ids(chunk.ids, chunk.segments, self.partition)
         self.lost += decode(self.partition, codec_on_wire(chunk.codec, self.server.codec), ids,
@@ -449,7 +473,7 @@ class Fleet:
 
             def answer():
                 if server is not self.server and response.push is not None:
-                    return  # as in `deliver_to_robot`
+                    return  # `deliver_to_robot` explains why
                 if robot.alive and robot.machine.awaits(message):
                     self.act(robot.name,
                              robot.machine.on_register_response(response, self.now), robot)
@@ -462,7 +486,7 @@ class Fleet:
         assert robot.machine.gradient == BUSY, 'a gradient before this one has not been taken yet'
         model = robot.store.model.copy()
         gradient = self.gradients.of(robot, order)
-        if robot.name in self.exploding:  # this one is
+        if robot.name in self.exploding:  # the gradient of this robot explodes
             self.exploding.discard(robot.name)
             gradient = gradient * np.float32(self.blast)
 
@@ -499,20 +523,24 @@ class Fleet:
     # -- invariants
 
     def check_deadline(self):
-        """Nothing is due before the time that the server has named."""
+        """Check that no event is due before the deadline that the server has named."""
         due = map(self.server.deadline_of, self.server.members)
         assert self.server.deadline <= min(due, default=math.inf)
 
     def check_start(self, robot, iteration):
-        """Invariant 3, at the moment a worker may begin to compute ``iteration``."""
+        """Check invariant 3 when a worker may begin to compute ``iteration``."""
         robot.granted = iteration
         if robot.machine.server != self.server.incarnation:
-            return  # granted by a server that has crashed, of which the robot has not heard yet
+            # a server that has crashed granted it, and the robot does not know of the crash yet
+            return
         self.staleness.starts(robot.machine)
         self.counts['staleness checked'] += self.staleness.check(robot, iteration, self)
 
     def check_mirrors(self):
-        """Invariant 1: L_r is bit for bit what r holds, whenever no transfer to r is open."""
+        """Check invariant 1: while no transfer to robot r is open, mirror L_r equals its model.
+
+        All bits must be equal.
+        """
         for name, member in self.server.members.items():
             robot = self.robots[name]
             if not robot.alive or member.incarnation != robot.machine.incarnation:
@@ -524,18 +552,19 @@ class Fleet:
                     (member.mirror.rows != self.server.master).any())
 
     def check_conservation(self):
-        """Invariant 2: produced = applied + held + what died with a crash; nothing counts twice."""
+        """Check invariant 2: produced = applied + held + lost in crashes, so nothing counts twice.
+        """
         held = sum(self.held(r) for r in self.lives_of_robots)
         dropped = sum(robot.store.dropped for robot in self.lives_of_robots)
         total = self.update.applied + held + self.lost + dropped
-        # Float32 rounds what explodes as coarsely as it is large.
+        # The error of float32 grows with the size of an exploded gradient.
         atol = 2e-5 * self.blast if self.counts['refused'] else 2e-5
         assert np.allclose(total, self.produced, rtol=1e-4, atol=atol), \
             np.abs(total - self.produced).max()
         self.counts['conservation checked'] += bool(self.produced.any())
 
     def check(self):
-        if not self.capacities:  # coded gradients only count together
+        if not self.capacities:  # coded gradients have a meaning only as a sum
             self.check_conservation()
         self.check_mirrors()
         for member in self.server.active():

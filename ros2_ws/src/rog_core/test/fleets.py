@@ -1,4 +1,5 @@
-"""A fleet of fleets for the tests: servers below, each with robots, and one above them."""
+"""Simulates two levels of fleets: child fleets, each with robots, and a parent server above them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +9,19 @@ from rog_core.arrays import copy_of
 from rog_core.protocol.states import STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream
 
-STEP = 0.02  # s of the fleets in turn; between them nothing has to be at the same moment
+# seconds for which each fleet runs in turn; events of different fleets need no exact order
+STEP = 0.02
 
 
 class Below(Fleet):
-    """A fleet whose server is a robot of another; it adds up what its own robots have changed."""
+    """A child fleet, whose server is a robot of the parent fleet.
+
+    Sums up what its own robots changed.
+    """
 
     def __init__(self, *arguments, **options):
-        self.own = 0.0     # what they have taken off the master rows, float64 (elements,)
+        # sum of what its robots have subtracted from the master rows, float64 (elements,)
+        self.own = 0.0
         super().__init__(*arguments, **options)
 
     def start_server(self, master, state=None):
@@ -38,14 +44,17 @@ class FleetAsRobot(Robot):
 
     @property
     def not_kept(self):
-        """What the worker was given and has neither used nor dropped."""
+        """Return what the worker has received and has neither used nor dropped."""
         up = self.upstream
         given = up._handed is not None and self.store.kept == up._kept
         return up._handed.astype(np.float64) if given else 0.0
 
 
 class Above(Fleet):
-    """Its robots are ``below``: fleets, by name; ``saved``: what their servers have on disk."""
+    """The parent fleet. Its robots are the child fleets.
+
+    ``saved`` maps a child's name to its checkpoint.
+    """
 
     def __init__(self, seed, below, sync, **options):
         self.below, self.saved = below, {}
@@ -63,12 +72,13 @@ class Above(Fleet):
         self.act(name, robot.machine.start(self.now), robot)
 
     def save(self, name):
-        """Write the checkpoint of a server below."""
+        """Write the checkpoint of a child fleet's server."""
         below = self.below[name]
         self.saved[name] = below.checkpoint(), copy_of(self.robots[name].upstream.base), below.own
 
     def crash_below(self, name):
-        """Kill a server below; it comes back from its checkpoint, and registers anew above."""
+        """Kill a child's server and restart it from its checkpoint; it registers with the parent.
+        """
         below, (checkpoint, base, own) = self.below[name], self.saved[name]
         self.counts['crash below'] += 1
         self.robots[name].upstream = None
@@ -85,7 +95,7 @@ class Above(Fleet):
         self.counts['changed below'] += bool((robot.below.server.master != before).any())
 
     def account(self, name):
-        """Let a fleet give account, after a checkpoint."""
+        """Let a child fleet report its changes to the parent, after a checkpoint."""
         robot = self.robots[name]
         change = robot.upstream.account()
         if change is not None and robot.alive and robot.machine.state != STOPPED:
@@ -103,7 +113,8 @@ class Above(Fleet):
                     self.account(name)
 
     def check_below(self):
-        """What the robots below have changed is handed up once, or still to be handed up."""
+        """Check that each change was handed to the parent once, or that the child still keeps it.
+        """
         for name, below in self.below.items():
             robot = self.robots[name]
             lives = [life for life in self.lives_of_robots if life.name == name]
@@ -122,7 +133,8 @@ class Above(Fleet):
 
 
 def two_levels(seed, above, below=('rsp:3', 'rsp:3'), codec='onebit', robots=2, **options):
-    """One fleet for each method in ``below``, all under a server with the method ``above``."""
+    """Return a parent fleet with method ``above``, and a child fleet for each method in ``below``.
+    """
     fleets = {f'fleet{k}': Below(seed + k, robots, sync, codec)
               for k, sync in enumerate(below)}
     return Above(seed + 100, fleets, above, codec=codec, **options)

@@ -1,4 +1,5 @@
-"""Messages that the protocol does not allow, and what must not change when one arrives."""
+"""Makes messages that the protocol forbids, and snapshots of all state that they must not change.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from rog_core.worker.report import WorkerStatistics
 
 def _scale(chunk, bits):
     values = chunk.values.copy()
-    if chunk.codec == 0:  # raw: a float32
+    if chunk.codec == 0:  # codec raw; the value is a float32
         values[2:4] = bits & 255, bits >> 8
     else:
         values[:2] = bits & 255, bits >> 8
@@ -54,7 +55,7 @@ BAD_STEPS = {
     'too many fragments': Phase(3, MAX_LOCAL + 1, 0),
 }
 
-# What no worker can follow of the other words of a command; for `dataclasses.replace`.
+# Values of a command's other fields that no worker can carry out; for `dataclasses.replace`.
 BAD_WORDS = {
     'no iteration': {'next_iteration': 0}, 'an iteration below 0': {'next_iteration': -1},
     'an MTA time that is NaN': {'mta_time': math.nan}, 'an MTA time below 0': {'mta_time': -1.0},
@@ -69,7 +70,7 @@ BAD_SENDINGS = {
 
 
 def bad_commands(command):
-    """All ways in which a command that can be followed can become one that cannot."""
+    """Return a valid command with one field made invalid, for every such field."""
     return {**{name: replace(command, step=step) for name, step in BAD_STEPS.items()},
             **{name: replace(command, **word) for name, word in BAD_WORDS.items()},
             **{name: replace(command, sending=replace(command.sending, **change))
@@ -88,7 +89,7 @@ def _chunk_faults(chunk):
         replace(chunk, segments=0),
         replace(chunk, ids=ids[:-1]),
         replace(chunk, ids=np.append(ids, np.uint8(1))),
-        # Out of range, and not ascending.
+        # One id is out of range, and the ids are not ascending.
         replace(chunk, ids=np.concatenate([ids, last]), segments=chunk.segments + 1),
         replace(chunk, ids=np.append(ids, np.uint8(0)), segments=chunk.segments + 1),
         replace(chunk, values=values[:-1]),
@@ -108,14 +109,15 @@ def _end_faults(end):
 
 
 def twin(message):
-    """The message that `corrupted` changes in one point: as it is, it would be taken."""
-    # Not one that has arrived: a double is acknowledged without a look at it.
+    """Return the valid message from which `corrupted` makes an invalid one."""
+    # Choose a chunk that has not arrived, because the receiver acknowledges a duplicate without
+    # reading it.
     return replace(message, sequence=message.sequence + 60) if isinstance(message, Chunk) \
         else message
 
 
 def corrupted(rng, message):
-    """One of the ways in which a message of this type can break the rules."""
+    """Return the message with one rule broken; ``draw`` chooses which of the rules of its type."""
     message = twin(message)
     if isinstance(message, Chunk):
         faults = _chunk_faults(message)
@@ -133,7 +135,8 @@ def corrupted(rng, message):
     return rng.choice(faults)
 
 
-# What a machine consists of. Everything else in it is a number, an array, or never changes.
+# Types of the objects of which a machine consists. All other attributes are numbers, arrays or
+# constants.
 _PARTS = (WorkerMachine, ServerMachine, Member, Accumulator, Aggregation, Method, FullGradient,
           Mirror, RawRows, Sender, Receiver, LinkEstimate, WorkerStatistics)
 
@@ -153,6 +156,6 @@ def _contents(value):
 
 
 def fingerprint(*machines):
-    """Everything that a refused message must leave as it is: all that the machines hold."""
+    """Return everything that the machines hold, which a refused message must not change."""
     return [(name, _contents(value)) for machine in machines
             for name, value in vars(machine).items()]

@@ -1,4 +1,4 @@
-"""One worker and one server in this process: the `Link` of a `RogOptimizer`."""
+"""Runs one worker and one server in this process, as the `Link` of a `RogOptimizer`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rog_core.server.machine import ServerMachine
 
 
 class InProcessLink:
-    """Join and exchange run both machines until it is our turn; see `Loopback`."""
+    """A link whose functions join and exchange run both machines until it is the worker's turn."""
 
     def __init__(self, sync='bsp', codec='raw'):
         check_named(sync, Team())
@@ -32,6 +32,6 @@ class InProcessLink:
 
     @staticmethod
     def _granted(wanted):
-        """The gradient to compute next; None if the run is over."""
+        """Return the gradient to compute next; None if the run is over."""
         granted = [action for _, action in wanted if isinstance(action, Compute)]
         return granted[-1] if granted else None

@@ -1,4 +1,4 @@
-"""What the tests know of staleness by themselves, apart from the server's own bookkeeping."""
+"""Computes the staleness of all rows independently of the server's own bookkeeping."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from rog_core.methods.coded import Coded
 
 
 class Versions:
-    """Iteration at which each segment of each member was last applied, as seen from outside."""
+    """The iteration at which each segment of each member was last applied, observed from outside.
+    """
 
     def __init__(self, partition):
         self.partition = partition
-        self.members: list = []  # (member, iteration at which it began, version per segment)
+        # list of (member, iteration at which it joined, version of each segment)
+        self.members: list = []
 
     def entry(self, member):
         for known in self.members:
@@ -24,7 +26,7 @@ class Versions:
         return self.members[-1]
 
     def forget(self, member):
-        """It was retired and is back: its rows count from now on."""
+        """Reset the versions of a member that was retired and is back; only its new rows count."""
         self.members = [known for known in self.members if known[0] is not member]
 
     def applied(self, member, chunk, ids):
@@ -32,33 +34,35 @@ class Versions:
         versions[ids] = np.maximum(versions[ids], chunk.transfer.iteration)
 
     def check(self, member):
-        """The server never takes a row for newer than its oldest segment."""
+        """Check that the server takes no row for newer than the row's oldest segment."""
         seen = np.minimum.reduceat(self.entry(member)[2], self.partition.first_segment)
         assert (member.versions <= seen).all(), (member.robot, member.versions, seen)
         assert member.slowest in (member.versions.min(), member.iteration)
 
 
 def loosest(method):
-    """Iterations by which a row may be behind at most under this method.
+    """Return the maximum number of iterations by which a row may be behind with this method.
 
-    With coded gradients the rows of a straggler stay behind: what it pushed does not count.
+    With coded gradients, the rows of a straggler stay behind, because its pushes do not count.
     """
     return method.most if method.by_row and not isinstance(method, Coded) else math.inf
 
 
 class Staleness:
-    """Which bound holds for whom, while the method of a running fleet changes.
+    """Finds which staleness bound holds for which member when a running fleet changes its method.
 
-    The looser bound holds until every member has pushed under the tighter one, and for what was
-    granted until then. ``told``: name of a method, as robots are told it, -> the method.
+    The looser bound holds until every member has pushed under the tighter bound, and for iterations
+    granted until then. ``told``: maps the name of a method, as robots receive it, to the method.
     """
 
     def __init__(self, told):
         self.told = told
-        self.pushed_under: dict = {}   # incarnation -> bound at its last push
-        self.complied: dict = {}       # incarnation -> the same, once that push is over
-        self.members: dict = {}        # incarnation -> its member at the server
-        self.granted: dict = {}        # robot name -> (pull, bound that held when it began)
+        self.pushed_under: dict = {}   # maps an incarnation to the bound at its last push
+        # maps an incarnation to the bound at its last push that is complete
+        self.complied: dict = {}
+        self.members: dict = {}        # maps an incarnation to its member at the server
+        # maps the name of a robot to its pull, and the bound that held when the pull began
+        self.granted: dict = {}
 
     def pushes(self, machine):
         life = machine.incarnation
@@ -67,15 +71,17 @@ class Staleness:
 
     def starts(self, machine):
         life = machine.incarnation
-        if life in self.pushed_under and machine.push is None:  # else it computes ahead
+        # while a push is under way, the worker computes ahead
+        if life in self.pushed_under and machine.push is None:
             self.complied[life] = self.pushed_under[life]
 
     def grants(self, server):
-        """Note the bound that holds for every pull that has begun."""
+        """Record, for every pull that has begun, the bound that holds."""
         active, present = server.active(), loosest(self.told(str(server.method)))
         for member in active:
             life = member.incarnation
-            if self.members.get(life) is not member:  # has just joined, within the present bound
+            # a member that has just joined is within the present bound
+            if self.members.get(life) is not member:
                 self.members[life] = member
                 self.complied[life] = present
                 self.pushed_under.pop(life, None)
@@ -89,7 +95,7 @@ class Staleness:
         self.members.pop(member.incarnation, None)
 
     def check(self, robot, iteration, fleet):
-        """Compare the iteration with every row of every member; returns the number of members."""
+        """Compare the iteration with every row of every member; return the number of members."""
         active = fleet.server.active()
         bound = self.granted[robot.name][1]
         for member in active:

@@ -1,4 +1,4 @@
-"""What the tests know by themselves of gradients and of what the server has made of them."""
+"""Accounts for gradients and for their use by the server, independently of the code under test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _method(text, capacities, codec, momentum):
 
 
 def method_named(text, team):
-    """A method by its name, not in use; for what it says of itself."""
+    """Return the method with this name, unused; tests ask it about its properties."""
     return _method(text, tuple(team.capacities.items()), team.codec, team.momentum)
 
 
@@ -35,18 +35,18 @@ def decode(partition, codec, ids, data):
 
 @lru_cache(maxsize=20_000)
 def shard_gradient(elements, shard, iteration):
-    """G: fixed random gradient of a shard in a round, float32 (elements,)."""
+    """Return G, a fixed random gradient of a shard in a round; float32 (elements,)."""
     return np.random.default_rng((shard, iteration)).standard_normal(elements, np.float32)
 
 
 def full_gradient(elements, shards, iteration):
-    """Mean of G over all shards, float64."""
+    """Return the mean of G over all shards, float64."""
     return sum(shard_gradient(elements, shard, iteration).astype(np.float64)
                for shard in range(shards)) / shards
 
 
 class Gradients:
-    """Noise; where it is asked for, a weighted sum of `shard_gradient`."""
+    """Source of gradients: noise or, for coded gradients, a weighted sum of `shard_gradient`."""
 
     def __init__(self, elements, seed):
         self.elements, self.noise = elements, np.random.default_rng(seed)
@@ -56,7 +56,7 @@ class Gradients:
         if not isinstance(step, Shards):
             gradient = self.noise.standard_normal(self.elements).astype(np.float32)
             gradient[self.noise.random(gradient.size) < 0.2] = 0
-            # What local steps come to is a step already: it has the learning rate in it.
+            # The result of local steps is already a step: it contains the learning rate.
             return gradient * np.float32(RATE * step.steps) if isinstance(step, Local) else gradient
         parts = [np.float32(weight) * shard_gradient(self.elements, shard, order.iteration)
                  for shard, weight in zip(step.ids, step.weights, strict=True)]
@@ -64,7 +64,7 @@ class Gradients:
 
 
 class SummingAccumulator(Accumulator):
-    """Adds up in double precision what it is given: ``produced``; and what is ``dropped``."""
+    """An accumulator that also sums what is added (``produced``) and ``dropped``, in float64."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -79,7 +79,7 @@ class SummingAccumulator(Accumulator):
     def encode(self, codec, ids):
         before = self.pending.astype(np.float64) if codec.kept < 1 else 0
         data = super().encode(codec, ids)
-        if codec.kept < 1:  # its error feedback decays
+        if codec.kept < 1:  # the codec's error feedback decays
             self.dropped += before - self.pending - decode(self.partition, codec, ids, data)
         return data
 
@@ -89,17 +89,20 @@ class SummingAccumulator(Accumulator):
 
 
 class SummingAggregation(Aggregation):
-    """Adds up in double precision what the server has taken, and checks what it does with it.
+    """An aggregation that also sums what the server applies, and checks the results.
 
-    ``rounds``: of coded gradients, those decoded by this life of the server, in order;
-    ``contributed``: of a white list, the robots of every round, in order.
+    The sums have double precision.
+
+    ``rounds``: rounds of coded gradients that this process of the server has decoded, in order.
+    ``contributed``: for a white list, the robots of every round, in order.
     """
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.applied = np.zeros(self.model.partition.elements)
         self.last_ids = None
-        self.pushed_of = {}  # robot -> iterations of the coded chunks that are held of it
+        # maps a robot to the iterations of its coded chunks that the server holds
+        self.pushed_of = {}
         self.rounds: list = []
         self.contributed: list = [[]]
 
@@ -143,7 +146,8 @@ class SummingAggregation(Aggregation):
                 del self.pushed_of[robot]
 
     def check_decoded(self, due, before):
-        """All parts are of one round, a later one than before; master falls by its gradient."""
+        """Check that all parts belong to one new round; the master rows must fall by its gradient.
+        """
         iterations = set().union(*(self.pushed_of[robot] for robot in due.coefficients))
         assert len(iterations) == 1, iterations
         iteration, = iterations

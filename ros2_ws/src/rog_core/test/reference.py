@@ -1,29 +1,29 @@
-"""What the codecs must write, one element at a time, and where the values may be."""
+"""Reference codecs, which process one element at a time, and the kinds of memory to test."""
 
 import numpy as np
 import pytest
 import torch
 
-# A tensor on the CPU goes the very way that one on a GPU goes.
+# A tensor on the CPU takes the same path through the code as a tensor on a GPU.
 PLACES = ['numpy', 'tensor', pytest.param('cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(
     not torch.cuda.is_available(), reason='needs a GPU; PyTorch finds none here')])]
 
 
 def put(values, place):
-    """Copy a numpy array to one of the places."""
+    """Copy a numpy array to one of the kinds of memory."""
     if place == 'numpy':
         return values.copy()
     return torch.tensor(values, device='cpu' if place == 'tensor' else place)
 
 
 def rounded(scale):
-    """Bfloat16 bytes of a float32, and the float32 that they mean."""
+    """Round a float32 to bfloat16; return its bytes, and its value as a float32."""
     code = (int(np.float32(scale).view(np.uint32)) + 0x8000) >> 16
     return code.to_bytes(2, 'little'), np.uint32(code << 16).view(np.float32)
 
 
 def ternary_reference(row):
-    """Ternary bytes and decoded values of one segment."""
+    """Return the encoded bytes and the decoded values of one segment, by codec ternary."""
     chosen, decoded = [], np.zeros_like(row)
     for start in range(0, row.size, 64):
         block = [abs(float(v)) for v in row[start:start + 64]]
@@ -39,7 +39,8 @@ def ternary_reference(row):
 
 
 def sparse_reference(row, sparsity):
-    """Sparse ternary bytes and decoded values of one segment."""
+    """Return the encoded bytes and the decoded values of one segment, by the sparse ternary codec.
+    """
     count = max(round(sparsity * row.size), 1)
     largest = sorted(range(row.size), key=lambda k: (-abs(float(row[k])), k))[:count]
     chosen, decoded = sorted(k for k in largest if row[k] != 0), np.zeros_like(row)
@@ -51,12 +52,13 @@ def sparse_reference(row, sparsity):
 
 
 def four_bit_reference(row):
-    """E3M0 bytes and decoded values of one segment."""
+    """Return the encoded bytes and the decoded values of one segment, by codec E3M0."""
     out, scale = rounded(max((abs(v) for v in row), default=0))
     levels = [np.float32(0), *(np.float32(scale * 2.0 ** (e - 7)) for e in range(1, 8))]
     codes, decoded = [], np.zeros_like(row)
     for k, value in enumerate(row):
-        # The nearest level, the larger of two that are as near; all are exact in double precision.
+        # Choose the nearest level; of two equally near levels, the larger. All levels are exact in
+        # double precision.
         far = [abs(abs(float(value)) - float(level)) for level in levels]
         code = max(e for e in range(8) if far[e] == min(far)) if value != 0 else 0
         codes.append(code | 8 * bool(code and value < 0))
@@ -66,7 +68,7 @@ def four_bit_reference(row):
 
 
 def sparseloco_reference(row):
-    """SparseLoCo bytes and decoded values of one segment."""
+    """Return the encoded bytes and the decoded values of one segment, by codec SparseLoCo."""
     count = max(round(row.size / 64), 1)
     largest = sorted(range(row.size), key=lambda k: (-abs(float(row[k])), k))[:count]
     chosen, decoded = sorted(k for k in largest if row[k] != 0), np.zeros_like(row)
@@ -88,7 +90,7 @@ BY_SEGMENT = {'ternary': ternary_reference, 'e3m0': four_bit_reference,
 
 
 def reference(codec, partition, values, ids, sums):
-    """Encoded bytes and decoded values (elements,), one element at a time."""
+    """Return encoded bytes and decoded values (elements,), computed one element at a time."""
     out, decoded = bytearray(), np.zeros_like(values)
     for number, segment in enumerate(ids):
         lo, hi = partition.offsets[segment], partition.offsets[segment + 1]

@@ -1,6 +1,7 @@
-"""Schedules of faults for a `Fleet`, and how it is brought to where a test wants it.
+"""Plays schedules of faults on a `Fleet`, and brings a fleet into the state that a test needs.
 
-ROG_SCHEDULES sets the number of schedules (default 80; `make soak` runs 10,000).
+The environment variable ROG_SCHEDULES sets the number of schedules (default 80; `make soak` runs
+10,000).
 """
 
 import math
@@ -19,7 +20,7 @@ SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
          'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=3+rate=0.7+momentum=0.5',
          'rsp:6+pipeline+sparse+local=2',
          'trimmed:1']
-EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # with codec raw only
+EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # methods that only work with codec raw
 CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
           'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash', 'pause', 'resume', 'hold',
@@ -29,9 +30,10 @@ NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0
 
 
 def play(fleet, events, syncs=None, slow=5e3):
-    """Run the schedule and check invariants 1 to 3 after every step.
+    """Play the schedule and check invariants 1 to 3 after every step.
 
-    ``syncs``: methods to change to, by default all that go with the codec. ``slow``: bytes/s.
+    ``syncs``: methods to which the schedule changes, by default all that fit the codec. ``slow``:
+    rate of a slow link in bytes per second.
     """
     syncs = syncs or SYNCS + EXACT * (fleet.codec == 'raw')
     names = list(fleet.robots)
@@ -48,7 +50,8 @@ def play(fleet, events, syncs=None, slow=5e3):
             fleet.dead_links.discard(name)
         elif event == 'fade':
             fleet.fade(name, fleet.heartbeat_limit + seconds)
-        elif event == 'gap':  # of any length, from a lost message to several limits
+        # a gap of any length, from one lost message to several heartbeat limits
+        elif event == 'gap':
             fleet.fade(name, fleet.heartbeat_limit * seconds ** 3)
         elif event == 'deaf':
             fleet.fall_deaf(name, 2 * fleet.heartbeat_limit * seconds)
@@ -81,7 +84,8 @@ def play(fleet, events, syncs=None, slow=5e3):
 
 
 def check_end(fleet, seconds=12):
-    """The faults end: everybody who lives must get on, and at the end hold the master rows."""
+    """End all faults; check that every live robot makes progress and finally holds the master rows.
+    """
     fleet.dead_links.clear()
     fleet.deaf_links.clear()
     fleet.loss, fleet.rate = 0.0, 1e6
@@ -98,7 +102,7 @@ def check_end(fleet, seconds=12):
         assert fleet.now < until, 'the fleet stands still'
         fleet.run(0.5)
     fleet.check()
-    # Invariant 4: after quiescence and draining, every worker holds the master rows.
+    # Invariant 4: when all transfers have ended, every worker holds the master rows.
     fleet.act(None, fleet.server.stop(fleet.now))
     fleet.run(30)
     assert fleet.stopped
@@ -123,13 +127,13 @@ def run_until(fleet, condition, step=2e-3):
 
 
 def state_of(fleet):
-    """What the server takes robot0 for."""
+    """Return the state that the server records for robot0."""
     member = fleet.server.members.get('robot0')
     return member and member.state
 
 
 def settled(seed=4, sync='rsp:4', **network):
-    """A fleet of three that is at work, and its first member."""
+    """Return a fleet of three robots that train, and its first member."""
     fleet = Fleet(seed, 3, sync, **network)
     run_until(fleet, lambda: len(fleet.server.active()) == 3)
     fleet.run(2)
@@ -137,7 +141,7 @@ def settled(seed=4, sync='rsp:4', **network):
 
 
 def lose(fleet, seconds=3.0):
-    """robot0 is out of reach until it is away."""
+    """Cut off robot0 until the server considers it away."""
     fleet.dead_links.add('robot0')
     fleet.run(seconds)
     assert state_of(fleet) == 'away'
@@ -145,7 +149,7 @@ def lose(fleet, seconds=3.0):
 
 
 def come_back(fleet):
-    """It is heard of again; returns the number of model chunks that this took."""
+    """Reconnect robot0; return the number of model chunks that it needed."""
     before = fleet.counts['SNAPSHOT']
     fleet.dead_links.discard('robot0')
     run_until(fleet, lambda: state_of(fleet) == 'training')

@@ -1,4 +1,4 @@
-"""Flat storage as a numpy array and as a tensor: the same operations, the same results."""
+"""Flat storage gives the same results as a numpy array and as a tensor."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_worker_and_server_train_on_tensors_as_on_arrays(place, codec, sync):
     def train(place):
         partition = partition_of([('w', (40, 34)), ('b', (9,))], 'row', codec)
         noise = np.random.default_rng(1)
-        # In steps of 1/8, so that sums are exact in any order.
+        # Values are multiples of 1/8, so that sums are exact in any order.
         draw = [put(noise.integers(-9, 10, partition.elements).astype(np.float32) / 8, place)
                 for _ in range(6)]
         machine = WorkerMachine('robot', 1, Accumulator(partition, draw[0]),

@@ -1,4 +1,4 @@
-"""A push counts for no more than a multiple of what the robots push, whatever its rows hold."""
+"""The norm bound: a push counts for no more than a multiple of the robots' usual pushes."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,17 @@ def test_an_encoding_is_scaled_without_decoding_it_and_never_up(codec, factor):
 
 
 class Pushes:
-    """Pushes of raw rows of ones, each element times the square root of its energy."""
+    """Makes pushes of raw rows; all elements of a row are the square root of the row's energy."""
 
     def __init__(self, limit):
         self.partition = partition_of(SHAPES, 'row', 'raw')
         self.filter = PushFilter(0.0, limit, np.zeros(self.partition.elements, np.float32))
 
     def push(self, robot, *energies, kind=Kind.PUSH, robots=ROBOTS):
-        """A push of rows with these sums of squares: which of it counts, and whether it is said."""
+        """Push a row with each of these sums of squares.
+
+        Return which count, and whether a notice comes.
+        """
         raw = get_codec('raw')
         receiver = Receiver(self.partition, frozenset({kind}), 1, raw, TransferId(1, kind, 1, 1))
         counted = []

@@ -1,4 +1,4 @@
-"""Codecs: arrays and tensors against a slow reference, error feedback, refusals."""
+"""Codecs: arrays and tensors equal a slow reference, error feedback works, bad data is refused."""
 
 from dataclasses import replace
 
@@ -18,7 +18,8 @@ from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Chunk, Kind, TransferId
 from rog_core.transfer.receiver import Receiver
 
-NAMES = [*(name for name in codec_names() if ':' not in name), 'ternary:0.1']  # and of plug-ins
+# includes the codecs of plug-ins
+NAMES = [*(name for name in codec_names() if ':' not in name), 'ternary:0.1']
 PARTITION = partition_of([('conv', (40, 34)), ('bias', (3,)), ('scale', ()), ('long', (9001,))])
 MODELS = {name: partition_of([(p.name, p.shape) for p in PARTITION.parameters], codec=name)
           for name in NAMES}
@@ -27,7 +28,7 @@ TERNARY = get_codec('ternary')
 
 
 def draw(seed, codec):
-    """Values, another set of them, and some segments in ascending order."""
+    """Draw two sets of values, and some segments in ascending order."""
     noise, partition = np.random.default_rng(seed), MODELS[codec]
     values = noise.standard_normal((2, partition.elements)).astype(np.float32)
     values[:, noise.random(partition.elements) < 0.1] = 0
@@ -37,7 +38,7 @@ def draw(seed, codec):
 
 
 def covered(partition, ids):
-    """Whether each element is in one of the segments, bool (elements,)."""
+    """Return whether each element is in one of the segments, bool (elements,)."""
     return np.repeat(np.isin(np.arange(partition.segments), ids), partition.lengths)
 
 
@@ -180,7 +181,7 @@ def test_values_of_the_wrong_length_are_refused(codec, change):
 
 
 def one_row(length):
-    """One segment of that many elements, and its ids."""
+    """Return a partition with one segment of that many elements, and its ids."""
     return partition_of([('p', (length,))], codec='ternary'), np.zeros(1, np.int64)
 
 
@@ -198,9 +199,9 @@ def test_ternary_bytes_of_any_values_are_those_of_the_reference(place, row):
 @pytest.mark.parametrize('place', PLACES)
 def test_ternary_sends_the_first_of_the_largest_of_each_block(place):
     row = np.zeros(64 * 3 + 5, np.float32)
-    row[[3, 17, 60]] = 1, -4, 4      # the first of equals goes, whatever its sign
-    row[[64, 127]] = 0.5, 2          # the last of its block
-    row[-1] = 3                      # in the short block; the one before is empty
+    row[[3, 17, 60]] = 1, -4, 4      # of equal magnitudes the first is sent, whatever its sign
+    row[[64, 127]] = 0.5, 2          # index 127 is the last element of its block
+    row[-1] = 3                      # in the last, short block; the block before it is empty
     (partition, ids), left = one_row(row.size), put(row, place)
     data = TERNARY.take(partition, left, ids, None)
     assert bfloat16_decode(data[:2].view('<u2')) == 3

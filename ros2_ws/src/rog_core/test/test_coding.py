@@ -1,4 +1,4 @@
-"""Gradient codes: who holds which shard, and that any s stragglers of a group do no harm."""
+"""Gradient codes: which robot computes which shard. Any s stragglers of a group do no harm."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def support(code):
 
 @st.composite
 def groups_of(draw, most=9):
-    """Return a group's code: 1 to ``most`` members, at most 3 stragglers."""
+    """Return the code of a group with 1 to ``most`` members and at most 3 stragglers."""
     capacities = draw(st.lists(st.floats(1, 5), min_size=1, max_size=most))
     stragglers = draw(st.integers(0, min(3, len(capacities) - 1)))
     least = -(-len(capacities) // (stragglers + 1))
@@ -166,7 +166,8 @@ def test_so_many_stragglers_that_rounding_errors_would_grow_too_large_are_refuse
     group([1] * 40, 40, 4)
     with pytest.raises(ConfigError, match='8 stragglers among 41 robots would multiply rounding'):
         group([1] * 41, 41, 8)
-    assert group([1] * 9, 9, 8).amplification < MAX_AMPLIFICATION  # all hold all
+    # every member computes all shards
+    assert group([1] * 9, 9, 8).amplification < MAX_AMPLIFICATION
 
 
 # -- several groups

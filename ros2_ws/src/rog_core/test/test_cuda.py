@@ -1,7 +1,7 @@
 """CUDA kernels without a GPU: cubins for every architecture, and the same source on the CPU.
 
-Here neither speed is tested, nor what threads do to one place between two barriers, nor cupy
-itself; the last tests are for a GPU.
+These tests do not cover speed, races of threads between two barriers, and cupy itself. The last
+tests of the file need a GPU.
 """
 
 import ctypes
@@ -31,7 +31,8 @@ needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],
                    np.float32)
 EXAMPLES = codec_names()
-NAMED = [name for name in EXAMPLES if get_codec(name).kernels[0] == 'topk']  # elements, one by one
+# codecs that name single elements
+NAMED = [name for name in EXAMPLES if get_codec(name).kernels[0] == 'topk']
 
 
 @pytest.fixture(scope='module')
@@ -41,7 +42,8 @@ def nvrtc():
     return ctypes.CDLL(str(path))
 
 
-@pytest.mark.parametrize('architecture', mostly_long(ARCHITECTURES, 87))  # Jetson Orin
+# 87 is the architecture of the Jetson Orin
+@pytest.mark.parametrize('architecture', mostly_long(ARCHITECTURES, 87))
 @pytest.mark.parametrize('family', FAMILIES)
 def test_nvrtc_compiles_every_kernel_without_spills(nvrtc, family, architecture):
     binary, log = compile_by(nvrtc, cuda.source(family), f'sm_{architecture}', cuda.OPTIONS)
@@ -51,7 +53,8 @@ def test_nvrtc_compiles_every_kernel_without_spills(nvrtc, family, architecture)
     for name, (registers, spilled) in found.items():
         print(f'sm_{architecture} {name}: {registers} registers, {spilled} bytes spilled')
         assert not spilled
-        assert cuda.THREADS * registers <= 1 << 16  # else a block could not be started
+        # a GPU could not start a block that needs more registers
+        assert cuda.THREADS * registers <= 1 << 16
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -161,7 +164,7 @@ def test_arguments_of_another_type_than_the_parameters_are_told():
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU that is none."""
+    """Let the code believe that a stand-in for a GPU is a GPU."""
     stand_in = StandIn(monkeypatch)
     monkeypatch.setitem(sys.modules, 'cupy', stand_in.cupy)
     for cached in (cuda._cupy, cuda._module):
@@ -176,9 +179,9 @@ def to_gpu(values):
 
 
 def rows(codec, lengths, whole):
-    """A partition with one row per length; ``whole``: rows longer than a datagram are one segment.
+    """Return a partition with one row per length; ``whole``: also keep long rows in one segment.
 
-    Where a code names elements one by one, it has no room for positions in a longer segment.
+    Codecs that name single elements have no room for positions in a longer segment.
     """
     partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
     if not whole or codec in NAMED:
@@ -187,7 +190,7 @@ def rows(codec, lengths, whole):
 
 
 def drawn(partition, seed, special):
-    """Values and others, in which one in ten is one of ``special``."""
+    """Draw two arrays of values; one value in ten is from ``special``."""
     noise = np.random.default_rng(seed)
     both = noise.standard_normal((2, partition.elements)).astype(np.float32)
     both *= np.float32(2.0) ** noise.integers(-3, 30, both.shape, np.int32)
@@ -197,7 +200,8 @@ def drawn(partition, seed, special):
 
 
 def results(codec, partition, ids, values, mirror, put):
-    """What a codec encodes and what it leaves; ``put``: copies to where it is to work."""
+    """Return what a codec encodes and what it leaves; ``put`` copies arrays to the memory to test.
+    """
     coder, sums = get_codec(codec), np.abs(values[partition.offsets[ids]])
     with np.errstate(invalid='ignore', over='ignore'):
         taken, left, right = (put(v.copy()) for v in (values, values, mirror))
@@ -211,17 +215,17 @@ def results(codec, partition, ids, values, mirror, put):
 
 
 def bits(values):
-    """Bits of float32; all NaN are one."""
+    """Return the bits of float32 values; every NaN has the same bits."""
     values = values.cpu().numpy() if isinstance(values, torch.Tensor) else values
     return np.where(np.isnan(values), 0x7fc00000, values.view(np.uint32)).tolist()
 
 
 def check(codec, gpu, partition, ids, seed):
-    """Kernels and compiled loops give the same bytes, and the same bits of values."""
+    """Check that kernels and compiled loops return the same bytes and the same bits of values."""
     values, mirror = drawn(partition, seed, SPECIAL)
     code, left = results(codec, partition, ids, values, mirror, lambda v: v)
     gpu.launches.clear()
-    gpu.seed = seed % 1000  # 0: threads in their order
+    gpu.seed = seed % 1000  # with seed 0 the threads run in their order
     found, there = results(codec, partition, ids, values, mirror, to_gpu)
     gpu.finish()
     assert found == code
@@ -233,7 +237,7 @@ def check(codec, gpu, partition, ids, seed):
 
 @st.composite
 def segments_of(draw, codec, **lengths):
-    """A partition, and some of its segments in any order."""
+    """Draw a partition, and some of its segments in any order."""
     partition = rows(codec, draw(st.lists(st.integers(**lengths), min_size=1, max_size=5)),
                      draw(st.booleans()))
     ids = draw(st.lists(st.integers(0, partition.segments - 1), unique=True, max_size=6))
@@ -260,7 +264,7 @@ def test_a_kernel_gives_the_bits_of_the_compiled_loop_for_long_rows(gpu, codec, 
 
 
 def sums_of(magnitudes, offsets):
-    """The sum of each segment in the order in which the threads of a block add, float32."""
+    """Return the sum of each segment, float32, added in the order of the threads of a block."""
     found = []
     for lo, hi in pairwise(offsets):
         turns = np.zeros((-(-(hi - lo) // cuda.THREADS), cuda.THREADS), np.float32)
@@ -346,7 +350,7 @@ def test_kernels_are_used_for_tensors_on_a_gpu_where_cupy_is_installed(gpu, monk
     assert cuda.usable(to_gpu(values))
     assert not cuda.usable(torch.from_numpy(values)) and not cuda.usable(values)
     cuda._cupy.cache_clear()
-    monkeypatch.setitem(sys.modules, 'cupy', None)  # as if it was not installed
+    monkeypatch.setitem(sys.modules, 'cupy', None)  # imports fail as if cupy was not installed
     assert not cuda.usable(to_gpu(values))
 
 
@@ -356,7 +360,8 @@ def test_the_bench_measures_kernels_beside_torch_operations(gpu, codec):
     partition = rows(codec, [300, 20], False)
     found = cuda_codecs.measure(codec, partition, to_gpu, 1)
     assert found.keys() == {'memcpy_ms', 'take_ms', 'torch_take_ms', 'add_ms', 'torch_add_ms'}
-    # The magnitudes and the bytes to add; then each of both once to compile, and once.
+    # First the magnitudes and the bytes to add. Then both kernels once for compiling, and once for
+    # the data.
     assert len(gpu.launches) == 6
 
 
@@ -365,14 +370,14 @@ def test_the_bench_pushes_and_pulls_a_whole_model(gpu):
     partition = partition_of([('w', (40, 34)), ('b', (10,))])
     found = cuda_codecs.iterations(partition, to_gpu, 1)
     assert found.keys() == {'iteration_ms', 'torch_iteration_ms'}
-    assert {name for name, _, _ in gpu.launches} == {  # the snapshot is raw
+    assert {name for name, _, _ in gpu.launches} == {  # the snapshot uses codec raw
         'onebit_encode', 'onebit_add', 'raw_encode', 'raw_store', 'sums_accumulate',
         'sums_difference'}
 
 
 @needs_compiler
 def test_a_push_and_a_pull_of_many_windows_are_one_launch_each(gpu, monkeypatch):
-    partition = partition_of([('w', (64, 16))])  # a row has 4 encoded bytes
+    partition = partition_of([('w', (64, 16))])  # each row has 4 encoded bytes
     assert window_size(partition) == partition.segments / 4
     pair = hot_path.Pair(partition, 2, 14000, put=to_gpu)
     for at_once, many in ((cuda.AT_ONCE, 1), (150, 2), (127, 3)):
@@ -405,7 +410,7 @@ def cupy():
 @given(data=st.data(), seed=st.integers(0, 2 ** 32))
 def test_a_gpu_gives_the_bits_of_the_compiled_loop(cupy, place, codec, data, seed):
     partition, ids = data.draw(segments_of(codec, min_value=1, max_value=100_000))
-    # Of NaN a GPU knows but one, so its bits may differ; nobody takes them.
+    # A GPU returns only one kind of NaN, so the bits may differ; no machine accepts a NaN.
     values, mirror = drawn(partition, seed, SPECIAL[4:])
     code, left = results(codec, partition, ids, values, mirror, lambda v: v)
     assert cuda.usable(on_device(values))
@@ -422,7 +427,8 @@ def test_a_gpu_works_on_the_stream_of_the_moment(cupy, place, codec):
     ids = np.arange(partition.segments)
     code, left = results(codec, partition, ids, values, mirror, lambda v: v)
     with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(20):  # what was asked for before comes before: a few ms of it
+        # work that was queued before is executed before; it takes a few milliseconds
+        for _ in range(20):
             busy = torch.randn(2000, 2000, device=place)
             busy = busy @ busy
             found, there = results(codec, partition, ids, values, mirror, on_device)

@@ -1,4 +1,4 @@
-"""Methods of other packages: they train with all invariants, and what is none is refused."""
+"""Methods of other packages: valid ones train and keep all invariants, invalid ones are refused."""
 
 import itertools
 import sys
@@ -77,7 +77,7 @@ class Calm(Method):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Writes a module of another package; returns its name."""
+    """Write a module that stands for another package; return its name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(text):
@@ -122,7 +122,7 @@ class Tight(Ssp):
 
 @pytest.mark.parametrize(('ahead', 'computed'), [('robot1', 3), ('robot2', 6)])
 def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, computed):
-    """One robot computes, the other does not: the first goes on until its bound is reached."""
+    """One robot computes, the other does not: the first continues until it reaches its bound."""
     sync = f'{package(TIGHT)}:Tight:5'   # the bound of iterations is S + 1
     team = Team(codec='onebit', momentum=0.9, capacities={'robot1': 1.0, 'robot2': 1.0})
     check_named(sync, team)
@@ -139,7 +139,10 @@ def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, comp
 
 
 def test_a_tighter_bound_is_not_for_a_robot_s_own_rows(package):
-    """They may be as old as the fleet's bound allows; only its next push can send them."""
+    """A robot's own rows may be as old as the fleet's bound allows.
+
+    Only its next push can send them.
+    """
     sync = f'{package(TIGHT.replace("ssp", "rsp").replace("Ssp", "Rsp"))}:Tight:8'
     check_named(sync, Team())
     method = method_named(sync, Team())
@@ -158,7 +161,7 @@ def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state
     fleet.check()
     pushes = fleet.server.method.state()['pushes']
     assert set(pushes) == set(fleet.robots) and min(pushes.values()) > 1
-    fleet.sync = 'bsp'  # the one in the checkpoint counts
+    fleet.sync = 'bsp'  # the method in the checkpoint counts
     fleet.restart_server(fleet.checkpoint())
     assert str(fleet.server.method) == sync
     assert fleet.server.method.state()['pushes'] == pushes
@@ -173,7 +176,7 @@ def test_robots_are_told_plain_values_and_never_look_for_its_module(package, mon
     module = package(CALM)
     sync = f'{module}:Calm:4:2+half'
     fleet = Fleet(3, 2, sync)
-    method_named(sync, fleet.team)  # what the test itself asks of it
+    method_named(sync, fleet.team)  # the test itself asks this method
     looked_for, told = [], Counter()
 
     class Finder:
@@ -228,7 +231,7 @@ from rog_core.methods import Method
 from rog_core.steps import Gradient, Local, Shards, Step
 '''
 
-BAD = {  # name -> (body of the class, what the error says)
+BAD = {  # maps a name to the body of a class, and the text of the error
     'raises in __init__': ('''
     def __init__(self, spec, team):
         raise RuntimeError('no such luck')''', 'cannot be built: RuntimeError: no such luck'),
@@ -327,7 +330,7 @@ BAD = {  # name -> (body of the class, what the error says)
 
 
 def refuses(fleet, text, reason):
-    """The text is refused, and a running fleet goes on with what it has."""
+    """Check that the text is refused, and that a running fleet keeps its method."""
     with pytest.raises(ConfigError, match=reason) as error:
         check_named(text, fleet.team)
     assert text in str(error.value)
@@ -340,7 +343,7 @@ def refuses(fleet, text, reason):
 
 @pytest.fixture(scope='module')
 def fleet():
-    """A fleet that trains; whatever is refused leaves it as it is."""
+    """A fleet that trains; a refused method must not change it."""
     fleet = Fleet(6, 2, 'rsp:4')
     fleet.run(1)
     yield fleet
@@ -377,7 +380,7 @@ def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
 
 
 def test_a_machine_imports_no_method(package, fleet):
-    """The shell does it before, and plays the method; see `rog_core.method_check`."""
+    """The shell imports the method before, and plays it; see `rog_core.method_check`."""
     module = package(CALM)
     sync, reason = f'{module}:Calm:4:2', f"'{module}:Calm:4:2': module {module} must be imported"
     before = fingerprint(fleet.server)
@@ -406,7 +409,8 @@ def test_a_server_does_not_begin_with_one_that_fails(package):
         self.calls += 1
         return Sending(0.5 if self.calls < 80 else float('nan'))""", 'must be a share, 0 to 1')])
 def test_one_that_fails_later_ends_the_server_by_its_name(package, body, reason):
-    """Robots would refuse what they are told for ever, or compute the same iteration for ever."""
+    """Otherwise robots would refuse its commands for ever, or compute the same iteration for ever.
+    """
     module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
     sync = f'{module}:Theirs'
     fleet = Fleet(6, 2, sync)

@@ -1,7 +1,7 @@
-"""A stranger who hears everything forges messages; when it is silent, the fleet goes on.
+"""An attacker who reads all traffic forges messages; when the attack ends, the fleet continues.
 
-Without a key nothing proves who has sent a message, so rows may be lost. But both sides must come
-to the same idea of what is under way again, by themselves.
+Without a key nothing proves who has sent a message, so rows may be lost. But robot and server must
+agree again, by themselves, about which transfers are under way.
 """
 
 import random
@@ -19,11 +19,11 @@ from rog_core.protocol.states import DONE, OPEN, TRAINING
 from rog_core.server.deadlines import OUT_OF_STEP
 from schedules import run_until
 
-LIMIT = 0.5   # heartbeat limit and patience, s
+LIMIT = 0.5   # heartbeat limit and patience, in seconds
 
 
 class Deceived(Fleet):
-    """A fleet whose rows may be lost, so that nobody counts them."""
+    """A fleet whose rows may be lost, so the tests do not count them."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, heartbeat_limit=LIMIT, patience=LIMIT, **kwargs)
@@ -35,7 +35,7 @@ class Deceived(Fleet):
         self.run(2)
 
     def check_start(self, robot, iteration):
-        """Check nothing: see the class."""
+        """Check nothing: the class docstring says why."""
 
     def iterations(self):
         return {name: robot.machine.iteration for name, robot in self.robots.items()}
@@ -118,7 +118,7 @@ def test_a_stream_of_them(seed):
 
 
 def begun_again(fleet, member):
-    """The next push does not begin while one is under way: its rows would count twice."""
+    """Check that no push begins while another is under way, because its rows would count twice."""
     opened = member.push.transfer
     for ahead in (1, 2):
         wrong = replace(opened, attempt=opened.attempt + ahead)
@@ -130,7 +130,7 @@ def begun_again(fleet, member):
 
 @pytest.mark.parametrize('sync', ['gsgm', 'bsp', 'rsp:4', 'bsp+svrg=3'])
 def test_a_push_of_another_kind_than_was_granted_is_refused(sync):
-    """A full gradient counts in no round of GSGM: the others would wait for a robot for ever."""
+    """A full gradient counts in no round of GSGM, so the others would wait for ever."""
     fleet = Fleet(4, 3, sync, 'raw' if 'svrg' in sync else 'onebit')
     for robot in fleet.robots.values():
         robot.compute_time = 0.1

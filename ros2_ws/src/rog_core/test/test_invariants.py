@@ -1,6 +1,6 @@
-"""The four invariants of the design, under schedules of loss, duplication, reordering and crashes.
+"""The four invariants of the design hold under loss, duplication, reordering and crashes.
 
-ROG_SCHEDULES sets the number of schedules; see `schedules`.
+The environment variable ROG_SCHEDULES sets the number of schedules; see `schedules`.
 """
 
 import itertools
@@ -22,7 +22,8 @@ methods = st.tuples(st.sampled_from(SYNCS), st.sampled_from(CODECS)) \
     | st.tuples(st.sampled_from(EXACT), st.just('raw'))
 
 
-# No shrinking: it plays hundreds of schedules, and a seed that fails is as good a start.
+# Do not shrink a failing example: shrinking plays hundreds of schedules, and the failing seed is
+# enough to begin with.
 @settings(max_examples=SCHEDULES, deadline=None, derandomize=SCHEDULES < 1000,
           suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 2 ** 32), robots=st.integers(1, 4), method=methods, network=network,
@@ -30,7 +31,7 @@ methods = st.tuples(st.sampled_from(SYNCS), st.sampled_from(CODECS)) \
 def test_invariants_hold_in_any_schedule(seed, robots, method, network, events):
     fleet = Fleet(seed, robots, *method, **network)
     try:
-        with watched():  # all changes of state are in the tables
+        with watched():  # check that the state tables contain all changes of state
             play(fleet, events)
             check_end(fleet)
     finally:
@@ -62,12 +63,13 @@ MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill
 
 @pytest.mark.long
 def test_the_schedules_do_what_they_claim():
-    """No invariant above holds for want of anything to break it."""
+    """Check that the faults of the schedules occur, so that the invariants are really tested."""
     counts, seen = Counter(), set()
     syncs = itertools.cycle(['rsp:4', 'rsp:2', 'ssp:2', 'rsp:20+pipeline+sparse'])
     for seed, (sync, codec) in enumerate(zip(syncs, CODECS * 2, strict=False)):
         fleet = Fleet(seed, 3, sync, codec, loss=0.1, duplicate=0.1, rate=5e4, patience=0.6)
-        keeps = 'sparse' in sync  # its method, so that it does what only this one does
+        # keep this method, so that the schedule tests its special behaviour
+        keeps = 'sparse' in sync
         with watched() as changes:
             play(fleet, [event for event in EVERYTHING if not (keeps and event[0] == 'sync')])
             check_end(fleet)
@@ -81,7 +83,7 @@ def test_the_schedules_do_what_they_claim():
 
 @pytest.mark.parametrize('defect', ['mirror', 'conservation', 'staleness', 'versions', 'model'])
 def test_a_defect_is_noticed(defect):
-    """The checks themselves are alive: each invariant, broken by hand, is reported."""
+    """Test the checks themselves: break each invariant by hand, and expect an error."""
     fleet = Fleet(5, 2, 'rsp:3')
     fleet.run(2.0)
     fleet.check()

@@ -1,4 +1,4 @@
-"""Who may join, what a restarted server remembers, and who is taken for away."""
+"""Membership: who may join, what a restarted server remembers, and who is considered away."""
 
 import re
 from dataclasses import replace
@@ -170,7 +170,7 @@ def test_a_silent_member_is_away_and_one_that_beats_is_not():
     machine.on_register(request(), 0.0)
     machine.on_register(request('robot2', 10), 0.0)
     machine.on_heartbeat('robot2', 10, 2.0)
-    machine.on_heartbeat('robot1', 8, 2.0)  # a former life does not count
+    machine.on_heartbeat('robot1', 8, 2.0)  # messages of a former process of the robot do not count
     assert machine.deadline <= 3.0
     machine.on_time(3.0)
     assert not machine.is_member('robot1', 9)
@@ -196,7 +196,7 @@ def test_an_unknown_method_is_refused_and_the_old_one_stays():
 
 
 def let_train(machine, asks):
-    """Take every message of the server's transfers to a robot until it computes."""
+    """Accept every message of the server's transfers to a robot until the robot computes."""
     member_of, now = machine.members, 0.0
     _, actions = machine.on_register(asks, now)
     while member_of[asks.robot].state != 'training':
@@ -216,7 +216,8 @@ def test_a_checkpoint_brings_back_the_strategy_state():
     machine = server()
     let_train(machine, request())
     transfer = TransferId(9 ^ 50, Kind.PUSH, 1, 1)
-    values = np.array([128, 63, 1] * 1, np.uint8)  # scale 1.0, element 0 negative: the row of 8
+    # scale 1.0, element 0 negative; the row has 8 elements
+    values = np.array([128, 63, 1] * 1, np.uint8)
     machine.on_chunk('robot1', Chunk(transfer, 0, 1, 1, np.array([20], np.uint8), values), 0.1)
     machine.on_end('robot1', End(transfer, 1), 0.2)
     machine.set_sync('rsp:7', 0.3)
@@ -274,7 +275,7 @@ def test_a_worker_that_must_wait_for_its_name_asks_every_second():
 
 
 def joined():
-    """A worker that has just been let in, and its session."""
+    """Return a worker that the server has just admitted, and its session."""
     machine = worker()
     machine.start(0.0)
     response = RegisterResponse(True, incarnation=50, attempt=1, sync='rsp:4')
@@ -311,7 +312,7 @@ def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_ope
 
 
 def test_a_worker_joins_a_fleet_whose_method_it_has_never_heard_of():
-    """It is told what to do in plain values; the name is for people."""
+    """The server sends what to do in plain values; the method's name is only for people."""
     machine = worker()
     machine.start(0.0)
     machine.on_register_response(
@@ -373,7 +374,8 @@ def test_a_link_too_slow_for_the_final_model_ends_the_run_all_the_same():
     assert fleet.stopped
     for name, robot in fleet.robots.items():
         assert robot.machine.state == 'stopped'
-        # What was brought over in time is the final model; the rest is as the server knows it.
+        # Rows that arrived in time have the values of the final model; the other rows have those
+        # that the server knows of.
         same = robot.store.weights == fleet.server.master
         assert same.any() and not same.all()
         assert (robot.store.weights == fleet.server.members[name].mirror.rows).all()

@@ -17,7 +17,8 @@ from schedules import SYNCS, check_end
 @pytest.mark.parametrize('sync', SYNCS)
 @pytest.mark.parametrize('heartbeat_limit', [1.0, 1e4])
 def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
-    """With a long limit nobody is ever away, so the others wait, and must go on afterwards."""
+    """With a long heartbeat limit no robot is ever away, so the others wait; they must go on later.
+    """
     fleet = Fleet(11, 3, sync, loss=0.05, rate=2e5, heartbeat_limit=heartbeat_limit)
     fleet.run(2)
     for names in (['robot0'], ['robot1', 'robot2'], list(fleet.robots)):
@@ -54,14 +55,14 @@ def test_iterations_never_part_by_more_than_the_highest_threshold(sync):
 
 
 def without_age(config):
-    """The same of a worker or of a server, but that age does not count."""
+    """Return the same rules of a worker or server, but with an age that does not count."""
     if isinstance(config, ServerConfig):
         return replace(config, transfer=without_age(config.transfer))
     return replace(config, importance_age=0.0)
 
 
 def test_rows_of_ssp_with_early_transmission_may_fall_behind_further_than_its_iterations():
-    """Its staleness counts iterations: no row is sent for its age alone."""
+    """The staleness of SSP counts iterations, so no row is sent because of its age."""
     behind = {}
     for sync in ('ssp:2+early-minimum', 'rsp:3-minimum'):
         fleet = Fleet(2, 3, sync, rate=2e4)
@@ -78,7 +79,7 @@ def test_rows_of_ssp_with_early_transmission_may_fall_behind_further_than_its_it
 
 
 def slow_robot(sync, rate=4e3):
-    """A fleet in which robot0's pushes and pulls crawl, the others' do not."""
+    """Return a fleet in which only the pushes and pulls of robot0 are very slow."""
     fleet = Fleet(6, 3, sync, rate=1e6)
     carry = fleet.carry
 
@@ -114,7 +115,7 @@ def test_only_a_robot_on_a_bad_link_uses_the_smaller_code_and_only_if_asked_to()
 
 
 def test_what_the_smaller_code_leaves_out_arrives_later():
-    """Error feedback: conservation to the last bit, and at the end everybody has the same model."""
+    """Error feedback: no bit is lost, and at the end everybody has the same model."""
     fleet, used = slow_robot('rsp:4+pipeline+sparse')
     fleet.run(40)
     fleet.check()
@@ -135,7 +136,7 @@ def test_patience_is_what_a_robot_has_left_within_the_bound():
     assert patience(member, server.active(), server.method) == pytest.approx(2.0)
     member.slowest = 7
     assert patience(member, server.active(), server.method) == pytest.approx(2.0 * 3 / 6)
-    member.slowest = 1  # it holds the others up already
+    member.slowest = 1  # this member already makes the others wait
     assert patience(member, server.active(), server.method) == pytest.approx(2.0 / 6)
     for other in server.members.values():
         other.period = math.nan

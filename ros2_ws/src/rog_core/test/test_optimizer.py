@@ -1,4 +1,4 @@
-"""RogOptimizer is SGD with Nesterov momentum, whatever the program does with its gradients."""
+"""RogOptimizer equals SGD with Nesterov momentum, however the program handles its gradients."""
 
 import warnings
 from dataclasses import replace
@@ -106,7 +106,8 @@ def test_one_bit_rows_train_as_well(sync):
 
 
 def test_pipelining_moves_the_model_between_steps_only():
-    """The program's parameters stay the same memory, and hold still while it computes on them."""
+    """The parameters keep their memory, and their values do not change while the program computes.
+    """
     network = model()
     optim = optimizer(network, InProcessLink('rsp:8+pipeline'))
     memory = [p.data_ptr() for p in network.parameters()]
@@ -117,7 +118,7 @@ def test_pipelining_moves_the_model_between_steps_only():
         assert [p.data_ptr() for p in network.parameters()] == memory
     store = optim.accumulator
     assert (flatten(network) == store.model).all()
-    # What the last step brought is there already, and the model follows at the next.
+    # The store has the result of the last step already; the model receives it at the next step.
     assert (store.weights != store.model).any()
 
 
@@ -140,12 +141,12 @@ def test_a_program_that_changes_weights_itself_is_warned_and_only_then(method):
 @pytest.mark.parametrize('method', ['rsp:8', 'rsp:8+pipeline'])
 @pytest.mark.parametrize('size, rate', [(1e12, 0.05), (1e30, 0.05), (3e38, 0.05), (3e38, 50.0)])
 def test_a_gradient_that_is_finite_but_absurd_is_of_no_consequence(method, size, rate):
-    """With pipelining the model was predicted from it, and all that followed were as absurd.
+    """With pipelining, the model predicted from such a gradient made all later ones wrong.
 
-    Beyond float32 the worker sent NaN for ever, and the server dropped it.
+    When values exceeded float32, the worker sent NaN for ever, and the server dropped them.
     """
     network = model()
-    network[1] = torch.nn.ReLU()  # which bounds nothing
+    network[1] = torch.nn.ReLU()  # ReLU does not bound its output
     optim = optimizer(network, InProcessLink(method, codec='onebit'), codec='onebit')
     for number, (inputs, targets) in enumerate(batches(30)):
         optim.zero_grad()
@@ -294,7 +295,7 @@ def test_sparse_gradients_of_an_embedding_are_taken_whoever_clears_them():
     network = torch.nn.Embedding(10, 3, sparse=True)
     optim = optimizer(network, momentum=0.0, learning_rate=1.0)
     before = network.weight.detach().clone()
-    network.zero_grad()  # so that PyTorch makes a new gradient, which is sparse
+    network.zero_grad()  # so that PyTorch makes a new, sparse gradient
     network(torch.tensor([2, 2, 5])).sum().backward()
     assert network.weight.grad.is_sparse
     optim.step()
@@ -304,7 +305,7 @@ def test_sparse_gradients_of_an_embedding_are_taken_whoever_clears_them():
 
 
 class Batch:
-    """Data whose losses are NaN while ``spoilt``."""
+    """Batches of data whose losses are NaN while ``spoilt`` is set."""
 
     spoilt = False
 
@@ -323,7 +324,7 @@ class Batch:
 
 @pytest.mark.parametrize('sync', ['bsp', 'local:2', 'rsp:4+local=2', 'diloco:2'])
 def test_a_batch_without_a_finite_gradient_can_be_left_out(sync):
-    """Local steps that go on have a momentum of their own, which must not keep it."""
+    """Local steps that continue have their own momentum, which must not keep the NaN."""
     data = Batch()
     optim = RogOptimizer(model(), InProcessLink(sync), robot='r', incarnation=77, sgd=SGD,
                          config=transfer_config('raw'), data=data)

@@ -1,6 +1,6 @@
-"""An authentic robot that lies or dawdles: it costs the others a bounded share of their time.
+"""An authenticated robot that lies or delays costs the others a bounded share of their time.
 
-Each test has a robot0 whose link is deaf: the server hears of it what the test says.
+In each test the test itself plays robot0 and sends its messages; the robot's own link is cut.
 """
 
 import math
@@ -21,7 +21,7 @@ PATIENCE = 0.8
 
 
 class Dawdler(Fleet):
-    """A fleet of three fast boards whose robot0 is played by the test; ``told``: all notices."""
+    """A fleet of three fast robots; the test plays robot0. ``told``: all notices of the server."""
 
     def __init__(self, sync='bsp', patience=PATIENCE, **network):
         super().__init__(4, 3, sync, patience=patience, **network)
@@ -34,7 +34,7 @@ class Dawdler(Fleet):
         self.run(2)
 
     def check_start(self, robot, iteration):
-        """Check nothing: the test makes up what robot0 sends."""
+        """Check nothing, because the test invents the messages of robot0."""
 
     def notice(self, notice):
         self.told.append(notice)
@@ -45,7 +45,7 @@ class Dawdler(Fleet):
         return self.server.members['robot0']
 
     def take_over(self):
-        """From now on robot0 is the test; it is its turn to push."""
+        """Let the test play robot0 from now on; the next message must be its push."""
         run_until(self, lambda: self.member.state == TRAINING and self.member.push.state != 'open'
                   and self.robots['robot0'].machine.state == 'computing')
         self.robots['robot0'].compute_time = 1e9
@@ -60,7 +60,7 @@ class Dawdler(Fleet):
                           last if open_ else max(push.floor, last + 1))
 
     def chunk(self, segments, sequence=None):
-        """A chunk of its push with these rows."""
+        """Return a chunk of robot0's push with these rows."""
         ids = np.array(segments, np.int64)
         values = self.robots['robot0'].store.encode(self.server.codec, ids)
         chunk = Chunk(self.following(), self.sequence if sequence is None else sequence,
@@ -87,7 +87,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
     before = fleet.others()
     for segment in range(60):
         fleet.hear(fleet.chunk([segment]))
-        fleet.run(PATIENCE / 2)  # so there is always news
+        fleet.run(PATIENCE / 2)  # so that there is always progress
     assert fleet.member.place == RETIRED
     notice, = [n for n in fleet.told if n.robot == 'robot0']
     assert notice.what == 'retired' and f'of {fleet.partition.segments} rows' in notice.detail
@@ -95,7 +95,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
 
 
 def test_who_sends_at_a_tenth_of_the_patience_is_waited_for():
-    """All rows of a push within ten patiences are the slowest pace that counts as progress."""
+    """The slowest pace that counts as progress sends all rows within ten times the patience."""
     fleet = Dawdler()
     fleet.take_over()
     for segment in range(fleet.partition.segments):
@@ -111,7 +111,8 @@ def test_rows_under_new_numbers_count_once():
     master = fleet.server.master.copy()
     for _ in range(8):
         fleet.hear(fleet.chunk([3]))
-        fleet.hear(fleet.chunk([4, 5]))  # one of them is new: a chunk is taken whole or not at all
+        # one of the rows is new; the server takes a chunk as a whole or not at all
+        fleet.hear(fleet.chunk([4, 5]))
         fleet.run(PATIENCE / 4)
     assert (fleet.server.master[:fleet.partition.offsets[9]]
             == master[:fleet.partition.offsets[9]]).all() or fleet.others()
@@ -125,16 +126,18 @@ def test_a_push_has_no_more_chunks_than_its_rows_can_fill(kind):
     fleet = Dawdler()
     fleet.take_over()
     most = fleet.partition.segments
-    fleet.server.on_chunk('robot0', fleet.chunk([1], sequence=most - 1), fleet.now)  # the last
+    # the last chunk
+    fleet.server.on_chunk('robot0', fleet.chunk([1], sequence=most - 1), fleet.now)
     bad = fleet.chunk([2], sequence=most) if kind is Chunk else End(fleet.following(), most + 1)
     handle = fleet.server.on_chunk if kind is Chunk else fleet.server.on_end
     with pytest.raises(RemoteProtocolError, match=f'must .* {most}'):
         handle('robot0', bad, fleet.now)
-    fleet.server.on_end('robot0', End(fleet.following(), most), fleet.now)  # its honest twin
+    # the same message with valid values
+    fleet.server.on_end('robot0', End(fleet.following(), most), fleet.now)
 
 
 def test_a_claimed_transmission_time_is_at_most_the_time_since_the_grant():
-    """The MTA time of the fleet is the slowest robot's: a lie would make all send all rows."""
+    """The slowest robot sets the fleet's MTA time, so a lie would make all robots send all rows."""
     fleet = Dawdler('rsp:4')
     fleet.take_over()
     fleet.hear(fleet.chunk([1]))
@@ -169,7 +172,7 @@ def test_acknowledgements_of_a_pull_that_never_ends_are_a_trickle_too():
 
 @cache
 def speed_alone():
-    """Iterations per second that the others do without robot0, on average over 30 seconds."""
+    """Return the iterations per second of the others without robot0, the mean over 30 seconds."""
     alone = Dawdler()
     alone.kill_robot('robot0')
     alone.run(3)
@@ -179,7 +182,8 @@ def speed_alone():
 
 
 def share_of_speed(fleet, seconds, behave):
-    """What the others do while robot0 behaves like this, as a share of what they do without it."""
+    """Return the speed of the others while robot0 behaves like this, relative to that without it.
+    """
     before, began = fleet.others(), fleet.now
     while fleet.now < began + seconds:
         behave()
@@ -187,7 +191,7 @@ def share_of_speed(fleet, seconds, behave):
 
 
 def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
-    """It is retired, sends its push, is counted again, and stops again."""
+    """The robot is retired, completes its push, counts again, and stops again."""
     fleet = Dawdler()
     fleet.take_over()
 
@@ -210,7 +214,7 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
     robot = fleet.robots['robot0']
     robot.compute_time, robot.starved = 40.0, True
     run_until(fleet, lambda: fleet.member.place == RETIRED)
-    assert fleet.member.stood < 2 * PATIENCE  # one that computes may take ten times as long
+    assert fleet.member.stood < 2 * PATIENCE  # a robot that computes may take ten times as long
     iteration = fleet.member.iteration
     fleet.run(15.0)
     assert (fleet.member.place, fleet.member.iteration) == (RETIRED, iteration)
@@ -243,7 +247,7 @@ def test_who_registers_again_and_again_costs_a_bounded_share_of_the_time():
 
 @pytest.mark.parametrize('away', mostly_long([1.3, 2.5], 1.3))
 def test_who_is_silent_again_and_again_costs_a_bounded_share_of_the_time(away):
-    """It is away, registers again, is granted an iteration, and is silent once more."""
+    """The robot is away, registers again, is granted an iteration, and is silent once more."""
     fleet = Dawdler(heartbeat_limit=PATIENCE)
 
     def behave():

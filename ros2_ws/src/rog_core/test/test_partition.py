@@ -1,4 +1,4 @@
-"""How a model is cut into rows and segments."""
+"""How a model is divided into rows, and long rows into segments."""
 
 import numpy as np
 import pytest

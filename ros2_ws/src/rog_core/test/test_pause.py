@@ -1,4 +1,4 @@
-"""Robots and servers that are paused in the middle of training: nothing is lost."""
+"""Robots and servers that are paused in the middle of training lose nothing."""
 
 import math
 
@@ -13,7 +13,10 @@ from test_rejoin import SYNCS
 @pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])
 @pytest.mark.parametrize('codec', ['onebit', 'ternary'])
 def test_a_robot_that_is_paused_loses_nothing_whatever_it_does(state, codec):
-    """What it has produced is applied or still its own, each bit once: conservation, in `check`."""
+    """Each produced bit is applied or still on the robot, exactly once.
+
+    `check` tests this conservation.
+    """
     fleet, _ = settled(rate=1e5, codec=codec)
     worker = fleet.robots['robot0'].machine
     run_until(fleet, lambda: worker.state == state)

@@ -1,4 +1,4 @@
-"""Pipelining: the next gradient is computed while rows travel, and nothing else changes."""
+"""Pipelining computes the next gradient while rows travel, and changes nothing else."""
 
 from dataclasses import replace
 
@@ -29,14 +29,17 @@ SERVER = 50
 
 
 class Worker:
-    """A worker whose peer is played by hand; ``log`` notes which gradient was put in when."""
+    """A worker for which the test plays the server.
+
+    ``log`` notes when each gradient was accumulated.
+    """
 
     def __init__(self, sync):
         weights = np.zeros(PARTITION.elements, np.float32)
         self.store = Accumulator(PARTITION, weights)
         self.machine = WorkerMachine('robot1', 9, self.store, transfer_config('raw'))
         self.method, self.attempt, self.sent = create(sync), 0, []
-        self.log, self.gradients = [], {}  # name -> gradient
+        self.log, self.gradients = [], {}  # maps the name of a gradient to its values
         self.store.accumulate = self.noting(self.store.accumulate)
         self.machine.start(0.0)
         self.machine.on_register_response(
@@ -49,7 +52,7 @@ class Worker:
         return note
 
     def command(self, iteration, staleness=0):
-        """What a server with this method says."""
+        """Return the command that a server with this method sends."""
         method = self.method
         return Command(iteration, 0.1, staleness, str(method), sending=method.sending(),
                        ahead=method.pipelined and staleness + 1 < method.bound)
@@ -59,7 +62,8 @@ class Worker:
         return TransferId(9 ^ SERVER, Kind.PULL, iteration, self.attempt)
 
     def grant(self, iteration, staleness=0, rows=()):
-        """Close a pull of some chunks (row, value) that lets the worker compute ``iteration``."""
+        """Complete a pull of some chunks (row, value), which lets the worker compute ``iteration``.
+        """
         transfer, actions = self.transfer(iteration - 1), []
         for number, (row, value) in enumerate(rows):
             chunk = Chunk(transfer, number, 0, 1, np.array([row], np.uint8),
@@ -69,7 +73,7 @@ class Worker:
         return actions + self.note(self.machine.on_end(end, 0.2))
 
     def note(self, actions):
-        """Remember what was sent last of a push."""
+        """Remember the last message of a push."""
         if any(isinstance(getattr(a, 'message', None), (Chunk, End)) for a in actions):
             self.sent = actions
         return actions
@@ -79,7 +83,7 @@ class Worker:
         return self.note(self.machine.on_gradient(gradient, replace(SGD, learning_rate=0.1), 0.3))
 
     def finish_push(self, now=0.4):
-        """Take everything of the push that is under way and close it."""
+        """Accept all messages of the push under way, and complete it."""
         push, actions, end = self.machine.push, self.sent, None
         sent = 0
         while end is None:
@@ -113,7 +117,7 @@ def test_a_gradient_that_is_early_waits_for_the_push_before_it():
     worker = Worker('rsp:8+pipeline')
     worker.grant(1)
     assert computes(worker.gradient('first')) == [2]
-    assert worker.gradient('second') == []   # the first still travels
+    assert worker.gradient('second') == []   # the first gradient still travels
     assert worker.log == ['first']
     worker.finish_push()
     assert worker.machine.state == 'waiting' and worker.log == ['first']
@@ -129,7 +133,8 @@ def test_a_gradient_that_is_late_becomes_that_of_the_iteration_granted():
     worker.grant(1)
     worker.gradient('first')
     worker.finish_push()
-    assert computes(worker.grant(5)) == []   # the fleet has gone on; one is computed already
+    # the fleet has gone on, and one gradient is already computed
+    assert computes(worker.grant(5)) == []
     assert worker.machine.state == 'computing' and worker.log == ['first']
     assert computes(worker.gradient('second')) == [6]
     assert worker.machine.push.transfer.iteration == 5
@@ -139,7 +144,7 @@ def test_the_model_changes_only_when_the_next_gradient_begins():
     worker = Worker('rsp:8+pipeline')
     model = worker.store.model
     worker.grant(1, rows=[(3, 1.0)])
-    assert model.sum() == 60                 # nothing was computed on it yet
+    assert model.sum() == 60                 # no gradient was computed on it yet
     worker.gradient('first')
     foreseen = model.copy()
     worker.finish_push()
@@ -160,7 +165,7 @@ def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
     assert (store.model == expected).all() and store.momentum.any()
     worker.finish_push()
     worker.machine.on_end(End(worker.transfer(1), 0, command=Command(stop=True)), 0.2)
-    assert (store.model == store.weights).all()  # nothing is foreseen of the final model
+    assert (store.model == store.weights).all()  # the final model contains no prediction
 
 
 def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelining_either():
@@ -193,7 +198,7 @@ def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
     worker.machine.on_server_status(51, True, 0.6)
     worker.machine.on_register_response(
         RegisterResponse(True, incarnation=51, attempt=1, sync=str(worker.method)), 0.7)
-    # The new server knows nothing of the push, so all of it is back.
+    # The new server does not know the push, so the robot gets all of it back.
     assert np.allclose(worker.store.pending, 0.1 * 1.9)
     pull = TransferId(9 ^ 51, Kind.PULL, 0, 1)
     worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.8)

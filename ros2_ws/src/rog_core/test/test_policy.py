@@ -1,4 +1,4 @@
-"""Who may go on: each method, driven by fleets of its own without a network."""
+"""Which worker may continue: each method decides for fleets that have no network."""
 
 import heapq
 import math
@@ -23,10 +23,13 @@ UNHURRIED = examples(100)
 
 
 class Drive:
-    """Workers with given times of their iterations (a list, used in turn), under one method.
+    """Plays workers under one method.
 
-    ``waited``: seconds per worker; ``ahead``: the most by which one that went on was ahead of the
-    slowest; ``checked``: called with (method, name, fleet) for every worker that is held up.
+    The times of each worker's iterations are a list, used in turn.
+
+    ``waited``: seconds that each worker waited. ``ahead``: the most iterations by which a worker
+    that continued was ahead of the slowest. ``checked``: called with (method, name, fleet) for
+    every worker that must wait.
     """
 
     def __init__(self, method, times, checked=lambda *held: None):
@@ -34,7 +37,7 @@ class Drive:
         self.fleet = {name: Standing(0, 0, rate=1.0 + k, loss=1.0 / (1 + k))
                       for k, name in enumerate(times)}
         self.waited, self.ahead = dict.fromkeys(times, 0.0), 0
-        self.waiting: dict = {}  # name -> since when
+        self.waiting: dict = {}  # maps the name of a worker to the time since when it waits
         self.events: list = []
         for name in times:
             self.go_on(name, 0.0)
@@ -65,7 +68,7 @@ class Drive:
 
 
 def lead(name, fleet):
-    """Iterations by which a worker is ahead of the slowest."""
+    """Return the number of iterations by which a worker is ahead of the slowest."""
     return fleet[name].iteration - min(p.slowest for p in fleet.values())
 
 
@@ -81,7 +84,7 @@ def test_thresholds_stay_in_the_range_and_nobody_waits_for_ever(times, bounds, f
     low, high = bounds
     if family in ('ssp', 'rsp'):
         high = low
-    if 'rsp' in family:  # it counts from 1: T or more behind
+    if 'rsp' in family:  # RSP counts from 1: a row is too old if it is T or more iterations behind
         text = f'{family}:{low + 1}' + f':{high + 1}' * (family != 'rsp')
     else:
         text = {'ssp': f'ssp:{low}', 'bsp': 'bsp'}.get(family, f'{family}:{low}:{high}')
@@ -98,7 +101,7 @@ def test_thresholds_stay_in_the_range_and_nobody_waits_for_ever(times, bounds, f
 
 
 def brute_force(latest, interval, slowest_latest, slowest_interval, most):
-    """Algorithm 2 of the DSSP paper as it is written, k and r one by one."""
+    """Compute Algorithm 2 of the DSSP paper literally, in nested loops over k and r."""
     own = [latest + r * interval for r in range(most + 1)]
     slowest = [slowest_latest + slowest_interval + k * slowest_interval for k in range(most + 1)]
     best, found = math.inf, 0
@@ -121,7 +124,7 @@ def test_the_controller_of_dssp_equals_a_brute_force_search(latest, interval, ot
 
 
 def test_the_controller_finds_the_example_of_the_paper():
-    """Figure 2: three more iterations end just when the slowest worker pushes."""
+    """Figure 2 of the paper: three more iterations end just when the slowest worker pushes."""
     assert controller(10.0, 1.0, 9.0, 4.0, 4) == 3
 
 
@@ -151,7 +154,7 @@ def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
 
 
 def flown_bounds(fleet, low, high):
-    """Bound of every device, found from outside: how far may another one be ahead of it."""
+    """Find each device's bound by trial: how many iterations may another device be ahead of it?"""
     method = create(f'flown:{low}:{high}')
     for name in fleet:
         method.on_push(name, fleet, 0.0)
@@ -192,9 +195,9 @@ def test_flown_uses_its_whole_range():
 
 
 def decide(method, stall, loss, robots=2, lie=None):
-    """Let everybody push for a round of decisions in which so much of the time was waited.
+    """Let all robots push for a round of decisions, of which this share of the time is waiting.
 
-    ``lie``: the loss that one of the robots claims instead.
+    ``lie``: the loss that one of the robots reports instead of its own.
     """
     names = [f'robot{k}' for k in range(robots)]
     fleet = {name: Standing(1, 1, loss=loss) for name in names}
@@ -292,7 +295,7 @@ def test_a_barrier_counts_iterations_and_not_rows_that_a_former_method_left_behi
 
 
 def test_the_white_list_does_not_wait_for_who_waits_at_the_barrier():
-    """One that came late may be at the barrier while it has yet to contribute to the round."""
+    """A late robot may be at the barrier although it has not contributed to the round yet."""
     method = create('gsgm+svrg=3')
     fleet = {'robot': Standing(7, 7), 'came late': Standing(8, 8)}
     method.load_state({'contributed': ['robot'], 'queue': []})

@@ -1,4 +1,5 @@
-"""Robots that are heard and get nowhere: nobody waits for them, and they lose nothing."""
+"""Nobody waits for robots that send heartbeats but make no progress, and these robots lose nothing.
+"""
 
 import math
 
@@ -19,7 +20,7 @@ CAPACITIES = (1.0, 1.0, 1.0, 1.0)
 
 
 def quick(sync, patience=PATIENCE, robots=3, **network):
-    """A fleet at work whose boards are all fast."""
+    """Return a fleet that trains, and whose robots all compute fast."""
     coded = sync.partition(':')[0] in ('gc', 'hgc', 'dgh-gc')
     network |= {'capacities': CAPACITIES} if coded else {}
     codec = 'raw' if 'svrg' in sync else 'onebit'
@@ -37,7 +38,7 @@ def iterations(fleet, *without):
 
 
 def deaf(fleet, *names):
-    """Their links carry heartbeats and nothing else."""
+    """Let the links of some robots carry only heartbeats."""
     fleet.deaf_links.update(names)
 
 
@@ -45,10 +46,13 @@ def deaf(fleet, *names):
     [*SYNCS, 'gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2', *CODED],
     'rsp:6+pipeline+sparse', 'gsgm'))
 def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
-    fleet = quick(sync, heartbeat_limit=2.0)  # so that it need not register again meanwhile
-    silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)  # one straggler is tolerated
+    # a long limit, so that the robot need not register again meanwhile
+    fleet = quick(sync, heartbeat_limit=2.0)
+    # coded gradients tolerate one straggler
+    silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)
     deaf(fleet, *silent)
-    # The bound may give the others some iterations before they wait; then they go on.
+    # The bound may allow the others some more iterations before they wait. Afterwards they
+    # continue.
     fleet.run(8)
     fleet.check()
     before = iterations(fleet, *silent)
@@ -110,7 +114,7 @@ def test_a_robot_whose_rows_arrive_is_not_away_though_its_heartbeats_are_lost():
 
 
 def test_a_robot_whose_rows_only_come_again_is_not_away_either():
-    """The queue of its link is full of repeated chunks; its heartbeats do not get through."""
+    """Repeated chunks fill the queue of the robot's link, so its heartbeats do not arrive."""
     fleet = quick('asp', rate=2e4)
     push = fleet.server.members['robot0'].push
     run_until(fleet, lambda: push.state == OPEN)
@@ -140,7 +144,8 @@ def test_a_slow_link_that_moves_bytes_is_waited_for():
     fleet = quick('bsp', patience=3.0)
     carry = fleet.carry
     fleet.carry = lambda robot, up, nbytes, deliver: carry(
-        robot, up, nbytes * (400 if robot == 'robot0' else 1), deliver)  # 2.5 kB/s
+        # a rate of 2.5 kB/s for robot0
+        robot, up, nbytes * (400 if robot == 'robot0' else 1), deliver)
     fleet.run(60)
     fleet.check()
     assert fleet.counts['retired'] == 0
@@ -148,7 +153,8 @@ def test_a_slow_link_that_moves_bytes_is_waited_for():
 
 
 def test_a_program_that_hangs_is_not_waited_for():
-    """Its heartbeats say that it computes, for far longer than it ever did."""
+    """The robot's heartbeats say that it computes, for far longer than any earlier gradient took.
+    """
     fleet = quick('bsp')
     fleet.robots['robot0'].compute_time = 1e9
     fleet.run(USUAL * max(0.2, PATIENCE) + 2)
@@ -159,7 +165,7 @@ def test_a_program_that_hangs_is_not_waited_for():
 
 
 def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
-    """As one whose camera gives nothing after it was started again."""
+    """For example, the robot's camera gives no image after a restart."""
     fleet = quick('rsp:4')
     fleet.kill_robot('robot0')
     run_until(fleet, lambda: fleet.server.members['robot0'].state == AWAY)
@@ -176,7 +182,10 @@ def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
 
 
 def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
-    """With pipelining a push begins with the receipt; each time-out would double the next."""
+    """With pipelining, a push begins with the receipt of the pull.
+
+    Each time-out would double the next.
+    """
     fleet = quick('rsp:6+pipeline', patience=math.inf, robots=2)
     fleet.run(20)
     fleet.check()
@@ -186,7 +195,8 @@ def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
 def test_while_the_server_itself_does_not_run_nobody_is_silent_or_pauses():
     fleet = quick('bsp')
     server, now = fleet.server, fleet.now + 30.0
-    server.members['robot1'].advance(now - 0.1)  # read after the pause, before the clock was
+    # received after the pause, but sent before the clock was
+    server.members['robot1'].advance(now - 0.1)
     ages = {name: fleet.now - m.heard for name, m in server.members.items() if name != 'robot1'}
     server.on_held_up(30.0, now)
     assert {name: now - server.members[name].heard for name in ages} == pytest.approx(ages)
@@ -213,7 +223,7 @@ def test_a_robot_that_nobody_waits_for_is_not_retired():
 
 @pytest.mark.parametrize('links', ['dead_links', 'deaf_links'])
 def test_the_end_of_a_run_has_a_limit(links):
-    """robot0 never gets the final model; everybody else does."""
+    """robot0 never receives the final model; all others do."""
     fleet = quick('rsp:4')
     getattr(fleet, links).add('robot0')
     fleet.run(0.3)
@@ -268,7 +278,8 @@ def test_retirement_is_told_with_its_reason():
 
 
 def test_after_an_outage_both_sides_send_again_at_once():
-    """However long the time-outs have become, the first word of the other side wakes them."""
+    """The first message from the other side ends a time-out, however long the time-out has become.
+    """
     fleet = quick('asp', heartbeat_limit=1e3)
     robot = fleet.robots['robot0']
     robot.compute_time = 0.3

@@ -1,4 +1,4 @@
-"""The receiver takes every chunk once, whatever the channel does, and refuses what is wrong."""
+"""The receiver takes each chunk once, whatever the channel does, and refuses invalid chunks."""
 
 from dataclasses import replace
 
@@ -21,12 +21,12 @@ ONEBIT = get_codec('onebit')
 
 def chunk(sequence, *ids, transfer=PUSH):
     ids = np.array(ids or [10 * sequence, 10 * sequence + 5])
-    values = np.tile(np.array([128, 63, 0b10101010], np.uint8), ids.size)  # scale 1.0
+    values = np.tile(np.array([128, 63, 0b10101010], np.uint8), ids.size)  # the scale is 1.0
     return Chunk(transfer, sequence, ONEBIT.number, ids.size, encode_ids(ids), values)
 
 
 class Taker(Receiver):
-    """Notes what it hands over: (transfer, ids), and returns only the acknowledgement."""
+    """A receiver that records its output as (transfer, ids), and returns only acknowledgements."""
 
     def __init__(self, **fields):
         super().__init__(**fields)
@@ -41,7 +41,7 @@ class Taker(Receiver):
 
 
 def receiver(**changes):
-    """A receiver and the list of (transfer, ids) that it hands over."""
+    """Return a receiver, and the list of (transfer, ids) that it delivers."""
     taker = Taker(**{'partition': PARTITION, 'kinds': frozenset({Kind.PUSH}),
                      'incarnation': SESSION, 'codec': ONEBIT, 'floor': PUSH.attempt} | changes)
     return taker, taker.applied
@@ -106,7 +106,7 @@ def test_an_end_that_wants_all_chunks_gives_way_to_one_that_does_not():
     assert flags(receipt) == [1, 0] and taken.size == 2
     later = replace(PUSH, attempt=4)
     taker.on_chunk(chunk(0, transfer=later))
-    assert taker.due is None  # what was announced of the former transfer is forgotten
+    assert taker.due is None  # the receiver forgets what was announced for the former transfer
 
 
 def test_a_former_transfer_is_dropped_and_a_later_one_opens():
@@ -164,7 +164,7 @@ def test_a_refused_chunk_changes_nothing(name, before):
     taker, applied = receiver()
     if before != 'nothing':
         taker.on_chunk(chunk(0))
-    if before == 'closed':  # the bad chunk would open the next transfer
+    if before == 'closed':  # otherwise the bad chunk would open the next transfer
         taker.on_end(End(PUSH, 1))
         bad = replace(bad, transfer=replace(bad.transfer, attempt=4))
     state = fingerprint(taker)

@@ -1,4 +1,5 @@
-"""The five gradient coding schemes: exact gradients whoever straggles, and who changes when."""
+"""The five gradient coding schemes: gradients are exact whichever robots straggle, and regrouping.
+"""
 
 import itertools
 
@@ -13,8 +14,8 @@ from rog_core.protocol.steps import MAX_SHARDS
 
 FEW = examples(25)
 
-ELEMENTS = 64  # of a gradient
-EXHAUSTIVE = 20  # members of a group up to which every set of stragglers is tried
+ELEMENTS = 64  # elements of a gradient
+EXHAUSTIVE = 20  # up to this many members in a group, every set of stragglers is tried
 SAMPLED = 500
 
 GROUP_A = [0.6] * 5 + [1.8] * 3 + [2.4] * 2 + [3.0] * 2
@@ -24,7 +25,7 @@ capacities_5_to_1 = (st.lists(st.integers(1, 5), min_size=4, max_size=40)
 
 
 def fitting(name, capacities, stragglers):
-    """Return a scheme that tolerates as many as asked for, or else as many as the fleet can."""
+    """Return a scheme that tolerates so many stragglers, or else as many as the fleet can."""
     try:
         return Scheme(name, capacities, stragglers)
     except ConfigError:
@@ -41,13 +42,13 @@ def ranks(scheme):
 
 
 def gradients(shards, seed):
-    """Return a gradient of each shard, float32, and their sum, float64."""
+    """Return the gradient of each shard, float32, and the sum of these gradients, float64."""
     parts = np.random.default_rng(seed).standard_normal((shards, ELEMENTS)).astype(np.float32)
     return parts, parts.sum(axis=0, dtype=np.float64)
 
 
 def pushed(code, parts):
-    """Return by rank what each robot sends, float32."""
+    """Return what each robot sends, float32; the index is the robot's rank."""
     out = {}
     for rank in (rank for group in code.groups for rank in group.members):
         shards, weights = code.assignment(rank)
@@ -68,7 +69,8 @@ def error(found, truth):
 
 
 def straggler_sets(group, random):
-    """Return all sets of at most s members; of a large group as many as `SAMPLED`, of s."""
+    """Return all sets of at most s members; for a large group, `SAMPLED` random sets of s members.
+    """
     if len(group.members) <= EXHAUSTIVE:
         return [lost for count in range(group.stragglers + 1)
                 for lost in itertools.combinations(group.members, count)]
@@ -96,7 +98,7 @@ def test_every_promised_set_of_stragglers_leaves_the_full_gradient(
         matrix = np.array([group.decode(everybody.difference(lost)) for lost in sets], np.float32)
         found = matrix @ np.array([sent[rank] for rank in group.members])
         assert np.linalg.norm(found - truth, axis=1).max() <= 1e-5 * np.linalg.norm(truth)
-    for _ in range(20):  # stragglers in all groups at once
+    for _ in range(20):  # draw stragglers in all groups at the same time
         lost = set(itertools.chain(*(sets[random.integers(len(sets))] for sets in tried)))
         assert error(recovered(code, sent, everybody - lost), full) <= 1e-5
 
@@ -143,7 +145,8 @@ def test_by_capacity_each_computes_in_proportion_to_its_own():
 def test_the_number_of_groups_is_that_of_equation_13_or_the_one_asked_for():
     assert [len(members(Scheme(name, GROUP_A))) for name in SCHEMES] == [1, 1, 3, 3, 3]
     assert [len(members(Scheme(n, GROUP_A, groups=2))) for n in SCHEMES] == [1, 1, 2, 2, 2]
-    assert members(Scheme('gcc', [1, 1, 1, 5])) == [[0, 1], [2, 3]]  # equation 13 has none
+    # equation 13 has no solution here
+    assert members(Scheme('gcc', [1, 1, 1, 5])) == [[0, 1], [2, 3]]
 
 
 def test_the_number_of_shards():
@@ -216,14 +219,16 @@ def test_dgh_gc_looks_every_so_many_rounds_and_keeps_capacities_in_place():
     after = members(scheme)
     assert [len(set(slow) & set(group)) for group in after] == [1, 1]
     assert [[GROUP_A[r] for r in g] for g in after] == [[GROUP_A[r] for r in g] for g in before]
-    for _ in range(30):  # what is tolerated as well as can be expected stays
+    for _ in range(30):  # a grouping that is already the best does not change
         assert not scheme.round_over(in_time(scheme, *slow))
 
 
 def test_dgh_gc_parts_stragglers_that_would_do_as_expected_together():
     scheme = Scheme('dgh-gc', [1] * 12, groups=2, every=10)
     first, second = members(scheme)[0][:2]
-    for k in range(9):  # apart they do better, 1.1, than 0.92 together, and 0.88 if all were alike
+    # apart they tolerate 1.1 stragglers on average; together 0.92, or 0.88 if all straggled equally
+    # often
+    for k in range(9):
         assert not scheme.round_over(in_time(scheme, *[first] * (k < 9), *[second] * (k > 7)))
     assert scheme.round_over(in_time(scheme, second))
     assert [len({first, second} & set(group)) for group in members(scheme)] == [1, 1]
@@ -231,7 +236,7 @@ def test_dgh_gc_parts_stragglers_that_would_do_as_expected_together():
 
 def test_dgh_gc_judges_by_the_rounds_since_it_last_looked():
     scheme = Scheme('dgh-gc', [1] * 12, groups=2, every=2)
-    for rank in members(scheme)[0]:  # one after the other; two at a time would be regrouped
+    for rank in members(scheme)[0]:  # remove one at a time; two at a time would cause a regrouping
         assert not scheme.round_over(in_time(scheme, rank))
         assert not scheme.round_over(in_time(scheme, rank))
 

@@ -1,4 +1,4 @@
-"""SendWithTimeout: stops at the budget, guarantees the minimum, keeps account of every row."""
+"""SendWithTimeout: stops at the budget, guarantees the minimum, and accounts for every row."""
 
 import math
 
@@ -15,7 +15,7 @@ from rog_core.transfer.plan import Plan
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
 
-PARTITION = partition_of([('w', (64, 8000))])  # a row is a chunk of about 1 kB
+PARTITION = partition_of([('w', (64, 8000))])  # each row is a chunk of about 1 kB
 RAW_LIKE = get_codec('onebit')
 ROW_BYTES = 1002
 TRANSFER = TransferId(5, Kind.PUSH, 1, 1)
@@ -23,7 +23,10 @@ COMMAND = Command(2, 0.1, 0, 'rsp:4')
 
 
 class Rows:
-    """Each row says its number; notes which rows were encoded, and how many by each call."""
+    """Rows whose content is their number.
+
+    Records which rows were encoded, and how many by each call.
+    """
 
     def __init__(self, at_once):
         self.encoded, self.calls, self.at_once = [], [], at_once
@@ -38,7 +41,7 @@ class Rows:
 
 
 def sender(windows=64, mandatory=16, budget=math.inf, rate=1e6, now=0.0, at_once=0):
-    """A sender of one row per window, and the list of rows encoded."""
+    """Return a sender with one row per window, and the list of encoded rows."""
     rows = Rows(at_once)
     plan = Plan([np.array([i]) for i in range(windows)], mandatory, windows, budget)
     return Sender(TRANSFER, PARTITION, plan, RAW_LIKE, rows, LinkEstimate(1300, 0.004, rate=rate),
@@ -46,7 +49,7 @@ def sender(windows=64, mandatory=16, budget=math.inf, rate=1e6, now=0.0, at_once
 
 
 def run(machine, rate=1e6, round_trip=0.01, until=1e3, lose=lambda n: False, dead=(1e9, 1e9)):
-    """Carry the messages over a link of ``rate`` bytes/s in virtual time; returns what was sent."""
+    """Carry messages in virtual time over a link of ``rate`` bytes/s; return the sent messages."""
     taker = Receiver(PARTITION, frozenset({Kind.PUSH}), 5, RAW_LIKE)
     now, free, number, sent, events = machine.started, machine.started, 0, [], []
     while machine.state != DONE and now < until:
@@ -136,7 +139,8 @@ def test_no_budget_at_all_sends_exactly_the_minimum():
 
 
 def test_a_transfer_is_over_when_the_answer_to_its_last_chunk_is_there():
-    for budget, rate in ((math.inf, 1e6), (0.4, 4e4)):  # all windows; what fits the budget
+    # once without a budget, so that all windows are sent, and once with a small budget
+    for budget, rate in ((math.inf, 1e6), (0.4, 4e4)):
         machine, _ = sender(budget=budget, rate=rate)
         sent, now = run(machine, rate=rate, round_trip=0.1)
         last = max(t for t, message in sent if isinstance(message, Chunk))
@@ -170,7 +174,7 @@ def test_the_end_is_repeated_with_growing_pauses_until_its_receipt_is_there():
     chunk, first = machine.poll(0.0)
     assert (type(chunk), first.whole) == (Chunk, True)
     machine.on_ack(Ack(TRANSFER, 1, 0), 0.01)
-    assert machine.poll(0.01) == []  # the first end is on its way
+    assert machine.poll(0.01) == []  # the first End message is on its way
     times, now = [], machine.deadline
     for _ in range(8):
         last, = machine.poll(now)
@@ -276,7 +280,7 @@ def test_a_transfer_is_complete_if_all_of_the_plan_was_taken(taken, complete):
 
 def test_a_chunk_is_sent_again_when_three_later_ones_have_arrived():
     machine, _ = sender(windows=5, mandatory=5)
-    assert len(machine.poll(0.0)) == 5 + 1  # the end
+    assert len(machine.poll(0.0)) == 5 + 1  # five chunks and the End message
     machine.on_ack(Ack(TRANSFER, 0, 0b11), 0.01)
     assert machine.poll(0.01) == []
     machine.on_ack(Ack(TRANSFER, 0, 0b111), 0.01)
@@ -305,7 +309,7 @@ def test_no_queue_builds_up_on_a_link_far_slower_than_expected():
 @pytest.mark.parametrize('round_trip', [0.002, 0.1])
 @pytest.mark.parametrize('believed', [2e4, 1e6])
 def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, believed):
-    """They do not fill the window, so most of their time is not spent sending."""
+    """Small transfers do not fill the window, so most of their duration is not spent sending."""
     link, now = LinkEstimate(1300, 0.004, rate=believed), 0.0
     for _ in range(60):
         machine, _ = sender(windows, windows, now=now)
@@ -315,7 +319,7 @@ def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, bel
 
 
 def feed(link, rate, seconds, round_trip=0.01, start=0.0):
-    """Acknowledge a chunk at the given rate, sent a round trip earlier."""
+    """Acknowledge chunks at the given rate, each a round trip after it was sent."""
     now = start
     while now < start + seconds:
         now += link.chunk_bytes / rate

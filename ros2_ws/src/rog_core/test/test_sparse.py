@@ -1,4 +1,4 @@
-"""Sparse ternary compression: the largest elements of a segment go, what they lack stays."""
+"""Sparse ternary codec: it sends the largest elements of a segment; the rest stays pending."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ levels = st.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45, -1e-45, 2 ** 120]).map(n
 
 
 def rows(*lengths, codec='ternary:0.5'):
-    """Partition with one segment per length."""
+    """Return a partition with one segment per length."""
     return partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
 
 
@@ -121,7 +121,7 @@ def receiver(codec):
     return Receiver(rows(8, 5), frozenset({Kind.PUSH, Kind.SNAPSHOT}), 1, get_codec(codec))
 
 
-GOOD = [0x3f80, 0x8001, 2, 3, NOTHING] + [0x3f80, 0, 4]  # segments of 8 and 5 elements
+GOOD = [0x3f80, 0x8001, 2, 3, NOTHING] + [0x3f80, 0, 4]  # two segments, of 8 and 5 elements
 TRANSFER = TransferId(1, Kind.PUSH, 1, 1)
 
 
@@ -165,7 +165,7 @@ def test_a_chunk_of_the_wrong_length_is_refused(code):
 
 @st.composite
 def encoded(draw, lengths):
-    """Words of segments at sparsity 0.5, valid but for the one that may be drawn anew."""
+    """Draw words that encode segments at sparsity 0.5; at most one word may be invalid."""
     code = []
     for length in lengths:
         positions = draw(st.sets(st.integers(0, length - 1), max_size=length // 2))
@@ -179,7 +179,7 @@ def encoded(draw, lengths):
 
 
 def decode(code, length):
-    """Decoded values of one segment; None if it is malformed."""
+    """Return the decoded values of one segment; None if it is malformed."""
     scale, named = code[0], code[1:]
     while named and named[-1] == NOTHING:
         named = named[:-1]
@@ -215,7 +215,7 @@ def test_the_sparsity_of_a_chunk_is_that_of_the_fleet():
     ours = receiver('ternary:0.5')
     _, taken = ours.on_chunk(chunk(GOOD))
     assert taken.codec is get_codec('ternary:0.5') is codec_on_wire(3, ours.codec)
-    ours = receiver('ternary:0.5')  # a row counts once in a transfer
+    ours = receiver('ternary:0.5')  # each row counts once in a transfer
     _, taken = ours.on_chunk(replace(chunk([0] * 3, SMALLER.number), sequence=1))
     assert taken.codec is SMALLER
 

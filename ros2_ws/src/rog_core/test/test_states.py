@@ -1,4 +1,4 @@
-"""The tables of states: what they hold happens, what they do not hold is somebody's fault."""
+"""State tables: transitions in a table happen; for all others the error names who is at fault."""
 
 from pathlib import Path
 

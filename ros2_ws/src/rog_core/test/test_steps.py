@@ -1,4 +1,4 @@
-"""Steps: told in plain values, refused where they cannot be done, computed as they say."""
+"""Steps: commands in plain values, refused if invalid, and computed as specified."""
 
 import copy
 import math
@@ -89,7 +89,7 @@ def test_any_numbers_are_a_step_that_can_be_done_or_are_refused(name, integers, 
 
 
 class Batches:
-    """Batches of a fixed classification; ``taken`` counts the robot's own."""
+    """Batches of a fixed classification task; ``taken`` counts the robot's own batches."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(2)
@@ -121,7 +121,7 @@ def learner(model=None):
 
 
 def gradient_of(batch):
-    """Loss and gradient of one batch, by torch alone."""
+    """Return the loss and gradient of one batch, computed by PyTorch alone."""
     model, data = network(), Batches()
     loss = data.loss(model, batch)
     loss.backward()
@@ -129,7 +129,7 @@ def gradient_of(batch):
 
 
 def kept(ours, step, sgd=SGD):
-    """What of the step that has just been computed travels."""
+    """Return the part of the step just computed that is sent."""
     gradient = ours.gradient()
     computation_of(step).keep(ours.store, gradient, sgd)
     return ours.store.pending.copy()
@@ -167,7 +167,7 @@ def test_a_coded_gradient_is_the_weighted_sum_of_its_shards():
     total = sum(weight * part for weight, (_, part) in zip(step.weights, parts, strict=True))
     assert close(ours.gradient(), total)
     assert computation_of(step).batches(ours.source) == 3
-    assert ours.source.batch() == 0  # none of the robot's own
+    assert ours.source.batch() == 0  # the batch is not one of the robot's own
 
 
 def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
@@ -179,7 +179,7 @@ def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
     assert not kept(ours, step).any()
     assert close(ours.store.full, mean) and step.uncompressed
     ours.source.clear()
-    assert close(ours.store.full, mean)  # its own memory
+    assert close(ours.store.full, mean)  # in memory of its own
     assert computation_of(step).batches(ours.source) == BATCHES
 
 
@@ -214,7 +214,8 @@ def test_local_steps_are_those_of_torch_and_the_model_stays(nesterov, momentum, 
     loss = ours.source.compute(Compute(1, step), sgd)
     assert loss == pytest.approx(np.mean([value.item() for value in losses]), rel=1e-5)
     assert (ours.store.model == before).all() and (flatten(theirs) != before).any()
-    # What travels is how far the steps led, as it is: neither learning rate nor momentum again.
+    # The robot sends the change that the steps made. Neither learning rate nor momentum is applied
+    # again.
     assert close(kept(ours, step, sgd), before - flatten(theirs))
     assert computation_of(step).batches(ours.source) == count
 
@@ -234,9 +235,11 @@ def test_every_local_exchange_begins_with_no_momentum_and_with_the_next_batches(
 
 @pytest.mark.parametrize('nesterov', [True, False])
 def test_weight_decay_of_local_steps_is_decoupled(nesterov):
-    """Weights shrink by learning rate times decay beside each step; momentum knows nothing of it.
+    """Each step also multiplies the weights by 1 - learning rate * decay.
 
-    Unlike torch.optim.SGD, which adds it to the gradient; `Accumulator.accumulate` does it so, too.
+    Momentum does not include this.
+
+    In contrast, torch.optim.SGD adds the decay to the gradient; so does `Accumulator.accumulate`.
     """
     sgd, data, model = SgdConfig(0.1, 0.5, 0.2, nesterov), Batches(), network()
     before, velocity = flatten(model), 0.0
@@ -267,7 +270,7 @@ def test_one_local_step_is_one_gradient_of_a_worker_that_has_no_momentum_yet(nes
 
 
 def torch_steps(count, sgd):
-    """How far so many steps of torch's SGD lead, and where to."""
+    """Return the change that so many steps of torch's SGD make, and the final weights."""
     model, data = network(), Batches()
     before = flatten(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum,
@@ -284,7 +287,7 @@ def begin(step, ours):
 
 
 def phase(ours, step, sgd, ahead=0):
-    """Compute a phase as a worker does, and keep what it comes to; returns the order."""
+    """Compute a phase as a worker does, keep its result, and return the command."""
     order = computation_of(step).begin(ours.store, 1, ahead)
     ours.source.compute(order, sgd)
     kept(ours, order.step, sgd)
@@ -292,7 +295,7 @@ def phase(ours, step, sgd, ahead=0):
 
 
 def test_phases_of_which_nothing_is_sent_are_one_long_training():
-    """Momentum and the robot's own model go on, and the rows of the fleet stay as they are."""
+    """The momentum and the robot's own model continue, and the fleet's rows do not change."""
     sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
     before = ours.store.weights.copy()
     fresh = [phase(ours, Phase(count), sgd).fresh for count in (3, 1, 4)]

@@ -1,4 +1,4 @@
-"""SVRG in a fleet: a full gradient behind a barrier, then corrected ones, whatever happens."""
+"""SVRG in a fleet: a full gradient at a barrier, then corrected gradients, despite all faults."""
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ BATCHES = 4
 
 
 class Quadratics:
-    """Robot k has the batches b of losses sum_i a[k, b, i] (w_i - c[k, i])^2 / 2.
+    """Robot k has the batches b, with losses sum_i a[k, b, i] (w_i - c[k, i])^2 / 2.
 
-    ``corrected``: gradients that were corrected, with the weights, for the tests to look at.
+    ``corrected``: the corrected gradients with their weights, which tests examine.
     """
 
     def __init__(self, elements, seed):
@@ -63,7 +63,10 @@ def quadratic_fleet(sync, seed=8, robots=3, **network):
 
 
 def outer_loops(fleet):
-    """Anchors in use: iteration of the full gradient -> {robot: (weights, full gradient)}."""
+    """Return the anchors in use: {iteration of the full gradient: {robot.
+
+    (weights, full gradient)}}.
+    """
     period = fleet.server.method.period + 1
     loops = {}
     for name, iteration, weights, full in fleet.gradients.corrected:
@@ -78,7 +81,7 @@ def test_all_hold_the_same_model_and_the_mean_of_their_full_gradients_of_it(sync
     pushed = fleet.update.pushed
 
     def spy(member, active, now):
-        if member.push.transfer.kind.name == 'ANCHOR':  # nobody computes anything else now
+        if member.push.transfer.kind.name == 'ANCHOR':  # all robots compute this full gradient now
             model = masters.setdefault(member.iteration, fleet.server.master.copy())
             assert (model == fleet.server.master).all(), 'the model changes behind the barrier'
         pushed(member, active, now)
@@ -99,7 +102,7 @@ def test_all_hold_the_same_model_and_the_mean_of_their_full_gradients_of_it(sync
 
 
 def distance(fleet):
-    """Of the master rows to the minimum of the mean of all losses."""
+    """Return the distance of the master rows from the minimum of the mean of all losses."""
     names = list(fleet.robots)
     curves = np.array([fleet.gradients.batches(name)[0].mean(axis=0) for name in names])
     centres = np.array([fleet.gradients.batches(name)[1] for name in names])
@@ -108,7 +111,7 @@ def distance(fleet):
 
 
 def test_it_comes_closer_to_the_minimum_than_without():
-    """The noise of the batches goes to 0; no learning rate has to."""
+    """The noise of the batches goes to 0 although the learning rate stays constant."""
     left = {}
     for sync in ('bsp', 'bsp+svrg=3'):
         fleet = quadratic_fleet(sync)
@@ -130,7 +133,7 @@ def test_who_joins_between_two_full_gradients_has_plain_ones(sync):
     run_until(fleet, lambda: any(name == 'robot3' for name, *_ in fleet.gradients.corrected), 0.05)
     first = next(iteration for name, iteration, *_ in fleet.gradients.corrected[seen:]
                  if name == 'robot3')
-    assert (first - 1) % period == 1  # the first after a full gradient
+    assert (first - 1) % period == 1  # the first iteration after a full gradient
     fleet.run(5)
     loops = outer_loops(fleet)
     assert max(map(len, loops.values())) == 4
@@ -207,7 +210,7 @@ def test_it_can_be_begun_and_ended_at_any_time(sync):
 
 @pytest.mark.parametrize('loses', ['the robot', 'the server'])
 def test_who_joins_again_has_no_full_gradient_until_the_next(loses):
-    """The one that it had is of a model that the fleet may have left long ago."""
+    """The full gradient that the robot had is of a model that the fleet may have left long ago."""
     fleet = quadratic_fleet('asp+svrg=50')
     machine, store = fleet.robots['robot0'].machine, fleet.robots['robot0'].store
     run_until(fleet, lambda: store.anchor is not None)
@@ -247,14 +250,14 @@ def test_a_lossy_codec_is_refused_with_nothing_changed():
 
 
 def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradient():
-    """Its own model is another one, so the full gradient would correct it wrongly."""
+    """The robot's own model differs, so the full gradient would correct its gradients wrongly."""
     fleet = quadratic_fleet('asp+svrg=3')
     pushed = fleet.update.pushed
 
     def spy(member, active, now):
         if member.robot == 'robot0':
-            member.pulled_at[:] = -9  # as if it had been out of reach before,
-            fleet.server.master += 0.01  # while the others went on
+            member.pulled_at[:] = -9  # as if this robot had been out of reach before,
+            fleet.server.master += 0.01  # while the others trained
         pushed(member, active, now)
     fleet.update.pushed = spy
     fleet.run(8)
@@ -277,9 +280,9 @@ def test_a_full_gradient_that_a_robot_pushed_in_part_does_not_count():
     push('c', 1, 50.0, [0])
     assert full.is_of(1) and (full.mean() == 2.0).all()
     push('c', 1, 5.0)
-    push('a', 1, 70.0)  # it comes again after the robot was away
+    push('a', 1, 70.0)  # a message from before the robot was away
     assert (full.mean() == 3.0).all()
     push('b', 5, 4.0)
-    push('a', 1, 9.0)  # of an outer loop that is over
+    push('a', 1, 9.0)  # a message of an outer loop that is over
     assert (full.is_of(1), full.is_of(5)) == (False, True)
     assert (full.mean() == 4.0).all()

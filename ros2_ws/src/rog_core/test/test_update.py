@@ -1,4 +1,4 @@
-"""What the pushes that a method lets count do to the master rows."""
+"""How pushes change the master rows, when a method lets them count."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ROBOTS = ('a', 'b', 'c')
 
 
 class Rule:
-    """A method with a model and a source of pushes."""
+    """A method with a model, and a source of pushes for it."""
 
     def __init__(self, sync, codec=RAW, momentum=0.0):
         self.partition = partition_of(SHAPES, 'row', codec.name)
@@ -23,7 +23,7 @@ class Rule:
         self.method.begin(Model(self.partition, self.master, codec), 0)
 
     def push(self, robot, rows=None):
-        """A raw push of all rows, or of some; returns it, float32 (elements,)."""
+        """Push all rows, or some, with codec raw; return their values, float32 (elements,)."""
         gradient = self.noise.standard_normal(self.partition.elements).astype(np.float32)
         ids = np.arange(self.partition.segments) if rows is None else np.array(rows)
         taken = np.zeros_like(gradient)
@@ -33,7 +33,7 @@ class Rule:
         return taken
 
     def fall(self, *dues):
-        """By how much the master rows fall."""
+        """Return how much the master rows decrease."""
         before = self.master.copy()
         for due in dues:
             self.method.carry_out(due, 3)
@@ -115,7 +115,8 @@ def test_without_feedback_a_lossy_codec_codes_every_step_once(text):
     for _ in range(3):
         assert (rule.push('a') == exact.push('a')).all()
         coded, step = rule.fall(Decode({'a': 1.0}, 5)), exact.fall(Decode({'a': 1.0}, 5))
-        assert (rule.method.velocity == exact.method.velocity).all()  # what is lost is not there
+        # rows that were lost change nothing
+        assert (rule.method.velocity == exact.method.velocity).all()
         assert not close(coded, step)
         sent = np.abs(coded) > 1e-6
         if text == 'ternary:0.1':

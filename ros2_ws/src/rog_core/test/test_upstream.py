@@ -1,4 +1,5 @@
-"""A parameter server as a worker of another one: nothing is lost or counted twice, nobody waits."""
+"""A parameter server that is a worker of a parent: nothing is lost or counts twice, nobody waits.
+"""
 
 import math
 
@@ -58,7 +59,8 @@ def play(fleet, events):
         elif event == 'cut below':
             fleet.below[name].fade('robot0', 2 * seconds)
         fleet.run(seconds)
-        if not lost:  # what a server below had handed over dies with it, unless it was taken
+        # what a child's server had handed up is lost with it, unless the parent had accepted it
+        if not lost:
             fleet.check()
     return lost
 
@@ -100,7 +102,7 @@ def test_every_method_of_local_steps_carries_what_fleets_learn_to_each_other(syn
 
 
 def quiet(fleet):
-    """Let no fleet give account any more once all have given as many, and everything arrive."""
+    """Stop all reports after each fleet has made equally many, and let all messages arrive."""
     robots = list(fleet.robots.values())
     for _ in range(80):
         waiting = [robot for robot in robots if robot.machine.state == WAITING]
@@ -118,7 +120,7 @@ def test_the_model_above_moves_by_the_mean_of_what_the_fleets_have_changed():
     quiet(fleet)
     first, before = fleet.server.master.astype(float), fleet.produced
     for robot in fleet.robots.values():
-        robot.upstream._due = 0  # at once
+        robot.upstream._due = 0  # the next report is due at once
     fleet.run(10)
     quiet(fleet)
     fleet.check()
@@ -129,7 +131,7 @@ def test_the_model_above_moves_by_the_mean_of_what_the_fleets_have_changed():
 
 
 def test_a_fleet_has_the_model_above_and_what_it_has_changed_since():
-    """What it has handed up and what comes back of it do not add up: it counts once."""
+    """What it handed up and what it gets back do not add up: each change counts once."""
     fleet = two_levels(3, 'local:2', codec='raw')
     fleet.run(4)
     quiet(fleet)
@@ -154,7 +156,7 @@ def test_fleets_go_on_without_the_server_above_and_lose_nothing(sync):
     rounds = {name: below.server.iteration - before[name] for name, below in fleet.below.items()}
     assert min(rounds.values()) > 4, rounds
     assert fleet.server.iteration <= applied + 1
-    fleet.restart_server(checkpoint)  # it comes back as it was before
+    fleet.restart_server(checkpoint)  # the server restarts in the state of the checkpoint
     fleet.dead_links.clear()
     fleet.run(6)
     fleet.check()
@@ -164,9 +166,11 @@ def test_fleets_go_on_without_the_server_above_and_lose_nothing(sync):
 
 
 def test_a_server_below_that_is_killed_counts_nothing_twice():
-    """What it had handed over before may die with it; what comes from its checkpoint counts once.
+    """What the child handed up before may be lost.
 
-    ``own`` is what its robots have changed, as its checkpoint has it.
+    What it hands up from its checkpoint counts once.
+
+    ``own``: what the child's robots had changed when the checkpoint was written.
     """
     fleet = two_levels(9, 'local:3')
     fleet.run(4)

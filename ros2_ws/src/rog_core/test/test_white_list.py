@@ -1,4 +1,4 @@
-"""GSGM: the white list and global momentum, under any order in which the pushes come."""
+"""GSGM: the white list and global momentum, for every order of pushes."""
 
 import numpy as np
 import pytest
@@ -18,14 +18,15 @@ FEW = examples(150)
 
 
 def gradient(robot, count):
-    """The ``count``-th gradient of a robot, whatever model it is of; float32 (elements,)."""
+    """Return the ``count``-th gradient of a robot, whatever its model; float32 (elements,)."""
     return np.random.default_rng((ord(robot), count)).standard_normal(ELEMENTS).astype(np.float32)
 
 
 def algorithm_2(robots, arrivals):
-    """The listing of the paper. Returns w after every push, and who was applied, in order.
+    """Compute the paper's Algorithm 2; return w after each push, and the order of applied robots.
 
-    Its step is that of a learning rate of RATE over the robots: see `rog_core.methods.gsgm`.
+    Its step has a learning rate of RATE divided by the number of robots: see
+    `rog_core.methods.gsgm`.
     """
     rate = RATE / len(robots)
     w, v, g_pa = (np.zeros(ELEMENTS) for _ in range(3))
@@ -57,7 +58,7 @@ def names_of(count):
 
 
 class Drive:
-    """The method, driven by hand; nobody pushes while it is held up."""
+    """Plays robots under the method; a robot that must wait does not push."""
 
     def __init__(self, robots):
         self.method = create('gsgm', Team(momentum=MOMENTUM))
@@ -114,7 +115,7 @@ orders = st.tuples(st.integers(1, 6), st.lists(st.integers(0, 999), min_size=1, 
 @FEW
 @given(orders)
 def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order):
-    """But for the moment at which the list is recovered; see `rog_core.methods.gsgm`."""
+    """Only the moment at which the list is recovered differs; see `rog_core.methods.gsgm`."""
     count, picks = order
     drive, arrivals = Drive(names_of(count)), []
     for pick in picks:
@@ -122,7 +123,7 @@ def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order)
         drive.push(name)
         arrivals.append((name, gradient(name, drive.pushes[name]).astype(np.float64)))
     weights, applied, queue, white = algorithm_2(names_of(count), arrivals)
-    if white:  # else the listing has yet to recover it, with the next push
+    if white:  # otherwise the algorithm recovers the list only at the next push
         assert np.allclose(drive.master, weights[-1], rtol=1e-5, atol=1e-6)
         assert drive.applied == applied
     else:
@@ -156,7 +157,7 @@ def test_the_queue_keeps_its_order(order):
         if len(drive.rounds) == ended:
             now = drive.rounds[-1][contributed:]
             assert drive.method.state()['queue'] == before + [name] * (name not in now)
-        else:  # the round ended: its last was this push, then those that had waited, in order
+        else:  # this push ended the round; the robots that had waited follow, in order
             assert drive.rounds[-2][-1] == name
             assert drive.rounds[-1] == before
 
@@ -204,7 +205,7 @@ def test_who_dies_or_joins_blocks_the_list_for_nobody(count, events):
             drive.push(drive.free[pick % len(drive.free)])
         assert not drive.fleet or drive.free, 'everybody waits'
         assert all(len(set(names)) == len(names) for names in drive.rounds)
-    # From here on, those that are there take turns again, once per round.
+    # From here on the present robots take turns again, once per round.
     names = list(drive.fleet)
     for _ in range(4):
         for name in names:
@@ -258,7 +259,7 @@ def test_in_a_fleet_everybody_contributes_once_per_round(sync, codec):
     for robot, seconds in zip(fleet.robots.values(), (0.02, 0.05, 0.2, 0.5)):
         robot.compute_time = seconds
     run_until(fleet, lambda: len(fleet.server.active()) == 4)
-    fleet.run(5)  # who has joined ahead of the others waits for them
+    fleet.run(5)  # a robot that joined ahead of the others waits for them
     start = len(fleet.update.contributed)
     fleet.run(20)
     fleet.check()
@@ -293,7 +294,7 @@ def test_a_restarted_server_waits_for_who_was_on_the_list_until_that_robot_is_go
     for name in 'aab':
         first.push(name)
     second.method.load_state(first.method.state())
-    second.fleet = {'a': first.fleet['a']}  # the first to come back
+    second.fleet = {'a': first.fleet['a']}  # the first robot that comes back
     second.settle()
     assert second.rounds == [[]]
     assert second.method.held_up_by('a', second.fleet) == ['c']
@@ -304,7 +305,7 @@ def test_a_restarted_server_waits_for_who_was_on_the_list_until_that_robot_is_go
 
 @pytest.mark.parametrize('comes_back', [True, False])
 def test_in_a_fleet_a_restarted_server_goes_on_with_what_it_held(comes_back):
-    """Gradients of those in the queue are in the checkpoint, and count once."""
+    """The checkpoint has the gradients that are in the queue, and each counts once."""
     fleet = Fleet(5, 3, 'gsgm', 'raw')
     for robot, seconds in zip(fleet.robots.values(), (0.05, 0.05, 1.4)):
         robot.compute_time = seconds

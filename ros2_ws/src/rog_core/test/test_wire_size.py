@@ -1,4 +1,4 @@
-"""The figures that the issue asks for on the wire; bytes are counted, nothing is timed."""
+"""Numbers of bytes on the wire, for the figures that the documents promise; nothing is timed."""
 
 from pathlib import Path
 

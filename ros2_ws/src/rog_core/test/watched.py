@@ -1,4 +1,4 @@
-"""Watches how states change while machines run: only as their tables say, one event at a time."""
+"""Checks while machines run that states change only as their tables say, one event at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ TABLE_OF = {(WorkerMachine, 'state'): states.WORKER, (WorkerMachine, 'gradient')
 
 
 class _State:
-    """Attribute that takes only states of a table: the first, then those that follow."""
+    """An attribute that accepts only a table's states.
+
+    The initial state, then those that may follow.
+    """
 
     def __init__(self, name, table, changes):
         self.name, self.table, self.changes = name, table, changes
@@ -39,7 +42,10 @@ class _State:
 
 @contextmanager
 def watched():
-    """Yields the set of changes that were seen: (who, state before, state after)."""
+    """Collect all changes of state while the block runs.
+
+    The set that is yielded has (object, state before, state after).
+    """
     changes: set = set()
     nothing = object()
     former = {(cls, name): vars(cls).get(name, nothing) for cls, name in TABLE_OF}

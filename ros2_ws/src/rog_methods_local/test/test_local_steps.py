@@ -47,7 +47,7 @@ def test_every_row_travels_once_in_a_cycle_of_fragments(rows, fragments, first):
 
 
 def test_a_row_that_misses_its_turns_travels_with_another_fragment():
-    """A robot that skips rounds might else never meet the turn of some rows."""
+    """Otherwise a robot that skips rounds might never send some rows."""
     age = np.array([3, 1, 2, 4, 0, 5])
     assert Phase(1, 4, 0).turn(age).tolist() == [True, False, False, True, True, True]
 
@@ -56,7 +56,7 @@ def test_a_row_that_misses_its_turns_travels_with_another_fragment():
 
 
 class Server:
-    """A method of two robots and what they push, raw."""
+    """A server with a method and two robots, which push with codec raw."""
 
     def __init__(self, sync, place='numpy', robots=2):
         self.partition = partition_of([('w', (5, 300)), ('b', (7,))], 'row', 'raw')
@@ -80,7 +80,7 @@ def deltas(server, rounds, seed=3):
 
 
 def by_the_paper(changes, rate, momentum):
-    """DiLoCo, Algorithm 1 with Nesterov's momentum, from zero, in double precision."""
+    """Compute DiLoCo's Algorithm 1 with Nesterov momentum, from zero, in double precision."""
     model = velocity = np.zeros(changes.shape[2])
     for delta in changes.astype(float).mean(1):
         velocity = momentum * velocity + delta
@@ -106,7 +106,7 @@ def test_the_outer_step_is_that_of_the_paper(place, sync, rate, momentum):
 @examples(30)
 @given(order=st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_every_row_has_a_momentum_of_its_own(order):
-    """Whatever is pushed of other rows: a row moves as if it were alone."""
+    """A row moves as if it were the only row, whatever is pushed of other rows."""
     server = Server('rsp:4+local=2+rate=0.5+momentum=0.5')
     changes = deltas(server, len(order))[:, 0]
     for row, delta in zip(order, changes, strict=True):
@@ -168,7 +168,7 @@ def test_nobody_waits_for_more_than_a_quorum_and_its_grace():
     assert method.held_up_by('a', fleet) == method.held_up_by('b', fleet) == []
     assert method.deadline == math.inf
     assert method.grant('a', 5) == (6, Phase(2, 2, 0)) and method.grant('a', 5)[1].fragment == 0
-    # Who comes late waits for nobody, and goes on with the round of the others.
+    # A robot that comes late waits for nobody, and continues with the round of the others.
     assert method.held_up_by('c', fleet) == []
     assert method.grant('c', 4)[0] == 6
 
@@ -220,7 +220,7 @@ def test_a_robot_whose_link_fades_holds_up_those_who_have_no_quorum(sync):
 
 @pytest.mark.parametrize('sync', ['diloco:6:3', 'rsp:6+pipeline+local=2'])
 def test_a_robots_own_model_has_its_steps_that_the_server_has_not(sync):
-    """Codec raw: what has not been taken is what is pending, to rounding."""
+    """With codec raw, what the server has not taken equals what is pending, except for rounding."""
     fleet = Fleet(3, 3, sync, 'raw', loss=0.05, duplicate=0.1, rate=1e5)
     compute, drifts = fleet.compute, []
 
@@ -237,7 +237,8 @@ def test_a_robots_own_model_has_its_steps_that_the_server_has_not(sync):
     fleet.check()
     assert len(drifts) > 20 and max(drifts) > 0
     check_end(fleet)
-    for robot in fleet.robots.values():  # the final model is the fleet's, without anybody's drift
+    # the final model is the fleet's, without the drift of a robot
+    for robot in fleet.robots.values():
         assert (robot.store.model == fleet.server.master).all()
 
 
@@ -255,7 +256,7 @@ def test_a_fragment_is_one_row_in_so_many_both_ways(sync, share):
 
 
 def test_fragments_are_applied_late_so_that_transmission_hides_behind_computing():
-    """With links that take as long as computing does, half the time of an exchange is hidden."""
+    """On links that take as long as the computation, half of the time of an exchange is hidden."""
     exchanges = {}
     for sync in ('diloco:6:3', 'diloco:6:3-pipeline'):
         fleet = Fleet(7, 2, sync, 'raw', rate=6e4)

@@ -1,4 +1,4 @@
-"""How users write the methods of this package, and what is refused with the reason."""
+"""How users write the names of this package's methods, and which names are refused and why."""
 
 import pytest
 from rog_core.errors import ConfigError

@@ -1,4 +1,4 @@
-"""BSP with a trimmed mean: what the largest and smallest values of each element may do."""
+"""BSP with a trimmed mean limits the effect of the largest and smallest values of each element."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_a_round_moves_the_model_by_the_trimmed_mean_once_all_have_pushed():
         before = server.master.copy()
         carry_out(dues, robots)
         if dues:
-            assert len(held) >= 3  # the fourth may still be joining
+            assert len(held) >= 3  # the fourth robot may still be joining
             mean = np.sort(list(held.values()), axis=0)[1:len(held) - 1].mean(axis=0)
             assert np.allclose(before - server.master, mean, atol=1e-6)
             pushed[len(pushed)] = held

@@ -1,4 +1,4 @@
-"""A checkpoint comes back as it was, or is refused; a write that fails leaves the former one."""
+"""A checkpoint is read back unchanged, or refused; a failed write keeps the previous checkpoint."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     ours = server()
     fleet = {name: Standing(0, 0) for name in ('robot1', 'robot2')}
     push = np.ones(PARTITION.elements, np.float32)
-    for _ in range(2):  # the second waits for the other robot's first
+    for _ in range(2):  # the second push waits for the other robot's first push
         ours.method.held['robot1'] = push.copy()
         ours.carry_out(ours.method.close('robot1', True, fleet, 0.0), len(fleet))
         ours.settle(fleet, frozenset())
@@ -105,7 +105,7 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     assert again.state()[0]['contributed'] == ['robot1']
     assert np.array_equal(ours.model.master, again.model.master)
     fall = MASTER - again.model.master
-    assert np.allclose(fall, 1.5 + 0.9 / 2, atol=1e-5)  # the third has momentum
+    assert np.allclose(fall, 1.5 + 0.9 / 2, atol=1e-5)  # the third push has momentum
 
 
 def test_a_checkpoint_of_a_former_version_is_not_taken_for_none(tmp_path):
@@ -123,7 +123,7 @@ def test_any_safetensors_reader_finds_the_parameters_by_name(tmp_path):
 
 
 def rewrite(folder, change):
-    """Write the checkpoint anew with something else in it, and a digest that is right."""
+    """Write the checkpoint again with a changed content and a valid digest."""
     found = kept(folder).newest()
     meta, tensors = dict(found.meta), load(found.content)
     change(meta, tensors)

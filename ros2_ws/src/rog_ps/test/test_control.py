@@ -1,4 +1,4 @@
-"""Which control calls are new, whatever clocks say; and what calls without a key may cost."""
+"""Which control calls are new, whatever clocks say, and what calls without a key may cost."""
 
 import sys
 import time
@@ -63,7 +63,7 @@ def test_a_clock_that_is_behind_is_told_so():
 
 def test_calls_that_nobody_has_proved_cost_a_tenth_of_the_time():
     allowance, now, spent = Allowance(), 0.0, 0.0
-    for _ in range(10_000):  # one who calls ten times a second; each call takes 0.5 s
+    for _ in range(10_000):  # an attacker who calls ten times a second; each call takes 0.5 s
         now += 0.1
         if allowance.left(now) > 0:
             now, spent = now + 0.5, spent + 0.5
@@ -86,7 +86,7 @@ ASK, ANSWER = KEY.control(), derived(KEY.control(), 'answer')
 
 
 class Server:
-    """The control services of a node that notes what it saves."""
+    """The control services of a node that records what it saves."""
 
     def __init__(self, key=KEY, control=True):
         self.saved = []
@@ -135,7 +135,7 @@ def test_a_refusal_is_proved_if_the_call_is():
 
 
 def test_nobody_gets_a_proved_refusal_of_somebody_elses_call():
-    """A stranger hears a call, sends another one with its tag, and passes the answer on."""
+    """An attacker reads a call, sends another call with its tag, and passes on the answer."""
     server, call = Server(), request()
     for field, value in (('name', 'b'), ('time', call.time + 1), ('server', 7)):
         other = request(**{name: getattr(call, name) for name in ('name', 'time', 'server')})

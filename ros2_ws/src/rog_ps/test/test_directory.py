@@ -1,4 +1,4 @@
-"""A run belongs to one server process at a time, and every start of it is counted."""
+"""A run belongs to one server process at a time, and every start of the server is counted."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ sys.stdin.read()
 
 
 def holder(out, resume):
-    """A process that has claimed a directory, and its claim."""
+    """Return a process that has claimed a directory, and its claim."""
     process = subprocess.Popen([sys.executable, '-c', HOLD, str(out), 'resume' * resume], text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     return process, Claim(*map(int, process.stdout.readline().split()))

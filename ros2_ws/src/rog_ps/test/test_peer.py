@@ -1,4 +1,4 @@
-"""Which statuses of a robot the server takes, without a key."""
+"""Which statuses of a robot the server accepts, without a key."""
 
 from types import SimpleNamespace
 
@@ -17,20 +17,20 @@ def check(member=MEMBER, **fields):
 
 def test_an_iteration_that_was_not_granted_is_none():
     check(iteration=7)
-    check(SimpleNamespace(incarnation=5, granted=0), iteration=66)  # it has just come back
+    check(SimpleNamespace(incarnation=5, granted=0), iteration=66)  # the robot has just come back
     with pytest.raises(RemoteProtocolError, match='at most iteration 7, .* got 8'):
         check(iteration=8)
 
 
 @pytest.mark.parametrize('fields', [{'state': 'dancing'}, {'state': 'stopped', 'session': 5}])
 def test_a_state_that_is_none_or_not_proved_is_refused(fields):
-    check(state='stopped', session=5 ^ 9)  # the honest twin
+    check(state='stopped', session=5 ^ 9)  # the same status with valid values
     with pytest.raises(RemoteProtocolError):
         check(**fields)
 
 
 def recorded(statuses):
-    """Which of (attempt, iteration, evaluated_at, state) go to the record."""
+    """Return which of (attempt, iteration, evaluated_at, state) are written to the record."""
     peer = SimpleNamespace(_noted=(0, 0), _changes=[0, 0])
     return [Peer.is_recorded(
         peer, TrainingStatus(iteration=iteration, evaluated_at=evaluated, state=state),
@@ -47,7 +47,7 @@ def test_all_that_a_robot_reports_is_recorded_also_when_it_comes_back():
 
 
 def lines(said):
-    """How many statuses go to the record and differ from the last that did."""
+    """Return the number of statuses in the record, which only gets a status that differs."""
     kept = [one for one, goes in zip(said, recorded(said), strict=True) if goes]
     return sum(one != other for one, other in zip([None, *kept], kept, strict=False))
 

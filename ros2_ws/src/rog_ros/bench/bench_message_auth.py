@@ -40,7 +40,7 @@ REPEATS = 20
 
 
 class Wire:
-    """A topic of each type, to ourselves."""
+    """A publisher and a subscription of each type, which connect this process with itself."""
 
     def __init__(self) -> None:
         rclpy.init()
@@ -57,7 +57,7 @@ class Wire:
 
 
 class Push:
-    """Both sides of pushes of one robot. ``whole``: seconds of the processor for each of them.
+    """Both sides of pushes of one robot. ``whole``: CPU seconds of each push.
 
     ``ways``: seconds from a chunk to its acknowledgement, without the key and with it.
     """
@@ -75,7 +75,7 @@ class Push:
         self.ways: tuple[list[float], list[float]] = [], []
 
     def run(self) -> int:
-        """One push; return its number of chunks."""
+        """Make one push; return its number of chunks."""
         self.number += 1
         begin, chunks = time.process_time(), 0
         self.store.accumulate(self.gradient, 1e-3)

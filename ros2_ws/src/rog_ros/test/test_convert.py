@@ -1,4 +1,4 @@
-"""Messages carry the values of rog_core over and back, through their serialised form too."""
+"""Messages carry the values of rog_core in both directions, also in their serialised form."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def over_the_wire(message):
 def test_a_value_comes_back_as_it_was(value):
     back = from_ros(over_the_wire(to_ros(value)))
     assert back == value
-    if isinstance(value, End):  # momentum and feedback count as well
+    if isinstance(value, End):  # momentum and feedback must be equal, too
         assert vars(back.command.step) == vars(value.command.step)
 
 
@@ -101,7 +101,8 @@ requests = st.builds(
 
 @given(requests)
 def test_a_registration_comes_back_as_it_was(request):
-    if request.pull is not None and not request.pull.chunks:  # says the same as none
+    # an empty receipt means the same as none
+    if request.pull is not None and not request.pull.chunks:
         request = replace(request, pull=None)
     assert request_from_ros(request_to_ros(request)) == request
 
@@ -118,14 +119,14 @@ def test_a_malformed_registration_is_the_peers_fault(names, given_shapes):
 @given(st.booleans(), st.booleans(), u64, u32, u32, receipts, st.booleans())
 def test_an_answer_comes_back_as_it_was(accepted, retry, incarnation, iteration, attempt, push,
                                         over):
-    push = push if push.chunks else None  # no receipt and one of no chunks say the same
+    push = push if push.chunks else None  # a receipt without chunks means the same as no receipt
     answer = RegisterResponse(accepted, 'why', retry, incarnation, iteration, attempt, 'bsp', push,
                               over)
     assert response_from_ros(response_to_ros(answer, Register.Response())) == answer
 
 
 def test_a_methods_name_is_short_and_printable_whatever_the_peer_says():
-    """A robot repeats it in each of its statuses."""
+    """A robot repeats the name in each of its statuses."""
     for said, kept in (('rsp:4+pipeline', 'rsp:4+pipeline'), ('r' * 10**6, None),
                        ('\x1b[2J', '?[2J')):
         end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0))

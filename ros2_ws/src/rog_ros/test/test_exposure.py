@@ -1,4 +1,4 @@
-"""A fleet that leaves this machine has a key, or its user has said that it needs none."""
+"""A fleet that communicates beyond this machine needs a key, unless its user declines one."""
 
 import os
 import subprocess

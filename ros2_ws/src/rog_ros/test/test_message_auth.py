@@ -1,4 +1,4 @@
-"""The tag of a message proves every field of it, who has sent it, and for which session."""
+"""The tag of a message proves all of its fields, its sender and its session."""
 
 import os
 import stat
@@ -40,7 +40,7 @@ TRANSFER = TransferId(11 ^ 22, Kind.PUSH, 7, 3)
 
 
 def examples_of_all():
-    """One message of each type that carries a tag, no field of which is as it is by default."""
+    """Return one message of each type that carries a tag; no field has its default value."""
     octets = np.arange(9, dtype=np.uint8)
     command = Command(8, 0.5, 2, 'rsp:4', False, 1.5, Sending(0.25, 4, True, 0.1), True,
                       Shards(9, (1, 2), (0.5, 2.0)))
@@ -65,12 +65,12 @@ NAMES = [type(message).__name__ for message in ALL]
 
 
 def value_of(message):
-    """What a node takes from a message before it checks the tag."""
+    """Return what a node reads from a message before it checks the tag."""
     return from_ros(message) if isinstance(message, (RowChunk, RowAck)) else None
 
 
 def seal(message, key=SESSION.to_server):
-    """Give a message its tag, as the nodes do."""
+    """Add the tag to a message, as the nodes do."""
     value = value_of(message)
     return to_ros(value, key) if value is not None else sealed(key, message)
 
@@ -98,7 +98,7 @@ def test_a_sealed_message_is_proved_also_after_the_wire_and_only_with_the_key(me
 
 
 def altered(message):
-    """Every way in which one field of a message can be another."""
+    """Yield the message with one field changed, for each field and each kind of change."""
     for name, kind in message.get_fields_and_field_types().items():
         value = getattr(message, name)
         if name == 'tag':
@@ -118,10 +118,10 @@ def altered(message):
             yield name, [*value, 0.0]
         elif kind.startswith('sequence<uint'):
             yield name, [*value, 0]
-        elif kind.startswith('sequence<'):  # of messages
+        elif kind.startswith('sequence<'):  # a sequence of messages
             yield name, value[::-1]
             yield name, value[:-1]
-        else:  # a message in it
+        else:  # a message inside the message
             for inner, other in altered(value):
                 changed = deserialize_message(serialize_message(value), type(value))
                 setattr(changed, inner, other)
@@ -158,7 +158,7 @@ def test_where_one_list_of_bytes_ends_is_proved(left, right, more):
 
 
 def test_the_bytes_that_are_proved_do_not_change_by_themselves():
-    """Another version, or another implementation of ROS 2, must make the same."""
+    """Other versions and implementations of ROS 2 must compute the same bytes."""
     def tag(message):
         return bytes(seal(message).tag).hex()
 
@@ -178,7 +178,7 @@ def test_the_bytes_that_are_proved_do_not_change_by_themselves():
 
 
 def a_fleet_status():
-    """No field is as it is by default."""
+    """Return a FleetStatus in which no field has its default value."""
     status = FleetStatus(incarnation=5, count=9, run=3, start=2, state='training', host='laptop',
                          robots=[RobotStatus(robot='robot1'), RobotStatus(robot='robot2')])
     status.header.stamp.sec = 8

@@ -1,4 +1,4 @@
-"""Each setting of the fleet file reaches the nodes that it concerns, as a parameter of its own."""
+"""Each setting of the fleet file reaches the nodes that need it, as a parameter."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from rog_ros.parameters import (
 
 FLEET = FleetConfig(name='team', robots=(RobotConfig(name='robot1'), RobotConfig(name='robot2')))
 
-# Settings that no node parameter carries, and why.
+# Settings that are no node parameter, and the reasons.
 ELSEWHERE = {
     'domain_id': 'ROS_DOMAIN_ID', 'interface': 'the configuration of DDS', 'peers': 'the same',
     'namespace': 'the namespaces of the nodes',
@@ -86,7 +86,7 @@ def test_every_parameter_is_described_and_has_the_bounds_of_the_schema():
 
 @pytest.fixture(scope='module')
 def node_of():
-    """Return a node to which these parameters were given."""
+    """Return a node that was started with these parameters."""
     context, nodes = Context(), []
     os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
     rclpy.init(args=[], context=context)
@@ -166,6 +166,6 @@ def test_task_options_travel_as_json():
 
 
 def test_a_robot_name_fits_the_topics_that_are_made_from_it():
-    assert robot_name('x' * 64) == 'x' * 64  # the longest
+    assert robot_name('x' * 64) == 'x' * 64  # the longest allowed name
     with pytest.raises(ConfigError, match='must have at most 64 characters, got 232'):
         robot_name('x' * 232)

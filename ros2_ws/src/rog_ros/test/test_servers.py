@@ -1,4 +1,7 @@
-"""Two parameter servers at one place: the younger gives way, and robots do not change sides."""
+"""Two parameter servers in one namespace.
+
+The newer one ends, and robots stay with the older one.
+"""
 
 from types import SimpleNamespace
 
@@ -44,7 +47,7 @@ def test_the_refusal_is_printable_and_short_whatever_the_other_says_of_itself():
 
 def test_a_robot_stays_with_the_server_that_has_accepted_it_until_that_one_is_silent():
     loyalty = Loyalty(3.0)
-    for tick in range(20):  # two servers that alternate
+    for tick in range(20):  # two servers that send in turn
         assert loyalty.listens(True, tick)
         assert not loyalty.listens(False, tick + 0.5)
     assert not loyalty.listens(False, 22.0)
@@ -64,7 +67,7 @@ def test_a_later_start_of_its_run_shows_a_robot_at_once_that_its_server_is_dead(
 
 def test_before_a_robot_knows_a_run_nothing_makes_it_disloyal():
     loyalty = Loyalty(3.0)
-    assert loyalty.listens(True, 0.0)  # the answer to its registration; no status yet
+    assert loyalty.listens(True, 0.0)  # the answer to its registration; there is no status yet
     loyalty.note(False, status(run=7, start=3))
     assert not loyalty.listens(False, 0.1)
 
@@ -76,14 +79,14 @@ def made(at, process, count=1, run=7, start=1):
 
 
 @pytest.mark.parametrize('new, old', [
-    (made(100, 5, 9), made(100, 5, 9)),            # the same again
-    (made(100, 5, 9), made(200, 5, 8)),            # whatever its clock said
+    (made(100, 5, 9), made(100, 5, 9)),            # the same status again
+    (made(100, 5, 9), made(200, 5, 8)),            # whatever its clock says
     (made(100, 5, start=3), made(999, 6, start=2)),  # an earlier process of the run
     (made(100, 5, run=7), made(99, 6, run=8))])    # another run, recorded before
 def test_a_status_that_is_older_than_the_newest_is_dropped(new, old):
     order = Order(3.0)
     assert order.is_new(new, 0.0) and not order.is_new(old, 0.1)
-    order = Order(3.0)  # its honest twin: in the order in which they were made both count
+    order = Order(3.0)  # in the order in which they were made, both statuses count
     assert order.is_new(old, 0.0)
     assert old == new or order.is_new(new, 0.1)
 
@@ -111,7 +114,7 @@ def test_without_a_key_every_status_of_another_server_shows_it():
     others = Others(None, run=3, process=2)
     assert others.shows(a_status(key=None), 1e6)
     assert not others.shows(a_status(key=None, state='stopped'), 100)
-    assert not others.shows(FleetStatus(incarnation=2, state='training'), 100)  # our own
+    assert not others.shows(FleetStatus(incarnation=2, state='training'), 100)  # our own status
     assert not others.shows(a_status(key=None, run=3), 100), 'the lock of its directory decides'
     assert Others(None).shows(FleetStatus(incarnation=2, state='training'), 100)
 

@@ -24,7 +24,7 @@ BENCH = 'bench_simulation'
 
 
 class Wide:
-    """A model of so many equal rows; the gradient costs one pass over it, whatever they are."""
+    """A model of this many equal rows; the gradient costs one pass over the model."""
 
     batch_size = 1
 
@@ -89,7 +89,7 @@ def digits(robots: int, sync: str, minutes: float) -> FleetConfig:
 
 
 def wide(rows: int, minutes: float) -> FleetConfig:
-    """Two robots whose model is of `rows` rows and as many bytes on the air as ConvMLP-M."""
+    """Return two robots whose model has `rows` rows, and as many bytes on the air as ConvMLP-M."""
     link = LinkConfig(trace='indoor', latency=0.002)
     training = TrainingConfig(task=f'{BENCH}:Wide', task_options={'rows': rows}, sync='rsp:4',
                               learning_rate=1e-3, evaluate_every=0, traffic='convmlp-m')

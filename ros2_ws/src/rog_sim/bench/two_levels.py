@@ -17,8 +17,8 @@ from fleet_env.fleet_file import read_fleet
 from fleet_env.records import Evaluation, read_run
 from rog_sim.simulation import simulate
 
-WAN = {'trace': '', 'rate': 20.0, 'latency': 0.04}  # Mbit/s; s, there and back twice that
-RADIO = {'trace': '', 'rate': 100.0}                # of a site, shared by its robots
+WAN = {'trace': '', 'rate': 20.0, 'latency': 0.04}  # rate in Mbit/s; latency in seconds, one way
+RADIO = {'trace': '', 'rate': 100.0}                # radio of a site, shared by the robots there
 
 
 def training(options, sync: str) -> dict:

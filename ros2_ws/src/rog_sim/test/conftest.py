@@ -1,4 +1,4 @@
-"""A fleet of two robots that takes no time to read, for runs that are made up."""
+"""A fleet of two robots that needs no preparation, for invented runs."""
 
 import pytest
 from fleet_env.fleet_file import read_fleet

@@ -1,4 +1,4 @@
-"""Runs that nobody ran: records with known numbers, for the tests of comparisons and figures."""
+"""Invented runs: records with known numbers, for the tests of comparisons and figures."""
 
 import os
 import re
@@ -15,7 +15,7 @@ PER_ITERATION = {'bsp': (1.0, 7.0, 10.0), 'ssp:4': (1.0, 6.5, 7.5), 'ssp:20': (1
 
 
 def record(directory, sync='rsp:4', seed=1, duration=3600.0, robots=4, rows=1000, every=10):
-    """Write a plausible run; returns its summary."""
+    """Write a plausible run; return its summary."""
     random = np.random.default_rng([seed, *map(ord, sync)])
     times = np.array(PER_ITERATION.get(sync, (1.0, 4.0, 2.0)))
     names = [f'robot{k + 1}' for k in range(robots)]
@@ -58,7 +58,7 @@ def record(directory, sync='rsp:4', seed=1, duration=3600.0, robots=4, rows=1000
 
 
 def simulate(fleet, out=None, progress=None):
-    """Stand in for `rog_sim.simulation.simulate`."""
+    """Replacement for `rog_sim.simulation.simulate` that writes an invented run."""
     if fleet.training.sync == 'asp' and fleet.seed == 2:
         raise ValueError('the model diverged')
     for share in (.25, .5, 1.0):
@@ -67,24 +67,24 @@ def simulate(fleet, out=None, progress=None):
 
 
 def endless(fleet, out=None, progress=None):
-    """Never end; say so."""
-    os.write(1, b'started\n')  # at once: several processes share the file
+    """Report the start of the run, and never end."""
+    os.write(1, b'started\n')  # one system call, because several processes share the file
     while True:
         progress(.5)
 
 
 def endless_or_failing(fleet, out=None, progress=None):
-    """Never end, or as `simulate`."""
+    """Never end, or do what `simulate` does."""
     if fleet.training.sync == 'asp':
         return simulate(fleet, out, progress)
     return endless(fleet, out, progress)
 
 
 def endless_after_the_first(fleet, out=None, progress=None):
-    """End at once, or never."""
+    """End at once in the first call, and never in later calls."""
     return (simulate if fleet.training.sync == 'rsp:4' else endless)(fleet, out, progress)
 
 
 def killed(fleet, out=None, progress=None):
-    """Be killed, as for want of memory."""
+    """Kill this process, as the kernel does when memory is short."""
     os.kill(os.getpid(), signal.SIGKILL)

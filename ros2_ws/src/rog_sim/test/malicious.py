@@ -1,10 +1,10 @@
-"""A task of which one robot of the fleet makes the others' model worse, for the tests."""
+"""Tasks in which one robot of the fleet makes the model worse."""
 
 from virtual_fleet import Linear
 
 
 class Blown(Linear):
-    """The gradients of the first robot are 100 times what they should be."""
+    """The gradients of the first robot are 100 times too large."""
 
     factor = 100.0
 
@@ -18,12 +18,12 @@ class Blown(Linear):
 
 
 class Negated(Blown):
-    """They point the other way."""
+    """The gradients of the first robot point in the opposite direction."""
 
     factor = -1.0
 
 
 class Reversed(Blown):
-    """Both."""
+    """The gradients of the first robot are too large and point in the opposite direction."""
 
     factor = -100.0

@@ -30,7 +30,7 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
 
 
 def written(directory, sync, seed, evaluations, before=.1, energies=()):
-    """Write a run of two robots whose evaluations, (t, iteration, metric), are given."""
+    """Write a run of two robots with these evaluations, (t, iteration, metric)."""
     with RunWriter(directory) as writer:
         writer.write(Start(0.0, '', 'a:B', sync, seed, 'toy', ['a', 'b']))
         writer.write(Iteration(1.0, 'a', 1, 1.0, 1.0, 2.0, 1.0, rows_pushed=5, rows_total=10))
@@ -55,7 +55,7 @@ def test_accuracy_is_the_mean_over_robots_of_each_ones_last_evaluation(tmp_path)
 
 def test_smoothed_accuracies_of_the_server_s_model_are_means_of_the_last_few(tmp_path):
     one = written(tmp_path, 'bsp', 1, [[(10.0, 1, .2)], [(20.0, 2, .4)]])
-    assert one.smoothed(2) is one  # the server's model was not measured
+    assert one.smoothed(2) is one  # the server's model was not evaluated
     lucky = replace(one, server=np.array([[0, 15, 30, 45], [0, 3, 5, 9], [.5, .7, .5, .6]]))
     mean = lucky.smoothed(2)
     assert mean.accuracy([15, 30, 44, 45]) == pytest.approx([.6, .6, .6, .55])
@@ -88,7 +88,7 @@ def test_a_method_has_mean_and_sample_deviation_over_its_seeds(tmp_path):
     assert (bsp.stall_share.mean, bsp.rows_share.mean) == (.4, .5)
     assert (bsp.iterations.mean, bsp.iteration_bytes.mean) == (10, 100)
     assert (asp.reached, math.isnan(asp.target_s.mean)) == (0, True)
-    assert math.isnan(asp.accuracy_end.std)  # of a single seed
+    assert math.isnan(asp.accuracy_end.std)  # there is only one seed
 
 
 def test_the_default_target_is_what_every_run_reaches(tmp_path):
@@ -107,7 +107,8 @@ def test_what_never_happened_is_null_in_the_file_and_never_in_the_table(tmp_path
     assert data['schema'] == 'rog-comparison/1'
     assert data['methods'][0]['target_s'] == {'mean': None, 'std': None}
     assert 'never' in text_tables(comparison) and 'nan' not in text_tables(comparison)
-    assert repr(read_comparison(tmp_path)) == repr(comparison)  # no NaN equals another
+    # compared as text, because NaN does not equal NaN
+    assert repr(read_comparison(tmp_path)) == repr(comparison)
 
 
 @pytest.mark.parametrize(('sent', 'shown'), [(200, ['kB/iteration', '0.200']),

@@ -1,4 +1,4 @@
-"""Robots that map together in virtual time: the run, and the picture of the map in its figures."""
+"""Robots build a map together in virtual time; the figures of the run show the map."""
 
 import numpy as np
 import pytest

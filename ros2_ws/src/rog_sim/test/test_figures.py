@@ -1,4 +1,4 @@
-"""Figures: what is drawn of what, always the same, always legible."""
+"""Figures draw the right data, are reproducible, and are legible."""
 
 import struct
 
@@ -135,7 +135,7 @@ def test_text_is_of_seven_points_at_least_and_inside_its_figure(comparison, tmp_
                 assert text.get_fontsize() >= 7
                 box = text.get_window_extent()
                 inside = box.x0 >= -1 and box.x1 <= figure.bbox.width + 1
-                assert inside or text in ticks  # those out of the limits are not drawn
+                assert inside or text in ticks  # labels outside of the limits are not drawn
     assert len(figures) == 9
 
 

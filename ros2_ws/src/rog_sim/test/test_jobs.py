@@ -1,4 +1,4 @@
-"""Many runs: the same results wherever they run, and how they end."""
+"""Many runs: the results do not depend on where runs are computed; and how the runs end."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
 
 
 def environment():
-    """Let processes find what this one finds, and what the tests share."""
+    """Let child processes find the same modules as this process, and the modules of the tests."""
     path = [str(Path(made_up_runs.__file__).parent), *filter(None, sys.path)]
     return {**os.environ, 'PYTHONPATH': os.pathsep.join(path)}
 
@@ -40,7 +40,7 @@ def files(directory):
 
 @contextmanager
 def started(*arguments, says):
-    """Run a program of dask until the block ends; give what it first says that matches ``says``."""
+    """Run a program of Dask until the block ends; yield its first line that matches ``says``."""
     process = subprocess.Popen([sys.executable, '-m', 'dask', *arguments], text=True,
                                env=environment(), stderr=subprocess.PIPE)
     try:
@@ -52,7 +52,7 @@ def started(*arguments, says):
 
 @pytest.fixture(scope='module')
 def scheduler():
-    """A Dask scheduler without workers; its address."""
+    """Yield the address of a Dask scheduler without workers."""
     pytest.importorskip('distributed')
     with started('scheduler', '--host', '127.0.0.1', '--port', '0', '--no-dashboard', '--no-show',
                  says=r'tcp://127.0.0.1:\d+') as address:
@@ -61,7 +61,7 @@ def scheduler():
 
 @pytest.fixture(scope='module')
 def cluster(scheduler, tmp_path_factory):
-    """A Dask scheduler and a worker, whose two threads must take turns; the address."""
+    """Yield the address of a Dask scheduler with one worker that has two threads."""
     with started('worker', scheduler, '--nthreads', '2', '--no-dashboard', '--local-directory',
                  str(tmp_path_factory.mktemp('worker')), says='Starting established connection'):
         yield scheduler
@@ -120,7 +120,7 @@ def test_a_run_that_fails_is_named_and_ends_the_others(fleet, tmp_path):
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], workers=1)
     assert (tmp_path / 'out' / 'asp' / 'seed1' / 'summary.json').exists()
-    assert not list((tmp_path / 'out' / 'bsp').rglob('*.*'))  # was not begun any more
+    assert not list((tmp_path / 'out' / 'bsp').rglob('*.*'))  # the run was not begun
     assert not (tmp_path / 'out' / 'comparison.json').exists()
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_fails_in_another_process_ends_those_that_would_never(fleet, 
 
 
 def test_a_run_that_fails_on_a_cluster_ends_the_others_there_too(fleet, tmp_path, cluster):
-    """The one worker's other thread is free again only if the endless run has ended."""
+    """The worker's other thread is free again only if the endless run has ended."""
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], cluster=cluster)
     with pytest.raises(KeyboardInterrupt):
@@ -219,10 +219,11 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
         os.killpg(process.pid, number)  # as a terminal does: to every process
     else:
         process.kill()
-    # Every process holds the pipes: they end when the last one has.
+    # Every process holds the pipes open, so the pipes close when the last process has ended.
     rest, errors = process.communicate(timeout=LIMIT)
     if number == signal.SIGINT:
-        # The signal ends a run, too; its process may begin the next one before it is ended itself.
+        # The signal also ends a run. The process of the run may begin the next run before it ends
+        # itself.
         assert process.returncode == 0 and rest.replace('started\n', '') == 'stopped\n'
         assert errors == ''
 

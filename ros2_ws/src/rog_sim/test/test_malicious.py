@@ -1,4 +1,7 @@
-"""One robot of four sends wrong gradients on purpose: what a norm bound and a trimmed mean save."""
+"""One robot of four sends wrong gradients on purpose.
+
+A norm bound and a trimmed mean limit the harm.
+"""
 
 import pytest
 from fleet_env.fleet import ServerConfig
@@ -8,7 +11,7 @@ from virtual_fleet import GOOD_LINK, Linear, fleet_of
 
 
 def trained(folder, sync, task, clip=0.0):
-    """How far robot4, which means well, has come; `server.implausible` is not to help it."""
+    """Return the accuracy of robot4, which is honest; `server.implausible` is off."""
     fleet = fleet_of(folder, sync, 0.4, (GOOD_LINK,) * 4, (0.5, 0.6, 0.7, 0.8), task=task,
                      learning_rate=0.2, evaluate_every=1000)
     server = ServerConfig(implausible=0.0, clip=clip)
@@ -36,7 +39,7 @@ def test_with_one_the_fleet_trains_although_it_pushes_100_times_the_opposite(
 
 @pytest.mark.long
 def test_a_trimmed_mean_leaves_out_what_points_the_other_way(tmp_path, honest):
-    """Its norm is that of the others, so no bound sees it."""
+    """The wrong gradients have the usual norm, so a norm bound does not detect them."""
     bsp = trained(tmp_path, 'bsp', 'malicious:Negated', 1.5)
     assert honest > trained(tmp_path, 'trimmed:1', 'malicious:Negated') > bsp
 

@@ -1,4 +1,4 @@
-"""What a fleet computes in virtual time is what the papers' listings compute, in plain PyTorch."""
+"""A fleet in virtual time computes what the papers' algorithms compute in plain PyTorch."""
 
 from itertools import islice
 
@@ -14,7 +14,7 @@ RATE, MOMENTUM, DECAY = .05, .9, .01
 
 
 def trained(tmp_path, sync, robots, nesterov=True, **training):
-    """The server's model, and the iterations that are in it; nothing is lost or rounded."""
+    """Return the server's model, and the iterations in it; nothing is lost or rounded."""
     fleet = fleet_of(tmp_path, sync, minutes=.4, links=('0 8000\n',) * robots,
                      paces=(.5,) * robots, codec='raw', traffic='', learning_rate=RATE,
                      momentum=MOMENTUM, nesterov=nesterov, weight_decay=DECAY, **training)
@@ -24,7 +24,7 @@ def trained(tmp_path, sync, robots, nesterov=True, **training):
 
 
 class Robot:
-    """A robot that trains by torch.optim.SGD, whose momentum goes on."""
+    """A robot that trains by torch.optim.SGD and keeps its momentum."""
 
     def __init__(self, rank, robots, nesterov=True):
         self.task = Linear(3)
@@ -33,17 +33,18 @@ class Robot:
         self.forget()
 
     def forget(self):
-        """Begin with a momentum of zero."""
+        """Set the momentum to zero."""
         self.optimizer = torch.optim.SGD(self.model.parameters(), RATE, MOMENTUM,
                                          nesterov=self.nesterov)
 
     def steps(self, count, start):
-        """Return the model after so many steps from ``start``, all flat."""
+        """Return the model after this many steps from ``start``; both are flat."""
         torch.nn.utils.vector_to_parameters(start.clone(), self.model.parameters())
         for batch in islice(self.batches, count):
             self.optimizer.zero_grad()
             self.task.loss(self.model, batch).backward()
-            with torch.no_grad():  # decay beside the gradient, not in the momentum (dist-EF-SGDM)
+            # weight decay acts beside the gradient, not in the momentum (dist-EF-SGDM)
+            with torch.no_grad():
                 for p in self.model.parameters():
                     p *= 1 - RATE * DECAY
             self.optimizer.step()
@@ -55,7 +56,7 @@ def start():
 
 
 def sgd(rounds, robots, nesterov=True):
-    """Lock-step: the mean of the robots' steps, each with a momentum of its own."""
+    """Compute lock-step training: the mean of the robots' steps, each with its own momentum."""
     fleet, model = [Robot(rank, robots, nesterov) for rank in range(robots)], start()
     for _ in range(rounds):
         model = torch.stack([robot.steps(1, model) for robot in fleet]).mean(0)
@@ -63,7 +64,7 @@ def sgd(rounds, robots, nesterov=True):
 
 
 def fedavg(rounds, robots, count):
-    """FedAvg (McMahan et al.): local steps, then the mean of the models."""
+    """Compute FedAvg (McMahan et al.): local steps, then the mean of the models."""
     fleet, model = [Robot(rank, robots) for rank in range(robots)], start()
     for _ in range(rounds):
         for robot in fleet:
@@ -73,7 +74,10 @@ def fedavg(rounds, robots, count):
 
 
 def diloco(rounds, robots, count, rate, momentum):
-    """DiLoCo, Algorithm 1: inner optimisers go on; the outer one is torch's Nesterov SGD."""
+    """Compute DiLoCo, Algorithm 1: inner optimisers keep their state.
+
+    The outer one is Nesterov SGD.
+    """
     fleet, model = [Robot(rank, robots) for rank in range(robots)], start().requires_grad_()
     outer = torch.optim.SGD([model], rate, momentum, nesterov=momentum > 0)
     for _ in range(rounds):

@@ -1,6 +1,4 @@
-"""The virtual-time fleet: the same again for the same seed, times and bytes that add up, links that
-die and come back, and what it refuses.
-"""
+"""The virtual-time fleet: reproducible runs, consistent times and bytes, dying links, refusals."""
 
 import os
 import subprocess
@@ -32,7 +30,7 @@ def files(out):
 
 
 def iterations(out):
-    """Robot -> its iteration events in order."""
+    """Return robot -> its iteration events in order."""
     events = defaultdict(list)
     for event in read_run(out):
         if isinstance(event, Iteration):
@@ -92,7 +90,7 @@ def test_times_add_up_and_energy_follows_from_them(tmp_path, sync):
         assert robot.compute_s + robot.communicate_s + robot.stall_s == pytest.approx(60)
         assert robot.energy_j == pytest.approx(
             10 * robot.compute_s + 5 * robot.communicate_s + 3 * robot.stall_s)
-        # Each gradient takes the pace; one more may be under way.
+        # Each gradient takes the time `pace`; one more gradient may be under way.
         extra = robot.compute_s - robot.iterations * config.pace
         assert -1e-6 <= extra <= 2 * config.pace + 1e-6, extra
         events = iterations(tmp_path / 'out')[config.name]
@@ -117,7 +115,7 @@ def test_under_bsp_every_push_holds_the_whole_model_and_all_keep_step(tmp_path):
 
 
 def spread(out):
-    """Most iterations by which one robot was ever ahead of another."""
+    """Return the most iterations by which one robot was ever ahead of another."""
     done, most = dict.fromkeys(read_summary(out).robots, 0), 0
     for event in read_run(out):
         if isinstance(event, Iteration):
@@ -128,7 +126,7 @@ def spread(out):
 
 def test_under_asp_nobody_waits_and_the_fast_one_runs_ahead(tmp_path):
     summary = simulate(fleet_of(tmp_path, 'asp'), tmp_path / 'out')
-    for robot in summary.robots.values():  # from push to pull only: round trips, a busy channel
+    for robot in summary.robots.values():  # only from push to pull: round trips, a busy channel
         assert robot.stall_s < 0.03 * summary.duration_s
     assert spread(tmp_path / 'out') > 10
 
@@ -141,7 +139,8 @@ def test_nobody_is_further_ahead_than_the_bound(tmp_path, sync, bound):
     simulate(fleet_of(tmp_path, sync, 2.0, links, paces=(0.5, 0.7, 2.9)), tmp_path / 'out')
     for events in iterations(tmp_path / 'out').values():
         assert len(events) > 10 and max(e.staleness for e in events) < bound
-    # An iteration is recorded when its pull is over; by then the others may have pushed one more.
+    # An iteration is recorded when its pull is complete; by then the others may have pushed once
+    # more.
     assert 1 < spread(tmp_path / 'out') <= bound
 
 
@@ -174,8 +173,8 @@ def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_pa
         bytes_of[traffic] = sum(sent) / pushes
         losses[traffic] = {(name, e.iteration): e.loss for name, events in
                            iterations(tmp_path / f'out{traffic}').items() for e in events}
-    own = 64 * (2 + 3) + 2 + 8  # scale and bits of 64 rows of 20 elements, and of one of 64
-    assert own < bytes_of[''] < 2 * own  # with headers and row ids
+    own = 64 * (2 + 3) + 2 + 8  # scale and bits of 64 rows of 20 elements, and of one row of 64
+    assert own < bytes_of[''] < 2 * own  # including headers and row ids
     assert 2123965 < bytes_of['convmlp-m'] < 1.2 * 2123965
     shorter = losses['convmlp-m']
     assert 60 < len(shorter) < len(losses[''])
@@ -199,7 +198,7 @@ def test_headers_and_acknowledgements_take_air_time(tmp_path):
 
 
 class Exploding(virtual_fleet.Linear):
-    """Its gradients are finite, and absurd."""
+    """Has gradients that are finite but absurdly large."""
 
     def loss(self, model, batch):
         return 1e20 * super().loss(model, batch)
@@ -229,7 +228,7 @@ def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
     assert len([e for e in events['robot1'] if 40 < e.t < 150]) > 33
     assert len([e for e in events['robot3'] if 40 < e.t < 150]) <= 1
     first = next(e for e in events['robot3'] if e.t > 150)
-    # It goes on where the others are, not where it was.
+    # The robot continues at the iteration of the others, not at its own last one.
     others = max(e.iteration for e in events['robot1'] if e.t <= first.t)
     assert others - 5 <= first.iteration <= others + 1
 
@@ -239,14 +238,14 @@ def test_the_return_of_a_robot_after_a_minute_slows_the_others_by_less_than_a_te
     links = ('0 80\n', '0 80\n', '0 80\n60 0\n120 80\n600 80\n')
     simulate(fleet_of(tmp_path, sync, 3.0, links, (0.5,) * 3), tmp_path / 'out')
     events = iterations(tmp_path / 'out')
-    assert any(120 < e.t < 125 for e in events['robot3'])  # it is back
+    assert any(120 < e.t < 125 for e in events['robot3'])  # the robot is back
 
     def pace(begin, end):
         during = [e for robot in ('robot1', 'robot2') for e in events[robot] if begin < e.t <= end]
         return len(during) / (end - begin)
 
     usual = pace(20, 60)
-    assert pace(60, 120) > 0.9 * usual  # until it counts as away they wait for it
+    assert pace(60, 120) > 0.9 * usual  # until the robot counts as away, the others wait for it
     assert pace(120, 130) > 0.9 * usual and pace(130, 175) > 0.9 * usual
 
 
@@ -263,7 +262,7 @@ MINUTES, ALIVE_FROM = 6.0, 300.0
 
 @st.composite
 def dying_links(draw):
-    """A link that dies again and again, perhaps for minutes; it lives from `ALIVE_FROM` on."""
+    """Return links that die again and again, perhaps for minutes, but live from `ALIVE_FROM` on."""
     t, lines = 0.0, []
     while t < 100:
         up, down = draw(st.floats(0.3, 40)), draw(st.sampled_from([0.4, 2.9, 3.1, 8, 70, 150]))
@@ -280,7 +279,7 @@ def add_decoded(total, partition, codec, ids, data):
 
 
 class Books:
-    """Counts what the robots of a simulation produce and the server applies."""
+    """Accounts for what the robots of a simulation produce and the server applies."""
 
     def __init__(self, simulation):
         self.simulation = simulation
@@ -306,7 +305,7 @@ class Books:
         return counting
 
     def held(self, name, robot):
-        """What the robot has produced and the server has not applied; ends its open push."""
+        """End the open push; return what the robot has produced and the server has not applied."""
         held = robot.store.pending.astype(np.float64)
         push = robot.machine.push
         if push is not None:
@@ -318,7 +317,7 @@ class Books:
         return held
 
     def check(self):
-        """Every mirror is what its robot holds, and no gradient is lost or counts twice."""
+        """Check that every mirror equals its robot's model, and each gradient counts once."""
         server, compared = self.simulation.server, 0
         for name, robot in self.simulation.robots.items():
             member = server.members[name]
@@ -347,9 +346,9 @@ def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, syn
     books.check()
     assert {m.robot for m in simulation.server.active()} == set(simulation.robots)
     events = iterations(folder / 'out')
-    for name in simulation.robots:  # all are back, and train
+    for name in simulation.robots:  # all robots are back and train
         assert [e for e in events[name] if e.t > ALIVE_FROM], name
-    # Who is out of reach is missed after 3 s; longer waits are for robots that have a slow link.
+    # A robot that is out of reach is away after 3 s; longer waits are for robots with slow links.
     times = sorted(e.t for own in events.values() for e in own)
     assert max(np.diff([0.0, *times, 60 * MINUTES])) < 60
 
@@ -384,7 +383,7 @@ def test_a_live_topic_is_refused(tmp_path):
 
 
 class Exiting(Exploding):
-    """Ends as a script does."""
+    """Exits like a script that calls sys.exit."""
 
     def loss(self, model, batch):
         raise SystemExit(3)

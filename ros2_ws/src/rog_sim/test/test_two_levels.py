@@ -1,4 +1,4 @@
-"""Fleets below another one in virtual time."""
+"""Child fleets and their parent fleet in virtual time."""
 
 from collections import Counter
 
@@ -19,7 +19,10 @@ WAN = LinkConfig(trace='', rate=20.0, latency=0.04)
 
 
 def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN, minutes=1.0):
-    """Write the files of two fleets of three robots and of the fleet above; return the last."""
+    """Write the files of two child fleets of three robots, and of the parent fleet.
+
+    Return the latter.
+    """
     fleet = fleet_of(folder, below, minutes)
     for rank, name in enumerate(names):
         upstream = UpstreamConfig(robot=name, rank=3 * rank, world=6)
@@ -57,7 +60,7 @@ def test_the_same_seed_gives_the_same_summary(tmp_path):
 
 
 def test_what_a_fleet_learns_reaches_the_robots_of_the_other(tmp_path):
-    """The servers differ by what their robots have done since the last exchange, and no more."""
+    """The servers differ only by what their robots have done since the last exchange."""
     simulation = Simulation(two_levels(tmp_path, 'local:2', 'bsp'))
     first = simulation.server.master.copy()
     simulation.run(lambda done: None)
@@ -87,7 +90,7 @@ def test_a_method_that_is_not_of_local_steps_is_refused_above(tmp_path):
 
 
 def test_a_fleet_of_another_model_is_refused_by_the_first_parameter_that_differs(tmp_path):
-    """It ended with a traceback of PyTorch."""
+    """Formerly it ended with a traceback of PyTorch."""
     fleet = two_levels(tmp_path)
     text = (tmp_path / 'red.yaml').read_text()
     (tmp_path / 'red.yaml').write_text(text.replace(

@@ -1,4 +1,4 @@
-"""Small fleets for the tests of virtual time: a task that takes no time, links of any kind."""
+"""Small fleets for tests in virtual time: a task that takes no time, and any kind of link."""
 
 import itertools
 from pathlib import Path
@@ -13,7 +13,7 @@ GOOD_LINK = '0 80\n7 30\n11 120\n20 80\n'
 
 
 class Linear:
-    """Fits 64 functions of 20 numbers: 65 rows, 1344 elements."""
+    """Fits 64 linear functions of 20 inputs: 65 rows, 1344 elements."""
 
     batch_size = 8
 
@@ -43,7 +43,7 @@ class Linear:
 
 def fleet_of(folder, sync='rsp:4', minutes=1.0, links=(GOOD_LINK,) * 3, paces=(0.5, 0.8, 1.1),
              seed=3, task='virtual_fleet:Linear', **training):
-    """Return a fleet of one robot per link, a text of "seconds Mbit/s" lines."""
+    """Return a fleet with one robot per link; a link is a text of lines "seconds Mbit/s"."""
     robots = []
     for number, (text, pace) in enumerate(zip(links, paces, strict=True), start=1):
         path = Path(folder) / f'link{number}.txt'

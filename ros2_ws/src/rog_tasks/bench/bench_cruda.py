@@ -1,4 +1,4 @@
-"""Cost of CRUDA's parts on one thread, beside a product of matrices in the same run."""
+"""Measures CRUDA's parts on one thread, beside a product of matrices in the same run."""
 
 import json
 import time

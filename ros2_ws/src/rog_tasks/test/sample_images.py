@@ -17,7 +17,7 @@ COLOURS = {'blue': (20, 30, 220), 'red': (220, 30, 20)}
 
 
 def pixels(name, width=20, height=10, seed=0):
-    """(height, width, 3) of the colour of a class, with a little noise."""
+    """Return pixels (height, width, 3) in the colour of a class, with a little noise."""
     noise = np.random.default_rng(seed).integers(-15, 15, (height, width, 3))
     return (np.array(COLOURS[name]) + noise).clip(0, 255).astype(np.uint8)
 
@@ -29,7 +29,7 @@ def encoded(name, form='JPEG', seed=0, **size):
 
 
 def image(name, seed=0, **changes):
-    """What a subscriber gets of a sensor_msgs/Image."""
+    """Return the sensor_msgs/Image that a subscriber would receive."""
     rgb = pixels(name, seed=seed)
     fields = {'encoding': 'rgb8', 'width': 20, 'height': 10, 'step': 60,
               'data': array('B', rgb.tobytes())}
@@ -45,7 +45,7 @@ def text(data):
 
 
 def class_files(count=6, classes=CLASSES):
-    """Path -> content of class folders."""
+    """Return path -> content of class folders."""
     return {f'{name}/{number:03}.{"png" if number % 2 else "jpg"}':
             encoded(name, 'PNG' if number % 2 else 'JPEG', number)
             for name, number in itertools.product(classes, range(count))}
@@ -72,7 +72,10 @@ def write(path, files):
 
 
 def record(path, messages, storage='mcap'):
-    """Write a rosbag2 recording of (topic, seconds, message); the type follows from the message."""
+    """Record a rosbag2 of (topic, seconds, message).
+
+    The message's class gives the type of the topic.
+    """
     pytest.importorskip('rosbags', reason='rosbags is not installed')
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
@@ -83,7 +86,8 @@ def record(path, messages, storage='mcap'):
     with Writer(Path(path), version=9, storage_plugin=plugin) as writer:
         connections = {}
         for topic, seconds, message in messages:
-            if isinstance(message, bytes):  # a damaged one, on a topic that there is already
+            # damaged data, on a topic that the recording already has
+            if isinstance(message, bytes):
                 writer.write(connections[topic], int(seconds * 1e9), message)
                 continue
             if hasattr(message, 'format'):
@@ -104,6 +108,6 @@ def record(path, messages, storage='mcap'):
 
 
 def right(batch):
-    """Whether the labels of a batch are those of its colours."""
+    """Return whether the labels of a batch match the colours of its images."""
     images, labels = batch
     return bool(((images[:, 0].mean((1, 2)) > images[:, 2].mean((1, 2))) == labels.bool()).all())

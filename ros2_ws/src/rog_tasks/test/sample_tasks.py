@@ -6,7 +6,7 @@ from rog_tasks.task import Task
 
 
 class Plain:
-    """Has the four methods and derives from nothing."""
+    """Has the four methods of a task, and derives from no class."""
 
     batch_size = 8
 
@@ -28,7 +28,7 @@ class Plain:
 
 
 class Finite(Plain):
-    """Ten numbers, dealt out in turn."""
+    """A task with ten numbers, which are distributed in turn."""
 
     def batches(self, rank, world):
         while True:
@@ -39,7 +39,7 @@ class Finite(Plain):
 
 
 class Derived(Plain, Task):
-    """Derives from Task and leaves out what may be left out."""
+    """Derives from Task, and omits all optional methods."""
 
 
 class NoLoss:
@@ -86,7 +86,7 @@ def no_net():
 
 
 def no_class_3():
-    """Images of five classes, none of class 3 to train on."""
+    """Return images of five classes; no training image has class 3."""
     labels = torch.tensor([0, 1, 2, 4])
     images = torch.zeros(4, 1, 28, 28)
     return ImageData(images, labels, images, labels, 5)

@@ -1,6 +1,6 @@
-"""A live topic: what comes is used, what is lost is said, a camera that stops makes nobody fail.
+"""A live topic: its images are used, losses are reported, and a camera that stops causes no error.
 
-The clock is a number that the tests set; no thread waits for real time but to be woken.
+The tests set the clock, which is a number. A thread waits in real time only until it is woken.
 """
 
 import queue
@@ -19,7 +19,7 @@ from sample_images import CLASSES, compressed, encoded, image, right, text
 
 
 class Camera:
-    """A source, its clock, and a thread that draws batches from it as training does."""
+    """A source, its clock, and a thread that draws batches from the source as training does."""
 
     def __init__(self, labels=None, count=4, **options):
         self.now = 100.0
@@ -82,7 +82,7 @@ def start(monkeypatch):
 
 @pytest.fixture
 def settle():
-    """Wait until a report says something."""
+    """Wait until a report has this text."""
     def settle(robot, level, words):
         eventually(lambda: robot.said[0] == level and words in robot.said[1],
                    lambda: f'{level} and {words!r}, got {robot.said}')
@@ -206,7 +206,8 @@ def test_a_recogniser_learns_from_a_camera(monkeypatch):
                        model='digitnet')
     task.batch_size, source = 8, task.sources[0]
     batches = task.batches(0, 1)
-    for number in range(41):  # a second apart: a label belongs to the image that is nearest in time
+    # one image per second; a label belongs to the image that is nearest in time
+    for number in range(41):
         monkeypatch.setattr(source, '_clock', lambda now=float(number): now)
         source.on_image(image(CLASSES[number % 2], number))
         source.on_label(text(CLASSES[number % 2]))

@@ -1,4 +1,4 @@
-"""Classification: a recogniser learns from nothing, and robots may see different classes."""
+"""Classification: a model learns without pretraining, and robots may have different classes."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""CRIMP: a map learns what a robot sees, and the robot finds its poses in it."""
+"""CRIMP: a map learns what a robot sees, and the robot estimates its poses with the map."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def one_thread():
 
 
 def trained(task, robots, steps):
-    """One map that ``robots`` of them train by averaged SGD, each on a model of its own."""
+    """Return the map that this many robots train by averaged SGD, each on a model of its own."""
     models = [task.model() for _ in range(robots)]
     batches = [task.batches(rank, robots) for rank in range(robots)]
     optimizers = [torch.optim.SGD(m.parameters(), .1, momentum=.9, nesterov=True) for m in models]
@@ -156,7 +156,7 @@ def test_frames_of_a_flat_show_its_walls():
 
 
 def test_a_cell_learns_from_the_mean_of_what_is_around_it():
-    """Fifty times as many points around it change it no more than once."""
+    """Fifty times as many points around a cell change the cell no more than one point does."""
     low, high = torch.zeros(3), torch.ones(3) * 2
     points = torch.rand(400, 3, generator=torch.Generator().manual_seed(0)) * 2
     changes = []
@@ -174,7 +174,10 @@ def test_points_beyond_the_map_are_taken_as_at_its_border():
 
 
 class Ball(ImplicitMap):
-    """Knows the distance to a ball and a wall, and colours that follow the place."""
+    """A world model that is exact.
+
+    The distance to a ball and a wall, and colours that depend on the place.
+    """
 
     def __init__(self):
         super().__init__(torch.zeros(3), torch.ones(3))
@@ -206,7 +209,7 @@ def test_the_error_of_a_trajectory_is_that_after_the_best_rigid_motion():
     truth = torch.rand(50, 3, generator=torch.Generator().manual_seed(1))
     moved = truth @ turn(torch.tensor([.3, -1.0, 2.0])).T + torch.tensor([5.0, -3, 1])
     assert trajectory_error(moved, truth) < 1e-5
-    assert trajectory_error(-truth, truth) > .1  # a mirror image is no rigid motion
+    assert trajectory_error(-truth, truth) > .1  # a mirror image is not a rigid motion
     noisy = truth + .1 * torch.randn(50, 3, generator=torch.Generator().manual_seed(2))
     assert trajectory_error(noisy, truth) == pytest.approx(.17, rel=.15)
 

@@ -1,4 +1,4 @@
-"""CRUDA: a shift spoils the recogniser, and training on spoilt images mends it."""
+"""CRUDA: a shift of the images spoils the recogniser, and training on such images repairs it."""
 
 import copy
 import itertools
@@ -63,7 +63,10 @@ MEANS = [0.667396, 0.674805]
 
 
 def test_batches_are_those_of_earlier_versions():
-    """Recorded before batches could be skipped: equal seeds repeat older runs."""
+    """The expected batches were recorded before batches could be skipped.
+
+    Old seeds must repeat old runs.
+    """
     batches = list(itertools.islice(Cruda(seed=2).batches(1, 3), 30))
     assert [batch[1][:8].tolist() for batch in batches[::29]] == LABELS
     assert [float(batch[0].mean()) for batch in batches[::29]] == pytest.approx(MEANS, abs=1e-5)
@@ -142,7 +145,7 @@ def test_the_model_has_several_hundred_rows_and_no_buffers():
     lambda folder: Cruda(pretrain_epochs=0),
     lambda folder: Recognition(f'folder:{folder}', CLASSES, size=32)])
 def test_a_loss_is_computed_where_the_model_is(made, tmp_path):
-    """The device `meta` computes shapes alone, and like a GPU refuses to mix with the CPU."""
+    """The device `meta` computes only shapes and, like a GPU, refuses to mix with the CPU."""
     task = made(write(tmp_path / 'images', class_files()))
     loss = task.loss(task.model().to('meta'), next(iter(task.batches(0, 1))))
     assert loss.shape == () and loss.device.type == 'meta'
@@ -151,7 +154,7 @@ def test_a_loss_is_computed_where_the_model_is(made, tmp_path):
 
 def test_a_model_is_measured_where_it_is():
     class Constant(torch.nn.Module):
-        """Is on the device `meta`, and says what it was given."""
+        """A model on the device `meta` that records its inputs."""
 
         def __init__(self):
             super().__init__()
@@ -162,6 +165,7 @@ def test_a_model_is_measured_where_it_is():
             return torch.zeros(len(images), 10, device='meta')
 
     devices = set()
-    with pytest.raises((RuntimeError, NotImplementedError), match='meta'):  # it has no values
+    # a tensor on `meta` has no values
+    with pytest.raises((RuntimeError, NotImplementedError), match='meta'):
         Cruda(pretrain_epochs=0).evaluate(Constant())
     assert devices == {'meta'}

@@ -1,4 +1,4 @@
-"""Data sets are read in their published formats; a file that is not one is refused."""
+"""Data sets are read in their published formats; a file in another format is refused."""
 
 import gzip
 import sys
@@ -11,7 +11,7 @@ from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, mn
 
 
 def idx(values):
-    """Bytes of the IDX file of a uint8 array."""
+    """Return the bytes of a uint8 array as an IDX file."""
     shape = np.array(values.shape, '>u4').tobytes()
     return bytes((0, 0, 8, values.ndim)) + shape + values.tobytes()
 
@@ -22,7 +22,7 @@ LABELS = np.array([9, 0, 3, 3], np.uint8)
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with MNIST's four files, 4 images each."""
+    """Return a folder with MNIST's four files, 4 images each."""
     for part in ('train', 't10k'):
         (tmp_path / f'{part}-images-idx3-ubyte').write_bytes(idx(IMAGES))
         (tmp_path / f'{part}-labels-idx1-ubyte').write_bytes(idx(LABELS))
@@ -95,7 +95,7 @@ def cifar_records(labels, bytes_of_labels):
 
 @pytest.fixture
 def cifar(tmp_path):
-    """A folder with CIFAR-10's six files."""
+    """Return a folder with CIFAR-10's six files."""
     folder = tmp_path / 'cifar-10-batches-bin'
     folder.mkdir()
     for number in range(1, 6):

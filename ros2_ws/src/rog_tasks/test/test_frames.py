@@ -1,4 +1,7 @@
-"""The buffer of a camera: the newest stay, memory is bounded, labels are the nearest in time."""
+"""The buffer of a camera keeps the newest images within its memory.
+
+Labels go to the nearest image.
+"""
 
 import numpy as np
 import pytest
@@ -64,13 +67,13 @@ def test_a_label_belongs_to_the_images_that_are_near_in_time():
     buffer = frames(keep=10, tolerance=1.0)
     for time in (0, 3, 4):
         buffer.add(time, picture())
-    assert buffer.pending == 2 and buffer.counts['without a label'] == 1  # 0: too late
+    assert buffer.pending == 2 and buffer.counts['without a label'] == 1  # label 0 is too late
     buffer.label(4.5, 'a')
     buffer.label(6.5, 'b')
     assert buffer.counts['without a label'] == 2 and keep_all(buffer) == [4]
     buffer.add(7, picture())
     buffer.settle(8.0)
-    assert buffer.pending == 1  # a nearer label may come still
+    assert buffer.pending == 1  # a nearer label may still come
     buffer.settle(8.1)
     keep_all(buffer)
     assert kept(buffer) == [(4, 0), (7, 1)]

@@ -1,4 +1,7 @@
-"""Images in class folders or archives are decoded once; what is no image is refused by name."""
+"""Images in class folders or archives are decoded once.
+
+An error names a file that is not an image.
+"""
 
 import io
 import os
@@ -23,13 +26,13 @@ FORMS = ('{}', '{}.tar', '{}.tar.gz', '{}.tgz', '{}.zip')
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The user's cache directory, empty."""
+    """Return the user's cache directory, which is empty."""
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     return tmp_path / 'cache' / 'rog'
 
 
 def made(tmp_path, form='{}.tar.gz', train=None, test=None):
-    """A data set of two classes, 6 images for training and 2 for testing of each."""
+    """Return a data set of two classes, each with 6 images for training and 2 for testing."""
     root = tmp_path / 'data'
     root.mkdir(exist_ok=True)
     for part, files in (('train', class_files(6) if train is None else train),
@@ -41,7 +44,7 @@ def made(tmp_path, form='{}.tar.gz', train=None, test=None):
 
 
 def bomb(side):
-    """A PNG file that says it is as large as this, in a few bytes."""
+    """Return a PNG file of a few bytes that claims to have this size."""
     out = io.BytesIO()
     Image.new('1', (1, 1)).save(out, 'PNG')
     data = bytearray(out.getvalue())
@@ -55,7 +58,7 @@ def test_folders_and_archives_are_one_data_set(form, tmp_path):
     data = image_folder(made(tmp_path, form), size=8)
     assert data.classes == 2 and data.train_images.shape == (12, 3, 8, 8)
     assert data.train_images.dtype == torch.uint8
-    assert data.train_labels.tolist() == [0] * 6 + [1] * 6  # blue, red
+    assert data.train_labels.tolist() == [0] * 6 + [1] * 6  # 0 is blue, 1 is red
     assert data.test_labels.tolist() == [0, 0, 1, 1]
     images = as_float(data.train_images)
     assert 0 <= images.min() and images.max() <= 1
@@ -65,12 +68,12 @@ def test_folders_and_archives_are_one_data_set(form, tmp_path):
 def test_images_are_decoded_once(tmp_path, monkeypatch):
     root = made(tmp_path)
     first = image_folder(root, size=8)
-    monkeypatch.setattr(module, 'decode', None)  # nothing can be decoded any more
+    monkeypatch.setattr(module, 'decode', None)  # makes decoding impossible
     again = image_folder(root, size=8)
     assert torch.equal(first.train_images, again.train_images)
     assert first.digest == again.digest
     with pytest.raises(TypeError):
-        image_folder(root, size=9)  # another size is something else
+        image_folder(root, size=9)  # images of another size are cached separately
 
 
 def test_other_content_is_another_data_set(tmp_path):
@@ -87,7 +90,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path, cache):
     images = image_folder(root, size=8).train_images.clone()
     file, = (cache / 'images').glob('*.safetensors')
     for damaged in (file.read_bytes()[:100], file.read_bytes()[:-1] + b'\xff', b''):
-        file.unlink()  # a new file: the old one is mapped into memory
+        file.unlink()  # unlink first, because the old file is mapped into memory
         file.write_bytes(damaged)
         assert torch.equal(image_folder(root, size=8).train_images, images)
 
@@ -122,7 +125,7 @@ def test_a_failure_leaves_nothing_in_the_cache(cache):
 
 
 def link(kind, target):
-    """A member of a tar that is a link."""
+    """Return a member of a tar that is a link."""
     member = tarfile.TarInfo('train/red/link.png')
     member.type, member.linkname = kind, target
     return member
@@ -217,7 +220,7 @@ def test_memory_that_is_none_is_refused(memory, tmp_path):
 
 @pytest.mark.parametrize('form', FORMS)
 def test_what_lies_in_a_hidden_folder_is_no_class(form, tmp_path):
-    """Notebooks leave copies in .ipynb_checkpoints, which became a class."""
+    """Notebooks leave copies in .ipynb_checkpoints, which once became a class."""
     hidden = {'.ipynb_checkpoints/000.png': encoded('red', 'PNG'),
               '.ipynb_checkpoints/notes.txt': b'', 'red/.thumbnails/0.png': b''}
     data = image_folder(made(tmp_path, form, {**class_files(6), **hidden},
@@ -226,7 +229,7 @@ def test_what_lies_in_a_hidden_folder_is_no_class(form, tmp_path):
 
 
 def test_folders_that_are_linked_are_read_and_none_twice(tmp_path):
-    """They were left out without a word."""
+    """Formerly they were silently left out."""
     root = Path(made(tmp_path, '{}'))
     (root / 'train' / 'train' / 'red').rename(tmp_path / 'elsewhere')
     (root / 'train' / 'train' / 'red').symlink_to(tmp_path / 'elsewhere')
@@ -239,7 +242,7 @@ def test_folders_that_are_linked_are_read_and_none_twice(tmp_path):
 
 
 def test_names_of_folders_may_have_any_bytes(tmp_path):
-    """Names of Latin-1 ended with a UnicodeEncodeError."""
+    """Formerly names in Latin-1 raised a UnicodeEncodeError."""
     root = Path(made(tmp_path, '{}'))
     for part in ('train', 'test'):
         (root / part / part / 'red').rename(os.fsdecode(os.fsencode(root / part) + b'/t\xfcr'))
@@ -247,7 +250,7 @@ def test_names_of_folders_may_have_any_bytes(tmp_path):
 
 
 def test_of_two_files_of_one_name_the_last_counts(tmp_path):
-    """In a zip it was counted twice; tools that change an archive append to it."""
+    """Formerly a file in a zip counted twice; tools that change an archive append the new file."""
     root = made(tmp_path, '{}.zip')
     with zipfile.ZipFile(Path(root) / 'train.zip', 'a') as archive, \
             pytest.warns(UserWarning, match='Duplicate'):
@@ -298,7 +301,7 @@ def test_a_model_is_pretrained_once_and_kept(tmp_path):
 
 
 def test_a_part_of_the_test_images_has_all_classes(tmp_path):
-    """They lie class by class; the first ones would all be of one."""
+    """The test images are ordered by class, so the first ones would all be of one class."""
     task = Cruda(data='image_folder', data_options={'root': made(tmp_path, test=class_files(8))},
                  pretrain_epochs=0, test_limit=4)
 
@@ -315,6 +318,6 @@ def test_cruda_adapts_to_images_of_a_folder(tmp_path):
     model = task.model()
     images, labels = next(task.batches(1, 2))
     assert images.dtype == torch.float32 and images.shape == (4, 3, 16, 16) and len(labels) == 4
-    assert images.min() >= .12  # brightness
+    assert images.min() >= .12  # the shift adds this brightness
     assert task.loss(model, (images, labels)).isfinite() and 0 <= task.evaluate(model) <= 1
     assert sum(len(labels) for _, labels in task.shard(0, 2)) == 6

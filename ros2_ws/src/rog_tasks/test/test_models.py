@@ -1,4 +1,4 @@
-"""The shipped models are of the published sizes and nothing but their parameters."""
+"""The built-in models have the published sizes, and no state besides their parameters."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Images in messages are checked before they are used, and become pixels whatever their form."""
+"""Images in messages are checked before use, and become pixels in every supported encoding."""
 
 import io
 import struct
@@ -52,7 +52,7 @@ def test_a_message_that_does_not_fit_itself_is_refused(changes, words):
 
 
 def bomb(width, height):
-    """A PNG that says it is larger than it is."""
+    """Return a PNG that claims to be larger than it is."""
     def part(kind, data):
         return struct.pack('>I', len(data)) + kind + data + struct.pack(
             '>I', zlib.crc32(kind + data))
@@ -76,9 +76,9 @@ def test_damaged_files_bombs_and_other_formats_are_named(data):
 
 
 def saved(rgb, mode, form='PNG', **options):
-    """A file of these pixels, (H, W, 3), in a mode of pillow."""
+    """Return a file of these pixels, (H, W, 3), in one of pillow's modes."""
     out = io.BytesIO()
-    if mode == 'I;16':  # pillow itself makes no 16 bits of 8
+    if mode == 'I;16':  # pillow does not convert 8 bits to 16 bits
         grey = np.asarray(Image.fromarray(rgb).convert('L'))
         Image.fromarray(grey.astype(np.uint16) * 257).save(out, form, **options)
     else:
@@ -92,9 +92,9 @@ def saved(rgb, mode, form='PNG', **options):
     ('L', 'PNG', {}), ('LA', 'PNG', {}), ('L', 'JPEG', {}), ('I;16', 'PNG', {}),
     ('I;16', 'PNG', {'transparency': 7})])
 def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
-    """A palette with transparency was refused, and nearly all of a PNG of 16 bits was white."""
+    """Formerly a palette with transparency was refused, and most of a 16-bit PNG became white."""
     rgb = pixels('blue', 16, 16)
-    rgb[:, 8:] //= 4  # a dark half
+    rgb[:, 8:] //= 4  # darken one half
     wanted = rgb if mode in ('RGB', 'RGBA', 'P', 'CMYK') else \
         np.repeat(np.asarray(Image.fromarray(rgb).convert('L'))[..., None], 3, 2)
     found = decode(saved(rgb, mode, form, **options), 16, 3).transpose(1, 2, 0)
@@ -106,7 +106,7 @@ def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
     (1, 'top left'), (2, 'top right'), (3, 'bottom right'), (4, 'bottom left'), (5, 'top left'),
     (6, 'top right'), (7, 'bottom right'), (8, 'bottom left'), (9, 'top left')])
 def test_an_image_is_set_upright_as_its_exif_says(orientation, corner):
-    """A camera that is turned stores what it sees, and says how it was held."""
+    """A rotated camera stores the image as it sees it, and its orientation in the Exif data."""
     grey = np.zeros((32, 48, 3), np.uint8)
     grey[:16, :24] = 255
     exif = Image.Exif()

@@ -1,4 +1,4 @@
-"""The task for images of real robots: where it begins, how it is measured, what it refuses."""
+"""The task for images of real robots: its first model, its accuracy, and its errors."""
 
 import math
 

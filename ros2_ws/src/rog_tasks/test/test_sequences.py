@@ -1,4 +1,4 @@
-"""Recordings of RGB-D cameras are read from their published folders; what does not fit is named."""
+"""Recordings of RGB-D cameras are read from their published folders; errors name what is wrong."""
 
 import struct
 import zlib
@@ -21,7 +21,7 @@ BOUNDS = [[-3, -3, -1], [4, 3, 5]]
 
 
 def pose(number):
-    """Camera to world: turned by 90 degrees about z, and moved along x."""
+    """Return a camera pose: turned by 90 degrees about z, and moved along x."""
     matrix = np.eye(4)
     matrix[:2, :2] = ((0, -1), (1, 0))
     matrix[0, 3] = number / 10
@@ -29,7 +29,10 @@ def pose(number):
 
 
 def depth_of(number, size=SIZE):
-    """1 m on the left and 2 m on the right, a little more in each frame; one pixel is unknown."""
+    """Return depths: 1 m on the left and 2 m on the right, more in each frame.
+
+    One pixel is unknown.
+    """
     metres = np.where(np.arange(size[0]) < size[0] // 2, 1.0, 2.0) + number / 100
     metres = np.tile(metres, (size[1], 1))
     metres[0, 0] = 0
@@ -59,7 +62,7 @@ def image_file(root, kind, number):
 
 
 def recorded(root, kind):
-    """A recording of `COUNT` frames."""
+    """Return a recording of `COUNT` frames."""
     for number in range(COUNT):
         save(depth_file(root, kind, number), kind, number)
         picture(image_file(root, kind, number), (64, 48) if kind == 'scannet' else SIZE)
@@ -132,7 +135,7 @@ def test_a_robot_trains_on_a_recording(kind, root):
     loss = task.loss(model, next(task.batches(0, 2)))
     loss.backward()
     assert loss.isfinite() and task.evaluate(model) == pytest.approx(0, abs=1e-6)
-    assert task.evaluate(task.model()) == 0  # an empty map
+    assert task.evaluate(task.model()) == 0  # the map is empty
 
 
 def test_a_depth_image_of_another_size_is_refused_by_name(kind, root):
@@ -282,11 +285,11 @@ def test_without_the_recording_bounds_must_be_given(tmp_path):
     with pytest.raises(DataError, match=r'nowhere is not there; .*bounds: \[\[x, y, z\]'):
         task.model()
     task = Crimp(frames=f'tum:{tmp_path}/nowhere', bounds=BOUNDS)
-    assert np.isnan(task.evaluate(task.model()))  # nobody here knows the true depth
+    assert np.isnan(task.evaluate(task.model()))  # the true depth is unknown here
 
 
 class Wall(ImplicitMap):
-    """Knows that there is a wall, and where."""
+    """A world model that has the true place of a wall."""
 
     def __init__(self, z):
         super().__init__(torch.zeros(3), torch.ones(3))
@@ -298,7 +301,7 @@ class Wall(ImplicitMap):
 
 def test_the_map_of_a_recording_is_measured_where_its_depth_is_known(kind, root):
     task = Crimp(frames=f'{kind}:{root}', bounds=BOUNDS, width=32)
-    # Half of the pixels are 1 m away and a little, half 2 m; one in 768 is not known.
+    # Half of the pixels are a little more than 1 m away, half 2 m; one pixel in 768 is unknown.
     assert task.depth_error(Wall(2.0)) == pytest.approx(.5, abs=.05)
     for number in range(COUNT):
         file = depth_file(root, kind, number)
@@ -311,7 +314,7 @@ def test_the_map_of_a_recording_is_measured_where_its_depth_is_known(kind, root)
 
 def test_a_picture_from_above_is_that_of_cameras_held_upright(tmp_path):
     root = recorded(tmp_path, '7scenes')
-    for number in range(COUNT):  # y points down, as the camera's does
+    for number in range(COUNT):  # y points down, as in the camera's coordinates
         moved = np.eye(4)
         moved[0, 3] = number / 10
         np.savetxt(root / f'frame-{number:06}.pose.txt', moved)
@@ -340,7 +343,10 @@ def test_a_neighbour_that_is_not_known_does_not_turn_a_wall():
 
 
 def grey_png(path, pixels):
-    """A PNG of 16 bits, high byte first, by no library: what others wrote is not as ours is."""
+    """Write a 16-bit PNG, high byte first, without a library.
+
+    Other programs' files may differ from ours.
+    """
     def chunk(kind, data):
         return struct.pack('>I', len(data)) + kind + data + struct.pack('>I',
                                                                         zlib.crc32(kind + data))
@@ -352,9 +358,9 @@ def grey_png(path, pixels):
 
 
 def published_tum(root):
-    """Colour and depth at 30 Hz, each on a clock of its own, and poses at 100 Hz.
+    """Return colour and depth at 30 Hz, each with its own clock, and poses at 100 Hz.
 
-    Frame 5 has no image, frame 8 no depth image, and 2 and 3 no pose.
+    Frame 5 has no image, frame 8 has no depth image, and frames 2 and 3 have no pose.
     """
     began, frames = 1305031102.175304, range(12)
     rgb = {n: began + n / 30 for n in frames if n != 5}
@@ -379,8 +385,9 @@ def test_a_tum_recording_is_joined_by_time_stamps(tmp_path):
     frames, whole = read('tum', tmp_path), [0, 1, 4, 6, 7, 9, 10, 11]
     assert frames.depths[:, 0].tolist() == pytest.approx([1 + n / 50 for n in whole])
     assert frames.truth.positions[:, 0].tolist() == pytest.approx(
-        [n / 30 for n in whole], abs=.0101)  # the nearest of the poses
-    # The quaternion has its real part last, and turns what the camera sees into the world.
+        [n / 30 for n in whole], abs=.0101)  # the time of the nearest pose
+    # The real part of the quaternion is last. The quaternion rotates from the camera's to the
+    # world's coordinates.
     assert frames.truth.rotations[0, :, 2].tolist() == pytest.approx([-.8814, .0940, -.4630],
                                                                      abs=1e-3)
 
@@ -398,7 +405,7 @@ def test_a_replica_recording_is_read_with_its_scale(tmp_path):
 def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
     for folder in ('pose', 'intrinsic'):
         (tmp_path / folder).mkdir()
-    for number in range(12):  # 10 is after 9, though not in the alphabet
+    for number in range(12):  # 10 follows 9, although not in alphabetical order
         picture(tmp_path / f'color/{number}.jpg', (64, 48))
         grey_png(tmp_path / f'depth/{number}.png', np.full(SIZE[::-1], 1000 + number))
         np.savetxt(tmp_path / f'pose/{number}.txt', pose(number), '%.6f')
@@ -410,17 +417,17 @@ def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
     assert frames.depths[:, 0].tolist() == pytest.approx([1 + n / 1000 for n in range(12)])
     assert frames.truth.positions[:, 0].tolist() == pytest.approx([n / 10 for n in range(12)])
     assert (frames.camera.fx, frames.camera.cx) == pytest.approx((28.892, 15.5))
-    lost = np.full((4, 4), -np.inf)  # as ScanNet says that it did not know
+    lost = np.full((4, 4), -np.inf)  # ScanNet's mark for an unknown pose
     np.savetxt(tmp_path / 'pose/7.txt', lost, '%f')
     with pytest.raises(DataError, match=r'pose/7.txt: -inf is not a number'):
         read('scannet', tmp_path)
 
 
 def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
-    """A square 1 m ahead is red: seen 25 mm further left, and smaller, by the other camera."""
+    """A square 1 m ahead is red; the colour camera sees it 25 mm further left, and smaller."""
     for number in range(2):
         pixels = np.zeros((480, 640, 3), np.uint8)
-        pixels[188:293, 255:360] = (255, 0, 0)  # 525 pixels per m, around 320 - 525 * .025
+        pixels[188:293, 255:360] = (255, 0, 0)  # 525 pixels per metre, around 320 - 525 * 0.025
         Image.fromarray(pixels).save(tmp_path / f'frame-{number:06}.color.jpg', quality=95)
         grey_png(tmp_path / f'frame-{number:06}.depth.png', np.full((480, 640), 1000))
         np.savetxt(tmp_path / f'frame-{number:06}.pose.txt', pose(number), '%.7e', '\t')
@@ -436,20 +443,20 @@ def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
 
 
 def dark(root, kind, numbers):
-    """Depth images in which nothing is known."""
+    """Return depth images in which every depth is unknown."""
     for number in numbers:
         Image.new('I;16', SIZE).save(depth_file(root, kind, number))
 
 
 def test_a_recording_without_any_depth_is_refused(kind, root):
-    """Its robot trained on nothing, and its loss was no number."""
+    """Formerly its robot trained without data, and its loss was NaN."""
     dark(root, kind, range(COUNT))
     with pytest.raises(DataError, match=r'no depth is known in any of 6 frames, .*0.*\.png'):
         read(kind, root)
 
 
 def test_a_camera_may_begin_without_depth(kind, root):
-    """Depth cameras do; the loss was no number until the first depth came."""
+    """Real depth cameras begin like this; formerly the loss was NaN until the first depth came."""
     dark(root, kind, range(3))
     task = Crimp(frames=f'{kind}:{root}', every=1, width=16, bounds=BOUNDS)
     model = task.model()
@@ -469,7 +476,7 @@ def test_a_camera_may_begin_without_depth(kind, root):
     [[16, 5, 16], [0, 16, 12], [0, 0, 1]], [[16, 0, 16], [0, 16, 12], [0, 0, 2]],
     [[1e-9, 0, 16], [0, 1e-9, 12], [0, 0, 1]], [[16, 0, 16], [0, 1e9, 12], [0, 0, 1]]])
 def test_a_matrix_that_is_no_camera_of_these_images_is_refused(matrix, tmp_path):
-    """That of another size, a transposed one, or zeros gave a map of something else."""
+    """A matrix for another image size, a transposed one, or zeros gave a map of something else."""
     recorded(tmp_path, 'tum')
     np.savetxt(tmp_path / 'camera-intrinsics.txt', matrix)
     with pytest.raises(DataError, match='camera-intrinsics.txt does not fit the 32 x 24 pixels'):
@@ -484,7 +491,7 @@ def test_a_mask_is_no_depth_image(tmp_path):
 
 
 def test_a_recording_that_shows_too_much_is_named(tmp_path):
-    """Poses in millimetres, for example."""
+    """For example, a recording whose poses are in millimetres."""
     recorded(tmp_path, 'tum')
     (tmp_path / 'groundtruth.txt').write_text(
         '\n'.join(f'{n}.005 {n * 1e5} 0 0 0 0 0 1' for n in range(COUNT)))

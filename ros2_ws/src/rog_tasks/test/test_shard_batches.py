@@ -1,4 +1,4 @@
-"""Batches by number: whoever asks, in whatever order, gets the same."""
+"""A batch depends only on its number, whoever requests it and in whatever order."""
 
 import itertools
 from functools import cache
@@ -25,7 +25,7 @@ TASKS = {
 
 @cache
 def expected(name, shard):
-    """The first 30 batches of a shard."""
+    """Return the first 30 batches of a shard."""
     return list(itertools.islice(TASKS[name].batches(shard, SHARDS), 30))
 
 
@@ -36,7 +36,7 @@ def equal(one, two):
 
 
 class Open:
-    """A task that counts the iterators of batches that are in use."""
+    """A task that counts the iterators of batches in use."""
 
     def __init__(self, task):
         self.task, self.count = task, 0
@@ -66,7 +66,7 @@ def test_any_order_of_asking_gives_the_batches_of_the_task(name, asked, places):
 
 
 class Counting:
-    """Stands in for a task; counts the batches that it makes and the iterators that it opens."""
+    """Replacement for a task that counts the batches it makes and the iterators it opens."""
 
     def __init__(self):
         self.made = self.opened = 0

@@ -1,4 +1,4 @@
-"""Fog and brightness keep images images."""
+"""With fog and brightness, images are still valid images."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Folders, archives and recordings as sources of labelled images; what is wrong is named."""
+"""Folders, archives and recordings as sources of labelled images; errors name what is wrong."""
 
 import gzip
 import os
@@ -91,7 +91,7 @@ def test_images_that_cannot_be_read_are_left_out_counted_and_named(tmp_path, kin
     assert re.search(r'(red/broken.jpg|blue/empty.png)', report.message)
     again = made.batches(0, 1, 5)
     again.skip(3)
-    assert same(next(again), batches[3])  # whatever was met before
+    assert same(next(again), batches[3])  # whichever batches were read before
 
 
 def test_a_folder_of_nothing_but_damage_ends_with_an_error(tmp_path):
@@ -165,7 +165,10 @@ def test_cifar_is_read_in_its_archive():
 
 
 def drive(count=12, label=True, sensor=image):
-    """A drive past blue and red walls, with labels a little later than the images."""
+    """Yield a recording of a drive past blue and red walls.
+
+    Labels come a little after the images.
+    """
     for number in range(count):
         name = CLASSES[number % 2]
         yield '/cam', number * 1.0, sensor(name, number)
@@ -274,7 +277,7 @@ def test_a_damaged_recording_is_named(tmp_path, storage, spoil):
 
 
 def teacher(path, bias):
-    """A linear model that sees only colour: red minus blue, as sure as the numbers are large."""
+    """A linear model that sees only colour: red minus blue; larger numbers make it more certain."""
     model = MODELS['digitnet'](3, 2)
     for parameter in model.parameters():
         parameter.data.zero_()

@@ -1,4 +1,4 @@
-"""Tasks are loaded by name, and one that does not load says why."""
+"""Tasks are loaded by name; if a task cannot be loaded, the error says why."""
 
 import math
 
@@ -86,7 +86,7 @@ def test_a_batch_has_samples():
 
 
 class Odd(Task):
-    """Returns what the test gives it."""
+    """Returns the values that the test sets."""
 
     def __init__(self, **returned):
         self.returned = returned
@@ -162,7 +162,7 @@ def test_a_shard_has_batches_and_an_end(monkeypatch):
 
 
 class Prepared(Odd):
-    """Its `pretrain` is ``change``."""
+    """A task with ``change`` as its function `pretrain`."""
 
     def __init__(self, change):
         self.pretrain = change

@@ -1,4 +1,4 @@
-"""Pages of other sites that are open in the same browser cannot reach the page."""
+"""Pages of other sites in the same browser cannot access the page of `rog view`."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ serve = pytest.importorskip('rog_view.serve')
 
 
 def asked(kind='http', **headers):
-    """What a request gets: the messages that are sent back."""
+    """Return the messages that answer a request."""
     sent = []
 
     async def app(scope, receive, send):

@@ -1,4 +1,4 @@
-"""The layouts name topics and fields that there are."""
+"""The layouts name only existing topics and fields."""
 
 import json
 import re
@@ -13,7 +13,7 @@ TOPICS = {r'/rog/fleet_status': msg.FleetStatus, r'/robot\d+/training_status': m
 
 
 def foxglove():
-    """Topic paths of the panels: strings that begin with a topic."""
+    """Return the topic paths of the panels: strings that begin with a topic."""
     def strings(value):
         if isinstance(value, dict | list):
             for inner in value.values() if isinstance(value, dict) else value:
@@ -30,7 +30,7 @@ def plotjuggler():
 
 
 def split(path, separator):
-    """Topic, and the rest, of a path."""
+    """Return the topic and the remaining part of a path."""
     topic = next((m[0] for t in TOPICS if (m := re.match(t, path))), path)
     rest = path[len(topic):]
     assert rest[:1] in ('', separator), f'{path} does not begin with a topic of ours'

@@ -1,4 +1,4 @@
-"""What a page shows of a run that was recorded."""
+"""The page shows a recorded run."""
 
 import pytest
 from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start

@@ -1,4 +1,4 @@
-"""What a robot does between two iterations, with a link that grants them one after the other."""
+"""What a robot does between two iterations, over a link that grants iterations one by one."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from rog_worker.training import RobotNode, Training
 
 
 class Line:
-    """Fits a line; remembers what it was asked for."""
+    """Fits a line; records the requests that it gets."""
 
     evaluated = []
 
@@ -42,7 +42,7 @@ class Line:
 
 
 class Seeing(Line):
-    """Learns from a camera that gives ``batches`` batches before the run is over."""
+    """Learns from a camera that gives ``batches`` batches before the run ends."""
 
     given = 0
 
@@ -60,14 +60,14 @@ class Seeing(Line):
 
 
 class Exiting(Line):
-    """Ends as a script does."""
+    """Exits like a script that calls sys.exit."""
 
     def loss(self, model, batch):
         raise SystemExit(3)
 
 
 class Robot:
-    """Stands in for the worker node; the run is over after ``iterations``."""
+    """Replacement for the worker node; the run ends after ``iterations``."""
 
     def __init__(self, iterations, evaluate_every=0, task='Line'):
         self.settings = from_flat(WorkerSettings, {
@@ -100,7 +100,8 @@ def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times
     Training(robot).run(threading.Event())
     assert robot.now == 7 and math.isfinite(robot.loss)
     assert Line.evaluated == [4] * times
-    assert [pause.silent for pause in robot.pauses] == [True] * 6  # as the robot's settings say
+    # the value in the robot's settings
+    assert [pause.silent for pause in robot.pauses] == [True] * 6
     assert robot.evaluation == (6, 0.5)
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4] / 'testing'))
 from fleet_testing import Lines  # noqa: E402
 from processes import Domain  # noqa: E402
 
-TURN = 4.0        # seconds; DDS gives a process up that is stopped for 10
+TURN = 4.0        # seconds; DDS considers a process dead that is stopped for 10
 SETTLE = 0.5      # seconds at the beginning of a turn that do not count
 NEIGHBOURS = ('idle', 'honest', 'hostile')
 TICK = os.sysconf('SC_CLK_TCK')
@@ -54,7 +54,7 @@ with torch.no_grad():
 
 
 def spent(pid):
-    """Processor seconds of a process, its children, and those of theirs that have ended."""
+    """Return the CPU seconds of a process, its children, and their children that have ended."""
     try:
         fields = Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()
         children = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
@@ -68,7 +68,7 @@ def children(pid):
 
 
 class Neighbour:
-    """A process that takes turns."""
+    """A process that runs in turns."""
 
     def __init__(self, process):
         self.process = process
@@ -83,20 +83,20 @@ class Neighbour:
 
 
 def infer(domain, name):
-    """Start a program that infers for ever; return when its first inference has ended."""
+    """Start a program that infers for ever; return when its first inference is complete."""
     lines = Lines(domain.rrto('run', '--server', name, '--', sys.executable, '-c', PROGRAM))
     lines.wait('^\\[')
     return lines
 
 
 def measured(lines):
-    """(time, seconds) of each inference so far, and how many were wrong."""
+    """Return (time, seconds) of each inference so far, and the number of wrong results."""
     found = [json.loads(line) for line in lines.lines() if line.startswith('[')]
     return [pair for took, _ in found for pair in took], sum(wrong for _, wrong in found)
 
 
 def figures(turns, took):
-    """Median and 95th percentile in milliseconds, by neighbour."""
+    """Return the median and 95th percentile in milliseconds, by neighbour."""
     result = {}
     for kind in NEIGHBOURS:
         inside = [1e3 * seconds for who, begin, end, _ in turns if who == kind
@@ -111,7 +111,7 @@ def figures(turns, took):
 
 
 def isolation(calls, cycles, floods=1, seed=5):
-    """What a run found."""
+    """Run the bench; return its figures."""
     domain = Domain()
     try:
         server = domain.server('iso', threads=1, lease=120.0, memory=64, operator=2.0, programs=4)

@@ -21,7 +21,7 @@ PASSES = 300
 
 
 class Nothing:
-    """Executor whose operators return their first argument."""
+    """An executor whose operators only return their first argument."""
 
     def __init__(self):
         self.tensors = {}
@@ -50,7 +50,7 @@ def recorded():
 
 
 def client():
-    """Seconds of all passes, and of their `advance` calls alone."""
+    """Return the seconds of all passes, and of their `advance` calls alone."""
     handles = [10_000]
 
     def allocate(count):

@@ -28,7 +28,7 @@ MAP = Meta((1, 256, 14, 14), (50176, 196, 14, 1), 'float32')
 
 
 def one_pass(handles, blocks, scalar, weights):
-    """Calls of a convolutional network: convolution, normalisation, activation in place, sum."""
+    """Write the calls of a convolutional network: convolution, normalisation, activation, sum."""
     calls, first = [], handles
     for block in range(blocks):
         x, y, z = Ref(handles), Ref(handles + 1), Ref(handles + 2)
@@ -51,7 +51,7 @@ def one_pass(handles, blocks, scalar, weights):
 
 
 def passes(kind):
-    """Passes of a program without end."""
+    """Yield the passes of an endless program."""
     handles, number = 10_000, 0
     while True:
         odd = kind == 'steady' and bin(number).count('1') % 2
@@ -70,7 +70,7 @@ def passes(kind):
 
 
 def measure(kind, size):
-    """Seconds for the search and for a list, over a log of `size` calls."""
+    """Return the seconds of the search and of a list, over a log of `size` calls."""
     search, log = Search(), []
     seconds = appending = 0.0
     source = passes(kind)
@@ -89,7 +89,7 @@ def measure(kind, size):
 
 
 def judge(cases):
-    """Counts of answers on made logs."""
+    """Return how the search answers on generated logs: the number of each kind of answer."""
     counts = {'cases': cases, 'false_acceptance': 0, 'false_rejection': 0, 'late': 0}
     for seed in range(cases):
         steady = seed % 2 == 0

@@ -1,8 +1,8 @@
-"""Real programs with random weights, which nobody wrote with rrto in mind.
+"""Real programs with random weights, whose authors did not know rrto.
 
 Each entry of CLIENTS builds a model on a device and returns its inference: a function of the number
-of the inference that returns tensors on the CPU. `python clients.py [NAME ...]` prints what each
-costs. An entry whose library is not installed raises ModuleNotFoundError.
+of the inference that returns tensors on the CPU. `python clients.py [NAME ...]` prints the time and
+round trips of each. An entry whose library is not installed raises ModuleNotFoundError.
 """
 
 import importlib
@@ -18,9 +18,9 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('YOLO_OFFLINE', '1')
 
 CLIENTS = {}
-SMALL = set()    # names of those that take a second or so
-VARYING = set()  # names of those whose every inference has other shapes: none is replayed
-OPERATORS = []   # registrations end with their library object
+SMALL = set()    # names of clients that take about a second
+VARYING = set()  # names of clients whose shapes differ in every inference, so that none is replayed
+OPERATORS = []   # keeps library objects, because their registrations end when the object is deleted
 
 
 def client(small=False, varying=False):
@@ -52,7 +52,7 @@ def vision():
 
 
 def forward(model, make_input, device, take=lambda y: [y]):
-    """The usual loop: move the input, call the model, move the result."""
+    """Run the usual steps: move the input to the device, call the model, move the result back."""
     model = model.eval().to(device)
 
     def infer(k):
@@ -144,7 +144,7 @@ def vit(device):
 
 @client(small=True)
 def gpt2_generate(device):
-    """20 tokens by greedy search, with the cache that generate keeps."""
+    """Generate 20 tokens by greedy search, with the cache that `generate` keeps."""
     t = transformers()
     model = t.GPT2LMHeadModel(t.GPT2Config(
         vocab_size=200, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0,
@@ -195,7 +195,10 @@ def whisper(device):
 # -- detection -----------------------------------------------------------------------------------
 
 def detection_operators():
-    """nms and roi_align for the CPU, which torchvision's wheel has only in its C++ library."""
+    """Define nms and roi_align for the CPU.
+
+    Torchvision's wheel has them only in its C++ library.
+    """
     if OPERATORS:
         return
     v = vision()
@@ -272,7 +275,7 @@ def yolo11n(device):
 
 @client()
 def diffusion(device):
-    """Four steps of a small UNet from noise that a generator of the device draws."""
+    """Run four steps of a small UNet on noise that a generator of the device draws."""
     vision()
     d = importlib.import_module('diffusers')
     model = d.UNet2DModel(sample_size=16, in_channels=3, out_channels=3, layers_per_block=1,
@@ -307,7 +310,10 @@ def packed_lstm(device):
 
 @client(small=True)
 def benchmark_loop(device):
-    """As tutorials time a model: events around it, and synchronize before the read."""
+    """Time a model as tutorials do.
+
+    Record events around it, and synchronize before reading the time.
+    """
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
                           nn.LazyLinear(10))
     model(image(0, 16))
@@ -352,7 +358,7 @@ def loader_with_workers(device):
 
 @client()
 def t5_beams(device):
-    """Beam search: an encoder, and three candidates whose caches change places."""
+    """Run a beam search: an encoder, and three candidates that exchange their caches."""
     t = transformers()
     model = t.T5ForConditionalGeneration(t.T5Config(
         vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
@@ -369,7 +375,8 @@ def t5_beams(device):
 
 @client()
 def clip(device):
-    importlib.import_module('tokenizers')   # without it importing CLIP is a TypeError
+    # without this import, the import of CLIP raises a TypeError
+    importlib.import_module('tokenizers')
     t = transformers()
     part = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 2,
             'num_attention_heads': 4}
@@ -398,7 +405,10 @@ def unet_plus_plus(device):
 
 @client(small=True)
 def kornia_filters(device):
-    """What a camera's picture goes through before a model; how long the last one loops depends."""
+    """Prepare camera images as robots do before a model.
+
+    The length of the last loop depends on values.
+    """
     library = importlib.import_module('kornia')
 
     def infer(k):
@@ -417,7 +427,7 @@ def kornia_filters(device):
 
 @client(small=True)
 def kornia_augment(device):
-    """Random changes, whose parameters are drawn on the CPU, and some pictures left alone."""
+    """Change images at random: parameters are drawn on the CPU, and some images stay unchanged."""
     library = importlib.import_module('kornia').augmentation
     augment = library.AugmentationSequential(
         library.RandomHorizontalFlip(p=0.5), library.RandomAffine(15.0, p=1.0),
@@ -432,7 +442,7 @@ def kornia_augment(device):
 
 @client()
 def kornia_matcher(device):
-    """Corners of two pictures, their SIFT descriptors, and which belong together."""
+    """Find the corners of two images and their SIFT descriptors, and match them."""
     library = importlib.import_module('kornia')
     feature = library.feature.SIFTFeature(24, device=torch.device(device))
     matcher = library.feature.DescriptorMatcher('smnn', 0.95)
@@ -450,7 +460,7 @@ def kornia_matcher(device):
 
 @client(small=True)
 def graph_network(device):
-    """GCN and GAT on random graphs, in which edges from a node to itself are looked for."""
+    """Run GCN and GAT on random graphs; they search for edges from a node to itself."""
     library = importlib.import_module('torch_geometric')
     layers = library.nn
 
@@ -479,7 +489,7 @@ def graph_network(device):
 
 @client(varying=True)
 def graph_of_several_types(device):
-    """Two kinds of nodes and three of edges, of other sizes each time."""
+    """Run a model on two kinds of nodes and three kinds of edges; their numbers vary."""
     library = importlib.import_module('torch_geometric')
     types = [('user', 'rates', 'item'), ('item', 'rated_by', 'user'), ('user', 'knows', 'user')]
     layers = nn.ModuleList(library.nn.HeteroConv({
@@ -512,7 +522,7 @@ def small_gpt2(layers=2):
 
 @client()
 def gpt2_offloaded(device):
-    """Weights that stay on the CPU and come for each layer's turn."""
+    """Run GPT-2 with weights on the CPU, which are copied to the device for each layer."""
     accelerate = importlib.import_module('accelerate')
     model = accelerate.cpu_offload(small_gpt2(), execution_device=torch.device(device))
 
@@ -524,7 +534,7 @@ def gpt2_offloaded(device):
 
 @client(varying=True)
 def gpt2_growing_cache(device):
-    """A token at a time, with a cache that grows from one inference to the next."""
+    """Generate one token per inference, with a cache that grows from one inference to the next."""
     model = small_gpt2().to(device)
     kept = []
 
@@ -561,7 +571,7 @@ def gpt2_assisted(device):
 
 
 def run(name, device, count):
-    """Results of the first inferences of a client; yields after each."""
+    """Yield after each inference of a client; collect the results of the first inferences."""
     torch.manual_seed(0)
     infer = CLIENTS[name](device)
     for k in range(count):

@@ -1,12 +1,12 @@
-"""What the tests of the device in this process share."""
+"""Fixtures for tests in which the device runs in the process of the test."""
 
 import pytest
 import remote
 from fleet_testing import mostly_long
 
 
-# In `rpc` the program waits for every call; `replay` is `async` until it knows a sequence. What
-# test_modes.py tests, it tests in all modes.
+# In `rpc` the program waits for every call; `replay` works like `async` until it knows a sequence.
+# The tests of test_modes.py run in all modes.
 @pytest.fixture(params=mostly_long(remote.MODES, 'rpc', 'replay'))
 def mode(request):
     return request.param
@@ -14,7 +14,7 @@ def mode(request):
 
 @pytest.fixture
 def engine(mode):
-    """The device, new, in each mode."""
+    """A new device, in each mode."""
     return remote.start(mode)
 
 

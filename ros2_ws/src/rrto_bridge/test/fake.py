@@ -1,7 +1,7 @@
 """A program's device in three forms: direct, call by call, and through the replay machines.
 
-Tensors are numpy arrays of int64. Programs are written once against `Device` and must give the
-same values on each.
+Tensors are numpy arrays of int64. Programs are written once against `Device`, and must return the
+same values on each form.
 """
 
 import random
@@ -24,12 +24,12 @@ def meta_of(array):
 
 
 class Executor:
-    """numpy behind the protocol of plan.py."""
+    """Executes plans with numpy; implements the protocol in plan.py."""
 
     def __init__(self):
         self.tensors, self.lost = {}, {}
         self.generator = np.random.default_rng(0)
-        self.used, self.limit = 0, 1 << 60   # bytes that runs hold
+        self.used, self.limit = 0, 1 << 60   # bytes that runs hold, and their limit
         self.kernels = {
             'add': Kernel(lambda a, k: ((a[0] + a[1],), None)),
             'mul': Kernel(lambda a, k: ((a[0] * a[1],), None)),
@@ -59,7 +59,7 @@ class Executor:
 
     @staticmethod
     def _track(a, k):
-        """A running statistic that changes without being returned."""
+        """Update a running statistic in place, without returning it."""
         total = k.get('total', a[1] if len(a) > 1 else None)
         total[...] = (total + a[0].sum()) % 1009
         return (a[0] * 2,), None
@@ -121,7 +121,7 @@ class Executor:
 
 
 class Tensor:
-    """What a program holds."""
+    """A tensor that a program holds."""
 
     __slots__ = ('device', 'handle', 'meta')
 
@@ -135,7 +135,7 @@ class Tensor:
 
 
 class Device:
-    """Operations of a program; subclasses say how a call is made."""
+    """The operations that a program may call; subclasses decide how a call is made."""
 
     def __init__(self):
         self.executor = Executor()
@@ -147,11 +147,11 @@ class Device:
         return self.handles - count
 
     def put(self, array):
-        """Host to device."""
+        """Copy from host to device."""
         return self.make(HTOD, metas=(meta_of(array),), data=array.tobytes())[0]
 
     def get(self, tensor):
-        """Device to host."""
+        """Copy from device to host."""
         return self.make(DTOH, tensor)
 
     def __getattr__(self, op):
@@ -185,7 +185,7 @@ class Device:
                       for h, m in zip(handles, metas, strict=True)])
 
     def execute(self, call, data):
-        """Make a call now; (handles, metas, value)."""
+        """Execute a call now; return (handles, metas, value)."""
         executor = self.executor
         if call.op == HTOD:
             results, value = (executor.upload(data, call.metas[0]),), None
@@ -212,7 +212,7 @@ class Device:
 
 
 class Direct(Device):
-    """Every call at once: what the others must equal."""
+    """Executes every call at once. The other devices must return the same values."""
 
     def perform(self, call, data):
         return self.execute(call, data)
@@ -222,7 +222,7 @@ class Direct(Device):
 
 
 class Offload(Device):
-    """The replay machines; the server advances by chance, so it is ahead or behind."""
+    """Uses the replay machines; the server advances at random, so it is ahead or behind."""
 
     def __init__(self, seed=0, infer=None, search=None):
         super().__init__()

@@ -1,9 +1,9 @@
 """`python hostile.py SERVER SEED COUNT [FLOODS]`: a peer that sends what no program would send.
 
-Operators of the list with arguments drawn at random, well-formed messages with other contents, and
-bytes; FLOODS times as many floods as otherwise. When its process on the server dies, or ends the
-session, it comes back under another name. Prints a line of JSON: operators and messages sent,
-sessions, and how those ended.
+It sends allowed operators with random arguments, well-formed messages with random contents, and
+random bytes. FLOODS multiplies the number of floods. When its process on the server dies, or ends
+the session, it connects again under another name. It prints a line of JSON: the numbers of
+operators, messages and sessions, and how the sessions ended.
 """
 
 import collections
@@ -29,8 +29,8 @@ from rrto_bridge.protocol.tensors import DEVICE, contiguous, pack
 from rrto_bridge.protocol.wire import decode, encode
 from rrto_msgs import msg, srv
 
-PATIENCE = 60.0    # seconds
-FIT = 20           # tensors of few shapes and one type
+PATIENCE = 60.0    # maximum seconds of a wait
+FIT = 20           # number of tensors with few different shapes and one type
 INTEGERS = (0, 1, -1, 2, 3, 7, -2, 64, 1000, -1000, 2**31 - 1, -2**31, 2**31, 2**62, -2**63)
 FLOATS = (0.0, 1.0, -1.0, 0.5, 1e-5, 1e30, float('inf'), float('-inf'), float('nan'))
 DTYPES = ('float32', 'float64', 'float16', 'bfloat16', 'int64', 'int32', 'uint8', 'bool',
@@ -41,7 +41,7 @@ SHAPES = ((), (1,), (0,), (3,), (64,), (2, 3), (3, 3), (4, 6, 8), (1, 3, 8, 8), 
 
 
 def operators():
-    """Every operator that the list lets through."""
+    """Return every operator that the server allows."""
     found = []
     for schema in torch._C._jit_get_all_schemas():
         name = schema.name.removeprefix('aten::')
@@ -54,18 +54,18 @@ def operators():
 
 
 class Fuzzer:
-    """Draws messages."""
+    """Draws random messages."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
         torch.manual_seed(seed)
         self.operators = operators()
-        self.handles = list(range(1, 41))   # of tensors that are uploaded first
+        self.handles = list(range(1, 41))   # handles of the tensors that are uploaded first
         self.next = 1000
         self.number = 0
 
     def uploads(self):
-        """Tensors to begin with: the first few fit each other, and every operator takes some."""
+        """Draw the first tensors: some fit each other, and every operator accepts some of them."""
         for handle in self.handles[:40]:
             dtype = torch.float32 if handle <= FIT else getattr(torch, self.chance.choice(DTYPES))
             shape = (1, 8, 8, 8)[-1 - handle % 4:] if handle <= FIT else self.chance.choice(SHAPES)
@@ -73,7 +73,7 @@ class Fuzzer:
             yield ('htod', handle, *pack(tensor))
 
     def items(self, count):
-        """Calls of operators, some with results that later ones use."""
+        """Draw calls of operators; later calls use the results of some earlier calls."""
         return tuple(self.call() for _ in range(count))
 
     def call(self):
@@ -121,7 +121,7 @@ class Fuzzer:
                 'str': lambda: chance.choice(STRINGS)}.get(kind, lambda: None)()
 
     def message(self, count):
-        """The bytes of a message, and of how many operators it asks."""
+        """Return the bytes of a message, and the number of operators in it."""
         self.number += 1
         kind = self.chance.random()
         if kind < 0.9:
@@ -133,7 +133,7 @@ class Fuzzer:
         return bytes(data), 0
 
     def strange(self):
-        """An item of the right form that makes no sense."""
+        """Draw an item whose form is valid, but whose content makes no sense."""
         chance = self.chance
         handle = chance.choice((0, 1, -1, 2**62, chance.choice(self.handles)))
         meta = chance.choice((contiguous((2**20, 2**20), 'float32'), contiguous((3,), 'float32'),
@@ -148,7 +148,7 @@ class Fuzzer:
 
 
 class Session:
-    """A link of its own, as a program has one."""
+    """A session with a link of its own, as a program has."""
 
     def __init__(self, node, server, program):
         self.node, self.program = node, program
@@ -164,7 +164,8 @@ class Session:
         client = node.create_client(srv.Open, f'/rrto/{server}/open')
         assert client.wait_for_service(PATIENCE)
         end = time.monotonic() + PATIENCE
-        while not (response := self.open(client)).accepted:   # its last process is still ending
+        # the client's last process is still ending
+        while not (response := self.open(client)).accepted:
             assert time.monotonic() < end, response
             time.sleep(0.05)
         node.destroy_client(client)
@@ -174,12 +175,13 @@ class Session:
             time.sleep(0.005)
 
     def open(self, client):
-        """Ask for a session."""
+        """Request a session."""
         asked = OpenRequest(PROTOCOL, self.program, self.incarnation, torch.__version__,
                             operators_digest())
         answered = threading.Event()
         end = time.monotonic() + PATIENCE
-        while not answered.is_set():   # an answer is lost before the server has found the asker
+        # an answer is lost if the server has not discovered the client yet
+        while not answered.is_set():
             assert time.monotonic() < end, 'the server does not answer'
             future = client.call_async(srv.Open.Request(
                 **{name: getattr(asked, name) for name in asked.__slots__}))
@@ -211,24 +213,25 @@ class Session:
             self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
 
     def send(self, message):
-        """Send and wait for the reply; returns why there is none."""
+        """Send a message and wait for the reply; return the reason if there is no reply."""
         with self.changed:
             before = self.replies
             self.sender.offer(message)
             self.transmit()
             while not self.error and self.replies == before:
-                if not self.changed.wait(1.0):   # silence: is it still there?
+                # no reply for a second: check that the server still runs
+                if not self.changed.wait(1.0):
                     self.up.publish(to_ros(SendFrame('', self.incarnation, self.sender.ping())))
             return self.error
 
     def flood(self, count):
-        """Frames without waiting for acknowledgements, and ones that no client sends."""
+        """Send frames without waiting for acknowledgements, and frames that no client sends."""
         for number in range(count):
             frame = Frame(self.sender.next + number, number % 3 == 0, bytes(number * 100 % 61440))
             self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
 
     def close(self):
-        """Say goodbye and remove the topics."""
+        """Say goodbye to the server and remove the topics."""
         self.acks.publish(to_ros(SendAck('', self.incarnation, self.receiver.next, 'it ends')))
         for publisher in (self.up, self.acks):
             self.node.destroy_publisher(publisher)

@@ -1,5 +1,8 @@
-"""Logs of programs whose passes are known: noise at the start, several transfers, prefetch,
-values needed in between, carried state, inner loops, and passes that are nearly the same."""
+"""Logs of random programs whose repeated passes are known.
+
+They begin with calls of no pass, and have several transfers, prefetched inputs, values needed
+inside a pass, carried state, inner loops, and passes that are nearly equal.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -17,8 +20,11 @@ def meta(size):
 
 @dataclass
 class Item:
-    """One call of the unit. `inputs`: ('own', i) result of item i of this pass, ('last', i) of the
-    previous one, ('weight', k)."""
+    """One call of the unit.
+
+    `inputs`: ('own', i) for the result of item i of this pass, ('last', i) for that of the previous
+    pass, or ('weight', k).
+    """
 
     op: str
     inputs: list = field(default_factory=list)
@@ -29,8 +35,12 @@ class Item:
 
 @dataclass
 class Log:
-    """`frees[i]`: handles let go after call i. `clean[e]`: how many equal passes end at e in a row;
-    `length`: of the unit, `carried`: tensors it takes from the previous pass."""
+    """A log with its truth.
+
+    `frees[i]`: handles that are freed after call i. `clean[e]`: number of equal passes in a row
+    that end at call e. `length`: number of calls in the unit. `carried`: number of tensors that the
+    unit takes from the previous pass.
+    """
 
     calls: list = field(default_factory=list)
     frees: dict = field(default_factory=dict)
@@ -40,7 +50,7 @@ class Log:
 
 
 def unit(chance, size):
-    """A pass by chance, of about `size` calls."""
+    """Return a random pass of about `size` calls."""
     items, weights = [], 6
     prefetch = chance.random() < 0.25
     state = chance.random() < 0.2
@@ -76,7 +86,7 @@ def unit(chance, size):
         if chance.random() < 0.3:
             items.append(Item(HTOD, size=64))
     compute(max(1, size // 2))
-    # The last result hangs on the first, so that no cut in between leaves independent parts.
+    # The last result depends on the first, so that no cut in between leaves independent parts.
     items.append(Item(OPS[0], [('own', 0 if not prefetch else 1),
                                next(('own', k) for k in reversed(range(len(items)))
                                     if not items[k].wanted)], 'last', 4))
@@ -87,7 +97,7 @@ def unit(chance, size):
 
 
 def changed(chance, items):
-    """The unit with one change that makes it another pass."""
+    """Return the unit with one change that makes it a different pass."""
     items = [Item(i.op, list(i.inputs), i.scalar, i.size, i.wanted) for i in items]
     at = chance.choice([k for k, i in enumerate(items) if i.op not in (HTOD, DTOH)
                         and not i.wanted])
@@ -101,7 +111,7 @@ def changed(chance, items):
     if change == 'meta':
         return items, _with(items, at, Item(item.op, item.inputs, item.scalar, item.size + 1))
     if change in ('input', 'weight'):
-        # a tensor of another place, all else the same
+        # a tensor from another place; everything else is equal
         others = [('weight', 4), ('weight', 5)] if change == 'weight' else [('own', 0),
                                                                             ('weight', 5)]
         pair = [_with(items, at, Item(item.op, [*item.inputs, o], item.scalar, item.size))
@@ -122,7 +132,7 @@ def _with(items, at, item):
 
 
 class Writer:
-    """Turns passes into calls."""
+    """Writes the calls of passes."""
 
     def __init__(self, chance):
         self.chance, self.log = chance, Log()
@@ -142,7 +152,7 @@ class Writer:
         return results[0] if results else None
 
     def noise(self, count):
-        """Uploads of weights, and calls that belong to no pass and never repeat."""
+        """Write uploads of weights, and calls that belong to no pass and never repeat."""
         for _ in range(6):
             self.weights.append(self.call(HTOD, (), 4, False))
         for _ in range(count):
@@ -156,7 +166,7 @@ class Writer:
                 self.call(self.chance.choice(OPS[:3]), (weight, len(self.log.calls)), 4, False)
 
     def write(self, items, start=None):
-        """One pass."""
+        """Write one pass."""
         made = {}
         for k, item in enumerate(items):
             arguments = tuple(Ref(self.handle(i, made, start)) for i in item.inputs)
@@ -182,7 +192,7 @@ class Writer:
 
 
 def generate(seed, passes=4, size=12, steady=True):
-    """A log with `passes` equal passes at its end, or one in which nothing comes three times."""
+    """Return a log that ends with `passes` equal passes, or in which nothing occurs three times."""
     chance = random.Random(seed)
     writer = Writer(chance)
     log = writer.log
@@ -192,7 +202,7 @@ def generate(seed, passes=4, size=12, steady=True):
     sources = {i for item in items for i in item.inputs if i[0] == 'last'}
     log.length, log.carried = len(items), len(sources)
     plan = [False] * chance.randrange(2) + [True] * passes
-    if not steady:                  # Thue-Morse: nothing in it comes three times in a row
+    if not steady:                  # Thue-Morse sequence: no part of it occurs three times in a row
         begin = chance.randrange(100)
         plan = [bin(begin + k).count('1') % 2 == 0 for k in range(3 * passes)]
     count = 0

@@ -1,7 +1,8 @@
-"""PyTorch's own samples of its operators, on the device and on a CPU.
+"""Runs PyTorch's own samples of its operators on the device and on a CPU.
 
-`python opinfo.py [MODE]` prints how many operators give the same bits, a clear error, or something
-else; it needs `expecttest`, which PyTorch's testing modules import.
+`python opinfo.py [MODE]` prints how many operators return the same bits, how many raise a clear
+error, and how many do something else. It needs `expecttest`, which PyTorch's testing modules
+import.
 """
 
 import itertools
@@ -13,16 +14,17 @@ from collections import Counter
 import remote
 import torch
 
-SAMPLES = int(os.environ.get('RRTO_SAMPLES', '3'))   # of each operator
+SAMPLES = int(os.environ.get('RRTO_SAMPLES', '3'))   # number of samples of each operator
 
-# Values that PyTorch leaves open: memory that is not set, which lstsq's LAPACK routine starts from.
+# PyTorch does not define these values: memory that is not set, from which lstsq's LAPACK routine
+# starts.
 FREE = frozenset(('linalg.lstsq',
                   'empty', 'empty_like', 'empty_strided', 'empty_permuted', 'new_empty',
                   'new_empty_strided', 'resize_', 'resize_as_'))
 
 
 def operators():
-    """The operators that PyTorch has samples of."""
+    """Return the operators for which PyTorch has samples."""
     from torch.testing._internal.common_methods_invocations import op_db
     return op_db
 
@@ -39,14 +41,14 @@ def moved(value, device):
 
 
 def flat(value):
-    """Tensors and scalars in what an operator returned."""
+    """Return the tensors and scalars in the result of an operator."""
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in flat(item)]
     return [value]
 
 
 def run(op, sample, device):
-    """What the operator gives for a sample, on the CPU, or the error."""
+    """Return the operator's result for a sample, on the CPU, or its error."""
     arguments = moved((sample.input, list(sample.args), dict(sample.kwargs)), device)
     torch.manual_seed(5)
     with torch.no_grad(), warnings.catch_warnings():
@@ -75,7 +77,7 @@ def same(a, b):
 
 
 def judge(op):
-    """'same', 'error' with its text, or 'differs', for an operator."""
+    """Return for an operator 'same', 'error' with the error's text, or 'differs'."""
     dtype = torch.float32
     if dtype not in op.dtypes:
         dtype = next(iter(sorted(op.dtypes, key=str)), None)
@@ -100,7 +102,7 @@ def judge(op):
 
 
 def table(mode, said=lambda line: None):
-    """Names of operators by verdict."""
+    """Return the names of operators by verdict."""
     remote.start(mode)
     found = {}
     for op in operators():

@@ -1,10 +1,10 @@
-"""What a right answer of the search is, by brute force and from the truth of the generator."""
+"""Decides by brute force, and with the truth of the generator, whether an answer is right."""
 
 from rrto_bridge.protocol.record import HTOD
 
 
 def exact(value):
-    """An argument with its type, handles left out."""
+    """Return an argument with its type, without handles."""
     if type(value) is tuple:
         return tuple(exact(v) for v in value)
     if type(value).__name__ == 'Ref':
@@ -13,7 +13,7 @@ def exact(value):
 
 
 def canonical(calls):
-    """A pass without handles of its own: equal passes are equal here; and its outer handles."""
+    """Return a pass in a form in which equal passes are equal, and the handles from outside it."""
     made, rows, outer = {}, [], []
     for k, call in enumerate(calls):
         given = []
@@ -32,14 +32,17 @@ def canonical(calls):
 
 
 def carried(calls, length, end):
-    """How many tensors the pass that ends here takes from earlier ones, the same ones left out."""
+    """Return how many tensors the pass that ends here takes from earlier passes.
+
+    Tensors that are the same in every pass do not count.
+    """
     _, now, _ = canonical(calls[end + 1 - length:end + 1])
     _, before, _ = canonical(calls[end + 1 - 2 * length:end + 1 - length])
     return len({a for a, b in zip(now, before, strict=True) if a != b})
 
 
 def wrong(log, end, sequence, repetitions):
-    """Why it is wrong to accept the sequence after call `end`; empty if it is right."""
+    """Return why the sequence must not be accepted after call `end`; '' if it may be."""
     length = len(sequence.steps)
     if length != log.length:
         return f'length {length}, not {log.length}'
@@ -65,7 +68,7 @@ def wrong(log, end, sequence, repetitions):
 
 
 def answer(search, log):
-    """First accepted sequence and where, or (None, None)."""
+    """Return the first accepted sequence and its place, or (None, None)."""
     for position, call in enumerate(log.calls):
         found = search.observe(call)
         if found is not None:

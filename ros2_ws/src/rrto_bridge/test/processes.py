@@ -1,4 +1,4 @@
-"""A server and programs as processes in a DDS domain of the test's own."""
+"""Starts a server and programs as processes in a DDS domain of the test."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ PROGRAMS = Path(__file__).with_name('programs')
 
 
 class Domain:
-    """Environment of the processes; ends what is left."""
+    """The environment of the processes; ends the processes that still run after the test."""
 
     def __init__(self):
         self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
@@ -37,17 +37,17 @@ class Domain:
         return self.start('rrto_bridge.cli.main', *arguments)
 
     def run(self, *arguments):
-        """Exit code, output and errors of `rrto run` with these arguments."""
+        """Return exit code, output and errors of `rrto run` with these arguments."""
         process = self.rrto('run', *arguments)
         try:
             out, err = process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # says where it is stuck
+            process.send_signal(signal.SIGABRT)  # makes the process print where it hangs
             out, err = process.communicate()
         return process.returncode, out, err
 
     def plain(self, *arguments):
-        """Output of a program without rrto."""
+        """Return the output of a program without rrto."""
         done = subprocess.run([sys.executable, *arguments], env=self.env, text=True, check=True,
                               capture_output=True, timeout=LIMIT)
         return done.stdout
@@ -65,7 +65,7 @@ def children(pid):
 
 
 def kill_all(pid):
-    """Kill a process and what it has started, before one can tell of another's end."""
+    """Kill a process and what it has started, before one of them can report the end of another."""
     found, left = [], [pid]
     while left:
         os.kill(left[0], signal.SIGSTOP)

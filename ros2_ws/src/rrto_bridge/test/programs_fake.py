@@ -1,4 +1,4 @@
-"""Programs for the devices of fake.py: made by chance, or written down."""
+"""Programs for the devices of fake.py: random programs and fixed ones."""
 
 import random
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ OPS = ('add', 'mul', 'weight', 'buffer', 'view_write', 'track', 'track_named', '
 
 
 class Stopped(Exception):
-    """The program gives a pass up."""
+    """Raised when the program gives up a pass."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What happens in one pass: which model, how many rows, what is out of the ordinary."""
+    """The properties of one pass: its model, its number of rows, and its exceptional operations."""
 
     model: int = 0
     rows: int = 2
-    stop: int | None = None      # raises before this operation
-    extra: int | None = None     # one more operation before this one
-    keep: int | None = None      # the tensor of this operation is used in the next pass
+    stop: int | None = None      # operation before which the pass raises an error
+    extra: int | None = None     # operation before which the pass has one more operation
+    keep: int | None = None      # operation whose tensor the next pass uses
 
 
 class Program:
-    """Models with weights, buffers that are written in place, a state, and a schedule."""
+    """Models with weights, buffers that are written in place, a state, and a schedule of passes."""
 
     def __init__(self, seed, models, length, prefetch=False):
         chance = random.Random(seed)
         self.models = [[(chance.choice(OPS), chance.randrange(1 << 16)) for _ in range(length)]
                        for _ in range(models)]
-        if chance.random() < 0.5:       # models that begin alike
+        if chance.random() < 0.5:       # models that begin with the same operations
             for model in self.models[1:]:
                 model[:length // 2] = self.models[0][:length // 2]
         self.prefetch = prefetch
 
     def run(self, device, schedule):
-        """What the program prints."""
+        """Return what the program prints."""
         self.weights = [device.put(np.full((1, 4), k + 2)) for k in range(4)]
         self.buffers = [device.put(np.full((3, 4), k)) for k in range(2)]
         self.state = device.put(np.zeros((1, 1), np.int64))

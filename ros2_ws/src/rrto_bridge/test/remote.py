@@ -1,4 +1,4 @@
-"""The device in this process, with a new server in this process for each test."""
+"""Runs the device in this process, with a new server in this process for each test."""
 
 import gc
 
@@ -14,18 +14,18 @@ from rrto_bridge.protocol.errors import LinkError
 
 MODES = ('rpc', 'cached', 'async', 'replay')
 _device = None
-_next = None   # the engine of the server that is connected to next
-torch.set_num_threads(1)   # the number decides how sums are rounded
+_next = None   # engine of the server to which the program connects next
+torch.set_num_threads(1)   # the number of threads decides how sums are rounded
 
 
 class Mortal(InProcess):
-    """A server that dies after so many waits."""
+    """A server that dies after this many waits."""
 
     def __init__(self, machine, lives):
         super().__init__(machine)
         self.lives = lives
         self.waits = 0
-        self.back = None   # to be called when there is a server again
+        self.back = None   # function to call when there is a server again
 
     def wait(self, ticket):
         self.waits += 1
@@ -50,24 +50,25 @@ def _engine(mode, lives, journal):
 
 
 def another(mode, lives=1 << 60):
-    """The engine of the next server that the program connects to."""
+    """Return the engine of the next server to which the program connects."""
     global _next
-    assert _device.connection.engine   # it is connected to the present one
+    assert _device.connection.engine   # connected to the present engine
     _next = _engine(mode, lives, True)
     return _next
 
 
 def start(mode, lives=1 << 60, journal=False):
-    """Install a new engine; returns it. Tensors of former engines must be gone."""
+    """Install a new engine and return it. No tensor of an earlier engine may exist any more."""
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()
-    if len(gc.get_objects()) > 50_000:   # of a library that was imported since: see conftest.py
+    # objects of a library that was imported since then: see conftest.py
+    if len(gc.get_objects()) > 50_000:
         gc.freeze()
     remote.released.clear()
     if _device is None:
         _device = Device(lambda: _next)
-        intercept.install(_device)   # once per process: it is this one that begins anew
+        intercept.install(_device)   # once per process; each test then restarts this device
     else:
         vars(_device).clear()
         _device.__init__(lambda: _next)

@@ -1,5 +1,7 @@
-"""Tensors that share memory on a CPU share it on the device: every way to make one, to alias it, to
-write to it and to read it, each combination compared with plain PyTorch bit for bit.
+"""Tensors that share memory on a CPU also share it on the device.
+
+The tests combine every way to make a tensor, to alias it, to write to it and to read it. Each
+combination must equal plain PyTorch bit for bit.
 """
 
 import copy
@@ -15,8 +17,8 @@ from torch import nn
 BASE = torch.arange(6.0).view(2, 3) - 2
 OTHER = torch.tensor([[0.5, -1.5, 2.5], [7.0, -8.0, 9.0]])
 REFUSED = 'rrto: resize_ cannot enlarge a tensor'
-GROWING = ('grow', 'reshape in place')   # may need more memory than there is
-PASSES = 7   # of each combination in `replay`, so that it is replayed
+GROWING = ('grow', 'reshape in place')   # operations that may need more memory than the tensor has
+PASSES = 7   # passes of each combination in mode `replay`, enough for it to be replayed
 
 
 def nothing(t, device):
@@ -31,7 +33,7 @@ def from_device(t, device):
     t.data.copy_(BASE.to(device))
 
 
-# How a tensor is made, and what gives it its values once it has an alias.
+# Maps a way to make a tensor to the operation that gives it values once it has an alias.
 CREATIONS = {
     'to': (lambda d: BASE.clone().to(d), nothing),
     'transposed to': (lambda d: torch.tensor(BASE.t().tolist()).t().to(d), nothing),
@@ -170,7 +172,7 @@ READS = {
 
 
 def run(device, creation, alias, mutation, which):
-    """What is read of both tensors in all ways, or the type of the error."""
+    """Return all that can be read of both tensors, or the type of the error."""
     torch.manual_seed(3)
     make, fill = CREATIONS[creation]
     with torch.no_grad():
@@ -243,7 +245,10 @@ def test_all_combinations(mode, creation):
 
 
 def pieces(device):
-    """What hangs together: tied parameters, a view of a buffer, an alias, and what stands alone."""
+    """Return tensors of all relations.
+
+    Tied parameters, a view of a buffer, an alias, and single ones.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
     model[1].weight = model[0].weight
@@ -271,7 +276,7 @@ def test_copies_and_files_keep_what_is_shared(mode, away):
             if away == 'save':
                 twin['part'].add_(5)
                 return [v.cpu() for v in twin.values()]
-            twin = twin.to('cpu')   # a file is of the CPU
+            twin = twin.to('cpu')   # as if the file had been saved on a CPU
         with torch.no_grad():
             twin.part.mul_(3)
             twin[1].weight.add_(1)

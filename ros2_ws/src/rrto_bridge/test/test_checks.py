@@ -1,4 +1,4 @@
-"""Operators get no arguments by which they would read or write what is not theirs."""
+"""The server refuses arguments by which operators would read or write foreign memory."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ PIVOTS = torch.tensor([1, 2], dtype=torch.int32)
 
 
 def layer(features=6, heads=2, inner=SIX):
-    """Arguments of a layer of `nn.TransformerEncoder`, for sequences of several lengths."""
+    """Return the arguments of an `nn.TransformerEncoder` layer, for sequences of several sizes."""
     source, mask = torch.ones(1, 2, 6), torch.tensor([[True, False]])
     square = torch.ones(6, 6)
     return (source, features, heads, torch.ones(18, 6), torch.ones(18), square, SIX, False, False,
@@ -99,7 +99,7 @@ def test_what_is_right_gives_what_pytorch_gives(op, args, kwargs):
 
 
 def test_products_of_groups_are_zero_where_there_is_no_group():
-    """PyTorch leaves memory there as it was."""
+    """PyTorch itself does not write this memory."""
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     for _ in range(20):
         for args in ((ROWS, MATRICES, ends), (MATRICES, ROWS.t(), ends)):
@@ -111,7 +111,10 @@ def test_products_of_groups_are_zero_where_there_is_no_group():
 
 @pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])
 def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
-    """PyTorch leaves it with a shape that its memory has not: the next operator reads anything."""
+    """PyTorch leaves a shape that exceeds the memory.
+
+    The next operator would read foreign memory.
+    """
     out = torch.ones(2, 3)
     size = (2**62, 1.0) if op.startswith('fft') else ([2**31, 2**31],)
     with pytest.raises(RuntimeError):
@@ -120,7 +123,7 @@ def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
 
 
 def test_operators_of_plain_numbers_are_refused():
-    """`aten.remainder.int(1, 0)` ends the process."""
+    """`aten.remainder.int(1, 0)` would crash the process."""
     for name in ('remainder.int', 'floor_divide.int', 'eq.str', 'add.str'):
         with pytest.raises(Refused):
             resolve(f'aten.{name}')
@@ -141,7 +144,7 @@ def test_what_is_not_named_is_refused(name):
                                 'aten.empty_strided.default', 'aten.new_empty_strided.default',
                                 'aten.empty.out', 'aten.empty_like.default'])
 def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
-    """So that neither another value of the program is seen, nor a replay differs from the first."""
+    """Otherwise a program could read old values, and a replay could differ from the first run."""
     context = Context(CPU, 1 << 20)
     with torch.inference_mode():
         for _ in range(20):
@@ -168,7 +171,7 @@ def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
 
 
 def test_operators_of_a_pytorch_with_cuda_run_on_a_cpu():
-    """A robot with PyTorch's default build asks for them: batch norm picks cuDNN's there."""
+    """PyTorch's default build on a robot sends such operators: batch norm chooses cuDNN there."""
     args = (X, SIX * 2, SIX, SIX, SIX * 3, False, 0.1, 1e-5)
     out, mean, rstd, reserve = call('cudnn_batch_norm.default', *args)
     expected = torch.native_batch_norm(*args)

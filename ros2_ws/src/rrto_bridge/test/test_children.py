@@ -1,4 +1,4 @@
-"""Processes that a program starts see the device, whatever environment they are given."""
+"""Processes that a program starts use the device, whatever environment the program gives them."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def test_a_path_of_the_program_comes_behind_ours():
     assert words('python app.py', OURS)[1] == OURS
 
 
-# Before 3.11 Python has no -P, so a program with -I is not changed.
+# Python before 3.11 has no option -P, so a program with -I keeps its arguments.
 SAFE = sys.version_info >= (3, 11)
 
 

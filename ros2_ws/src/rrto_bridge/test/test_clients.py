@@ -1,6 +1,6 @@
 """Real programs from PyPI with random weights equal plain PyTorch on the CPU, bit for bit.
 
-Those whose library is not installed are skipped: see docs/rrto.md for what to install.
+Programs whose library is not installed are skipped; docs/rrto.md says what to install.
 """
 
 import clients

@@ -1,4 +1,4 @@
-"""The replaying server: what it refuses, and that a run can be undone at every step."""
+"""The replaying server refuses invalid runs, and can undo a run at every step."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,10 @@ BUFFER, STATE = 1, 2
 
 
 def sequence(number=0):
-    """Writes a buffer (directly, through a view, unreturned), draws a random number."""
+    """Return a sequence that writes a buffer in three ways and draws a random number.
+
+    It writes directly, by a view, and without returning the buffer.
+    """
     calls = [
         Call(HTOD, (), (), (10,), (M,)),
         Call('add_', (Ref(BUFFER), Ref(10)), (), (BUFFER,), (M,)),
@@ -56,9 +59,10 @@ def server():
 
 
 def one_by_one(count, failing=''):
-    """What the first steps do without a plan: tensors by handle from 100 on, and the generator.
+    """Execute the first steps without a plan.
 
-    Operators named `failing` fail, and with them the calls that use their results.
+    Return the tensors by handle from 100 on, and the state of the generator. Operators named
+    `failing` fail, and calls that use their results fail, too.
     """
     _, executor = server()
     calls = sequence().calls(count, 100, [STATE])
@@ -138,7 +142,7 @@ def test_a_tensor_that_is_missing_is_an_error_of_the_run():
 
 
 def chain(length, views):
-    """Each tensor is made of the one before, through a view or not."""
+    """Return steps in which each tensor is made from the one before, by a view or otherwise."""
     calls = [Call(HTOD, (), (), (10,), (M,))]
     for k in range(length):
         if views:
@@ -150,7 +154,10 @@ def chain(length, views):
 
 @pytest.mark.parametrize('views', [False, True])
 def test_a_run_counts_what_it_holds_at_a_time(views):
-    """The input's 32 bytes and two tensors of as many, not twenty; one is left."""
+    """At the same time a run holds the input's 32 bytes and two tensors of 32 bytes.
+
+    One tensor remains.
+    """
     for limit, answer in ((96, ''), (95, 'OutOfMemory: full')):
         machine, executor = server()
         made = chain(20, views)
@@ -187,11 +194,14 @@ def test_stops_where_a_shape_is_not_as_recorded():
 
 
 def test_inputs_of_a_run_are_the_programs_memory():
-    """Those that come first and those that follow; what is too much is an error of the run."""
+    """The first inputs and the following inputs count.
+
+    If they need too much memory, the run fails.
+    """
     machine, executor = server()
     executor.limit = 200
     machine.apply(Start(1, 0, 100, (X,), ()))
-    assert executor.used == 32 * 2     # the saved buffer, too
+    assert executor.used == 32 * 2     # includes the saved buffer
     machine.apply(More(1, (bytes(200),), (STATE,)))
     value, = machine.advance(1000)
     assert value.error == 'OutOfMemory: full' and not machine.ready

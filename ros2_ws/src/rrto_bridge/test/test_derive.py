@@ -1,4 +1,4 @@
-"""Sequences for other batch sizes follow from one, with the sizes among their arguments."""
+"""Sequences for other batch sizes follow from one sequence whose arguments contain sizes."""
 
 import pytest
 from rrto_bridge.client.infer import sketch as infer
@@ -13,7 +13,7 @@ def meta(shape):
 
 
 def model(batch):
-    """Calls of attention-like code: handles 0 and 1 are weights."""
+    """Return calls like those of attention; handles 0 and 1 are weights."""
     b = batch
     rows = [
         (HTOD, ()),

@@ -1,4 +1,4 @@
-"""What a program sees of its device is what it would see of CUDA."""
+"""A program sees the same properties of its device as it would see of CUDA."""
 
 import copy
 import gc
@@ -288,7 +288,7 @@ def test_dropped_tensors_are_freed_on_the_server(engine):
 
 @pytest.mark.parametrize('mode', ['async', 'replay'])
 def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
-    """Two selections by value and the result: three values, whatever the shapes are."""
+    """Two selections by value and the result need three values, whatever their shapes are."""
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 8, 3)
 
@@ -314,7 +314,7 @@ def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
 
 @pytest.mark.parametrize('mode', remote.MODES)
 def test_an_out_argument_is_returned_with_its_new_shape(mode):
-    """Also if it is given twice, and if the values decide its shape."""
+    """Also if the tensor is given twice, and if values decide its shape."""
     def infer(x):
         place = {'device': x.device}
         y, other, more = x * 2, torch.zeros(4, 4, **place), torch.zeros(4, 4, **place)
@@ -364,13 +364,13 @@ def test_what_an_operator_of_the_robot_needs_is_fetched_together_and_let_go(mode
 
 
 def test_what_surrounds_an_operator_of_the_robot_is_replayed(replay):
-    """The shape of what it returns varies, and all that hangs on it; not that of what is before."""
+    """The shape of its result and all shapes that depend on it vary, but no earlier shapes."""
     torch.manual_seed(0)
     layer, other = nn.Linear(6, 6), nn.Linear(6, 6)
 
     def infer(x, device):
         y = layer(x.to(device))
-        kept = y[y[0] > -100]          # a selection that selects everything
+        kept = y[y[0] > -100]          # this selection selects every element
         few = torch.ops.rrto_test.chosen(y[0] * 100 // 1, torch.arange(6, device=device))
         return (few * 2).cpu(), other(kept + (x * 2).to(device)).cpu(), kept.cpu()
 
@@ -411,7 +411,8 @@ def test_round_trips_of_a_replayed_inference(replay):
             if y.max().item() > 100:
                 break
             y.cpu()
-    assert replay.machine.round_trips - before == 1 and replay.last == 1   # all was on its way
+    # everything was sent in one message
+    assert replay.machine.round_trips - before == 1 and replay.last == 1
 
 
 def test_tensors_that_are_conjugated_or_negated_in_name_only(engine):

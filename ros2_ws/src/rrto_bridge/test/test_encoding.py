@@ -1,4 +1,4 @@
-"""What is encoded comes back; what is malformed is refused, and nothing else happens."""
+"""Encoded values can be decoded; malformed data is refused without another effect."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Weights from files and into files: what PyTorch reads onto CUDA is on the device, with values."""
+"""Weights are loaded and saved: what PyTorch would load onto CUDA is on the device, with values."""
 
 import io
 import itertools
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::U
 
 
 class Model(nn.Module):
-    """Tensors in every place where TorchScript keeps some."""
+    """Has tensors in every place in which TorchScript keeps tensors."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def saved(module):
 
 
 def said_to_be_of_cuda(content):
-    """The file that a machine with CUDA would have written."""
+    """Return the file that a machine with CUDA would have written."""
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, 'w') as new:
         for name in old.namelist():
@@ -74,7 +74,7 @@ def test_a_scripted_module_is_loaded_onto_the_device(engine, tmp_path, kind, pla
         assert all(t.is_cuda for t in loaded.state_dict().values())
         if kind == 'scripted':
             loaded.layer.weight.zero_()
-            assert not loaded.tied.weight.any()     # they are still one
+            assert not loaded.tied.weight.any()     # both are still the same parameter
 
 
 @pytest.mark.parametrize('kind', MAKE)
@@ -90,7 +90,7 @@ def test_a_scripted_module_of_the_device_is_saved(engine, kind):
                     else (value[0].cuda(), 3))
         module = MAKE[kind](model, X.cuda())
         content = saved(module)
-        assert torch.equal(module(X.cuda()).cpu(), expected)   # it is as it was
+        assert torch.equal(module(X.cuda()).cpu(), expected)   # saving has not changed the module
         assert torch.equal(torch.jit.load(io.BytesIO(content))(X), expected)
         loaded = torch.jit.load(io.BytesIO(content), map_location='cuda')
         assert torch.equal(loaded(X.cuda()).cpu(), expected)

@@ -1,4 +1,7 @@
-"""The server's executor on a GPU. Written where none was to be had; skipped there."""
+"""The server's executor on a GPU.
+
+These tests were written without a GPU; they are skipped there.
+"""
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ def test_values_cross_and_come_back(context):
 
 
 def test_random_operators_draw_from_a_generator_of_the_gpu():
-    """An attention, dropout and `randn` take the state of a GPU's generator, not of the CPU's."""
+    """An attention, dropout and `randn` use the state of the GPU's generator, not of the CPU's."""
     first, second = (Context(torch.device('cuda:0'), 1 << 30) for _ in range(2))
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
     drawn = []

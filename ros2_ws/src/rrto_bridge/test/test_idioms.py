@@ -1,4 +1,4 @@
-"""What programs of others do that the tests before did not know, equal to plain PyTorch."""
+"""Idioms of other people's programs that no other test has; results equal plain PyTorch."""
 
 import copy
 import importlib.util
@@ -25,7 +25,7 @@ def seeded(k, *shape):
 
 @case
 def recurrent_layers_of_images(device):
-    """Batch first: a CPU multiplies these otherwise if weights may need gradients."""
+    """Run batch-first layers; a CPU multiplies differently if weights may need gradients."""
     torch.manual_seed(0)
     layers = [nn.GRU(4, 6, 2, batch_first=True), nn.RNN(4, 6, batch_first=True),
               nn.LSTM(4, 6, batch_first=True, proj_size=3)]
@@ -42,7 +42,7 @@ def recurrent_layers_of_images(device):
 
 @case
 def without_no_grad(device):
-    """A CPU computes some things in another way where there may be gradients."""
+    """Run operators that a CPU computes differently when tensors may need gradients."""
     torch.manual_seed(0)
     layers = [nn.LSTM(4, 6, batch_first=first).eval().to(device) for first in (False, True)]
     matrix = torch.rand(5, 5).to(device).requires_grad_()
@@ -79,7 +79,7 @@ def what_is_asked_for_otherwise_once_it_was_learnt(device):
 
 @case
 def encoder_with_padding(device):
-    """Its fast path is one of nested tensors."""
+    """Run an encoder whose fast path uses nested tensors."""
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2,
                                   norm=nn.LayerNorm(8)).eval().to(device)
@@ -230,7 +230,7 @@ def another_default_type(device):
 
 
 class Named(torch.Tensor):
-    """As MONAI's and torchvision's own tensors, which know more than their values."""
+    """A tensor with attributes besides its values, like those of MONAI and torchvision."""
 
     name = ''
 
@@ -256,7 +256,7 @@ def tensors_of_a_class_of_the_program(device):
         x.name = k
         x = x.to(device)
         y = layer(x)
-        y.add_(x[0])    # has a gradient
+        y.add_(x[0])    # the result needs a gradient
         y = y.detach()
         copies = [copy.copy(y), pickle.loads(pickle.dumps(y)), y.cpu()]
         parts = [y[0], *y.unbind(), *copies]
@@ -312,7 +312,7 @@ def test_integers_are_counted_where_a_program_sees_cuda():
 
 @pytest.mark.parametrize('function', [torch.softmax, torch.log_softmax])
 def test_half_precision_is_normalised_in_single_precision(function):
-    """As transformers do in their attention; on CUDA, one operator does both."""
+    """transformers do this in their attention; on CUDA one operator does both steps."""
     remote.start('replay')
     scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).half()
     expected = function(scores, -1, dtype=torch.float32)
@@ -327,6 +327,7 @@ def test_files_of_safetensors(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).cuda()
     model[1].weight = model[0].weight
     files.save_model(model, tmp_path / 'model')
-    assert len(files.load_file(tmp_path / 'model')) == 3   # weights in common are saved once
+    # weights that parameters share are saved once
+    assert len(files.load_file(tmp_path / 'model')) == 3
     for name, value in files.load_file(tmp_path / 'model', device='cuda').items():
         assert value.is_cuda and torch.equal(value.cpu(), model.state_dict()[name].cpu())

@@ -1,4 +1,4 @@
-"""A program that is interrupted anywhere, and goes on, gets the results of plain PyTorch."""
+"""A program that is interrupted anywhere and continues gets the results of plain PyTorch."""
 
 import signal
 import sys
@@ -15,7 +15,7 @@ class Stop(Exception):
 
 
 def program(device, attempt):
-    """Results of inferences; `attempt` runs each, and may have it repeated."""
+    """Return the results of inferences; `attempt` runs each inference, and may repeat it."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(),
                           nn.Linear(8, 2)).to(device)
@@ -53,13 +53,14 @@ def mode(request):
 def test_a_handler_that_raises_at_any_instruction(mode):
     expected = program('cpu', once)
     remote.start(mode)
-    left, under_way = [0], []   # no lock: the handler runs while this thread may hold it
+    # no lock is used, because the handler may run while this thread holds it
+    left, under_way = [0], []
 
     def stop(number, frame):
         under_way.clear()
         raise Stop
 
-    def trace(frame, event, argument):   # before each line that runs
+    def trace(frame, event, argument):   # called before each line that runs
         left[0] -= 1
         if not left[0]:
             under_way.append(True)
@@ -173,7 +174,7 @@ def test_an_error_of_a_call_undoes_no_other_call(mode, kind, journal):
     expected = list(run('cpu'))
     engine = remote.start(mode, journal=journal)
     assert list(run('cuda')) == expected
-    if journal:   # the server is lost now, and what it had is made again here
+    if journal:   # the server is lost now, and this process computes its tensors again
         state = torch.zeros(2, device='cuda')
         with pytest.raises(RuntimeError, match='must match'):
             state.add_(torch.ones(3, device='cuda')).cpu()
@@ -183,7 +184,10 @@ def test_an_error_of_a_call_undoes_no_other_call(mode, kind, journal):
 
 
 def test_a_wait_that_is_interrupted(mode):
-    """The reply comes, but the program has left: what it made is freed, and no other is taken."""
+    """The program has left when the reply comes.
+
+    Its results are freed, and no reply is mixed up.
+    """
     expected = program('cpu', once)
     engine = remote.start(mode)
     receive, left = engine.port.receive, [-1]

@@ -1,6 +1,6 @@
-"""Whatever a program does to its process on the server costs that program alone.
+"""Whatever a program does to its process on the server affects only this program.
 
-bench/bench_isolation.py measures what it costs another one in time.
+bench/bench_isolation.py measures the time that it costs another program.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 from fleet_testing import LIMIT, Lines, eventually
 from processes import Domain, children
 
-# Each inference is compared with the one that the program makes itself.
+# The program compares each inference with its own computation.
 VICTIM = '''
 import torch
 torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def server(domain):
 
 @pytest.fixture
 def victim(domain, server):
-    """A program that must not notice anything."""
+    """A program that must not be disturbed."""
     made = Lines(domain.rrto('run', '--server', '9s', '--', sys.executable, '-c', VICTIM))
     made.wait('right')
     yield made
@@ -150,7 +150,7 @@ def test_a_killed_server_leaves_no_process_and_no_memory_behind(domain):
     pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.skipif(
         not os.environ.get('ROG_SLOW'), reason='takes minutes; set ROG_SLOW=1')])])
 def test_a_hostile_peer_changes_nothing_for_another_program(domain, server, victim, calls):
-    """Its operators and messages end its own sessions, again and again; nobody else's."""
+    """Its operators and messages end only its own sessions, again and again."""
     hostile = domain.start_file(Path(__file__).with_name('hostile.py'), 'n9s', '5', str(calls))
     out, err = hostile.communicate(timeout=LIMIT + calls / 10)
     assert hostile.returncode == 0, err

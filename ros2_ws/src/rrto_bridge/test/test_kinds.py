@@ -1,4 +1,4 @@
-"""What a tensor on the device says of itself: its type, and what it is in name only."""
+"""The type of a tensor on the device, and tensors whose type is only a name."""
 
 import copy
 import pickle
@@ -74,7 +74,7 @@ def test_classes_have_the_names_of_pytorchs(engine):
 
 
 class Scaled(nn.Parameter):
-    """A parameter of a class of the program's, as libraries for quantised weights have."""
+    """A parameter of a class of the program, as libraries for quantised weights define."""
 
     def doubled(self):
         return self * 2
@@ -90,7 +90,8 @@ def test_parameters_keep_the_class_of_the_program(engine):
         assert isinstance(p, Scaled) and isinstance(p, nn.Parameter) and p.is_cuda
         assert p.doubled().tolist() == [[2, 2], [2, 2]] and type(p).__name__ == 'Scaled'
     assert layer.weight.note == 'mine' and 'weight' in dict(layer.named_parameters())
-    assert type(pickle.loads(pickle.dumps(layer.weight))) is nn.Parameter   # as of the CPU
+    # as with a parameter on the CPU
+    assert type(pickle.loads(pickle.dumps(layer.weight))) is nn.Parameter
     assert type(layer.half().weight).__name__ == 'Scaled'
     assert type(layer.cpu().weight) is Scaled and layer.weight.note == 'mine'
     plain = nn.Linear(2, 2).cuda()

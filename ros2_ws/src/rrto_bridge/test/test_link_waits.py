@@ -1,4 +1,4 @@
-"""How the program's end of the link waits, without a server."""
+"""How the program's side of the link waits; these tests need no server."""
 
 import signal
 import threading

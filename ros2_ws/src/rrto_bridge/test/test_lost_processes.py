@@ -1,4 +1,4 @@
-"""What happens when a process is killed, there is no server, or a program is run in another way."""
+"""A process is killed, there is no server, or a program is started in another way."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from lifecycle_driver import driving
 from processes import Domain, children, kill_all
 from rrto_bridge.server.parameters import ServerSettings
 
-LEASE = 10.0  # seconds; a busy machine may give a process no turn for five
+LEASE = 10.0  # seconds; on a busy machine a process may get no CPU time for five seconds
 LOOP = '''
 import sys, torch
 model = torch.nn.Linear(4, 4).cuda()
@@ -31,7 +31,7 @@ with torch.no_grad():
 '''
 
 
-# Without a goodbye a process is on the graph for longer than the tests wait.
+# Without a goodbye, a process stays in the ROS graph for longer than the tests wait.
 FORGETS_NOBODY = (cyclone_profile(ReachConfig()) + ',<CycloneDDS><Domain><Discovery><LeaseDuration>'
                   '900s</LeaseDuration></Discovery></Domain></CycloneDDS>')
 
@@ -51,7 +51,7 @@ def server(domain):
 
 
 def loop(domain, name, *options):
-    """A program that runs for ever on a server, once it is in its steady state."""
+    """Start a program that runs for ever on a server; return when its inferences are replayed."""
     command = ('--', sys.executable, '-c', LOOP)
     program = Lines(domain.rrto('run', '--server', name, *options, *command))
     program.wait('running')
@@ -66,7 +66,7 @@ def test_a_killed_program_leaves_nothing_on_the_server(domain, server):
 
 @pytest.mark.long
 def test_a_program_starts_beside_its_own_server():
-    """It waits for the server where it needs it, and is told of one that does not come up."""
+    """The program waits when it needs the server; if that does not start, it gets an error."""
     alone = Domain()
     code = 'import torch; print(torch.ones(3).cuda().sum().item())'
     try:
@@ -82,7 +82,7 @@ def test_a_program_starts_beside_its_own_server():
 
 @pytest.mark.long
 def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, server, monkeypatch):
-    """`rrto run` ends the one that it has started then."""
+    """`rrto run` then ends the server that it has started itself."""
     ended = subprocess.Popen(['true'])
     ended.wait()
     monkeypatch.setitem(domain.env, 'RRTO_STARTING', str(ended.pid))
@@ -92,7 +92,8 @@ def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, ser
 
 @pytest.mark.long
 def test_a_program_that_stood_still_is_told_so(domain):
-    server = domain.server('t', lease=LEASE)  # of its own: another program's end was said by `s`
+    # a server of its own, because `s` has already reported the end of another program
+    server = domain.server('t', lease=LEASE)
     server.wait('serving as t')
     program = loop(domain, 't')
     os.kill(program.process.pid, signal.SIGSTOP)
@@ -196,7 +197,7 @@ def test_a_server_that_loses_the_process_that_starts_the_others_starts_another_o
 
 @pytest.mark.long
 def test_a_server_that_is_killed_at_its_start_leaves_no_folder(tmp_path):
-    """`rrto run` kills the one that it has started if it finds another one."""
+    """`rrto run` kills the server that it has started when it discovers another server."""
     folder = tmp_path / 'folder'
     folder.mkdir()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -212,14 +213,15 @@ def test_a_server_that_is_killed_at_its_start_leaves_no_folder(tmp_path):
 
 @pytest.mark.long
 def test_a_server_that_ends_leaves_the_graph_with_all_its_processes(domain, monkeypatch):
-    """A program that ends then would wait for those that are on it but do not answer."""
+    """Otherwise a program that ends would wait for processes in the graph that do not answer."""
     monkeypatch.setitem(domain.env, 'CYCLONEDDS_URI', FORGETS_NOBODY)
     monkeypatch.setitem(domain.env, 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
     ended = domain.server('g')
     ended.wait('serving as g')
     program = loop(domain, 'g')
     with driving(int(domain.env['ROS_DOMAIN_ID'])) as driver:
-        def of_program():   # not the nodes' names: rmw_fastrtps may keep that of one that is gone
+        # do not search by node names, because rmw_fastrtps may keep the name of a node that is gone
+        def of_program():
             return [topic for topic, _ in driver.node.get_topic_names_and_types()
                     if re.fullmatch(r'/rrto/g/\w+/down', topic)
                     and driver.node.count_publishers(topic)]
@@ -314,7 +316,7 @@ print(attempt(lambda: infer(10)))
 
 @pytest.mark.long
 def test_an_error_in_the_links_thread_ends_the_wait(domain, server):
-    """Whatever goes wrong there, the program is told at once and does not wait."""
+    """After any error in the thread, the program gets an error at once and does not wait."""
     program = ('import torch; from rrto_bridge.program.remote import Hook; '
                'x = torch.ones(2).cuda(); x.cpu(); '
                'Hook.dispatch.__self__.connection.engine.port.receiver.take = None; (x + 1).cpu()')

@@ -1,4 +1,4 @@
-"""Tensors that are carried to another server are the same there, and share what they shared."""
+"""Tensors that move to another server keep their values, and share the same memory as before."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ from rrto_bridge.protocol.errors import RrtoError
 
 
 def held(**tensors):
-    """A context with these tensors, under handles from 1 on."""
+    """Return a context with these tensors, under handles from 1 on."""
     context = Context(torch.device('cpu'), 1 << 30)
     for handle, tensor in enumerate(tensors.values(), 1):
         context.add(handle, tensor)

@@ -1,4 +1,4 @@
-"""Programs that leave their sequences, or lose their server, get the results of plain PyTorch."""
+"""Programs that leave a sequence, or lose their server, get the results of plain PyTorch."""
 
 import os
 
@@ -9,11 +9,11 @@ from fleet_testing import mostly_long
 from torch import nn
 
 LAYERS = 5
-LOSSES = int(os.environ.get('RRTO_LOSSES', '8'))   # moments at which the server is lost
+LOSSES = int(os.environ.get('RRTO_LOSSES', '8'))   # number of moments at which the server is lost
 
 
 class Model(nn.Module):
-    """Changes a buffer in place, before and after the point where a pass may branch."""
+    """Changes a buffer in place, before and after the point at which a pass may branch."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,10 @@ class Model(nn.Module):
 
 
 def program(device, passes, before=lambda: None):
-    """Results of passes, each a dict of what is special about it; `before` each of them."""
+    """Return the results of passes; each pass is a dict of its exceptions.
+
+    `before` is called before each.
+    """
     model = Model().to(device)
     torch.manual_seed(5)
     results = []
@@ -184,7 +187,7 @@ def test_a_server_that_is_back_gets_no_tensor_that_the_program_has_dropped(mode,
             result = result + state
         return result.cpu()
 
-    for _ in range(1 + lives):   # the last ones on this machine
+    for _ in range(1 + lives):   # the last passes run on this machine
         assert torch.equal(infer(), torch.full((4,), 21.0))
     assert lost.port.back()
     assert torch.equal(infer(), torch.full((4,), 21.0))

@@ -1,4 +1,4 @@
-"""What comes before a data-dependent shape is replayed where the rest varies."""
+"""The part of an inference before a data-dependent shape is replayed although the rest varies."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ LAYERS = 8
 
 
 def data(found, number):
-    """An input in which so many elements are not zero."""
+    """Return an input with this many elements that are not zero."""
     return np.array([[number + 1] * found + [0] * (6 - found)])
 
 
 def detector(device, found, tail=True, keep=None):
-    """Inferences whose selection has the sizes `found`; what is printed."""
+    """Return the output of inferences whose selections have the sizes `found`."""
     own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
     count = device.put(np.zeros((1, 1), np.int64))
     printed, kept = [], []
@@ -81,7 +81,7 @@ def test_shapes_that_begin_to_vary():
 
 
 def until(device, rounds):
-    """Inferences that go on until a value says that it is enough; what is printed."""
+    """Return the output of inferences that loop until a value is large enough."""
     own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
     printed = []
     for number, count in enumerate(rounds):
@@ -110,9 +110,9 @@ M = Meta((1, 4), (4, 1), 'float32')
 
 
 def two_stages(device, found, keep=None):
-    """Two selections that always find as much, between them an `nms` on the robot; what is printed.
+    """Return the output of two selections of fixed sizes, with an `nms` on the robot in between.
 
-    The second stage begins with an input, and uses what the first left.
+    The second stage begins with an input, and uses tensors of the first stage.
     """
     own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
     printed, kept = [], []

@@ -1,4 +1,4 @@
-"""The server executes what is allowed, within limits, and survives everything else."""
+"""The server executes what is allowed, within limits, and survives all other messages."""
 
 import hashlib
 import os
@@ -130,7 +130,7 @@ def test_weights_are_found_by_their_digest_and_checked(tmp_path):
     handle, ticket = other.machine.find(digest, meta)
     assert other.wait(ticket) is True and weights.used == 24
     for _ in range(2):
-        issue(other, 'aten.add_.Scalar', Ref(handle), 1)   # changes nobody else's
+        issue(other, 'aten.add_.Scalar', Ref(handle), 1)   # changes no tensor of another session
         handle, ticket = other.machine.find(digest, meta)
         assert other.wait(ticket)
         assert bytes(other.wait(other.machine.download(handle))[1]) == bytes(data)
@@ -158,7 +158,8 @@ def test_weights_that_are_too_many_go_in_order_of_use(tmp_path):
     assert weights.keep(large, digest_of(large)) is None and weights.used == 200
     os.utime(tmp_path / digest_of(a), ns=(0, 0))
     weights.keep(b, digest_of(b))
-    assert weights.find(digest_of(a), 100) is None and bytes(mapped) == a   # who has it keeps it
+    # a session that has the weights keeps them
+    assert weights.find(digest_of(a), 100) is None and bytes(mapped) == a
 
 
 def test_without_room_nothing_is_kept(tmp_path):
@@ -167,7 +168,7 @@ def test_without_room_nothing_is_kept(tmp_path):
 
 
 def garbage(chance):
-    """A message that is no message, or asks for what cannot be."""
+    """Draw a malformed message, or a message with an impossible request."""
     handle = chance.choice([0, 1, 2, 3, -1, 2**62])
     leaves = [None, True, -1, 2**40, 0.5, 'x', Ref(handle), Special('dtype', 'float32'),
               Special('dtype', 'float99'), Meta((2**20, 2**30), (1, 1), 'float32'), b'abcd', Own(0),

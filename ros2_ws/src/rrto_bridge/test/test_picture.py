@@ -1,4 +1,4 @@
-"""The picture of `rrto demo`: a line for each mode, of what that mode did itself."""
+"""The picture of `rrto demo` has a line for each mode, with the inferences of this mode."""
 
 import matplotlib.image
 import pytest
@@ -9,7 +9,7 @@ from rrto_bridge.cli.measure import WARM
 
 @pytest.fixture
 def lines(tmp_path, monkeypatch):
-    """Label -> (numbers of inferences, ms) of what is drawn."""
+    """Return label -> (numbers of inferences, milliseconds) of the lines in the picture."""
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, 'savefig', lambda self, *a, **k: (

@@ -1,4 +1,7 @@
-"""Operators given tensors of both sides: what they write stays where it was, or they refuse."""
+"""Operators with tensors of both sides.
+
+What they write stays on its side, or they raise an error.
+"""
 
 import itertools
 
@@ -42,7 +45,7 @@ VALID_ON_CUDA = {
 @pytest.mark.parametrize('name', VALID_ON_CUDA)
 def test_writes_into_tensors_of_the_cpu_arrive_there(engine, name):
     write = VALID_ON_CUDA[name]
-    for _ in range(5):   # in mode `replay` they are replayed, too
+    for _ in range(5):   # in mode `replay` the later ones are replayed
         expected, written = torch.zeros(4), torch.zeros(4)
         write(expected, lambda t: t)
         write(written, lambda t: t.cuda())
@@ -114,7 +117,7 @@ def test_what_a_custom_operator_wrote_without_saying_so_is_kept(engine):
 
     def double(x, more):
         for t in (x, *more):
-            t.numpy()[...] *= 2   # no version counts this
+            t.numpy()[...] *= 2   # PyTorch's version counter does not count this change
 
     library.impl('double', double, 'CPU')
     x, y, z = (tensor(k, k).cuda() for k in (1, 2, 0))
@@ -149,7 +152,7 @@ def gloo():
 
 
 def writers():
-    """All operators that a server executes and that write one of several tensors."""
+    """Yield all operators that a server executes and that write one of several tensors."""
     for schema in torch._C._jit_get_all_schemas():
         base = schema.name.removeprefix('aten::')
         tensors = [a for a in schema.arguments if str(a.type) in ('Tensor', 'List[Tensor]')]
@@ -168,7 +171,10 @@ FILLED = {'Tensor': lambda: torch.tensor(0.25), 'List[Tensor]': lambda: [torch.t
 
 
 def test_every_operator_that_writes_into_the_cpu_does_so_or_refuses():
-    """By schema: each written argument a 0-dim tensor of the CPU, all others of the device."""
+    """The test uses schemas.
+
+    Each written argument is a 0-dim CPU tensor, all others are of the device.
+    """
     remote.start('rpc')
     wrote, refused = 0, 0
     for operator in writers():

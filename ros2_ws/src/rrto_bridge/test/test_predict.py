@@ -1,4 +1,4 @@
-"""What is predicted is what the operator returns; what cannot be known is not predicted."""
+"""A predicted meta equals that of the operator's result; what is unknown is not predicted."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from rrto_bridge.protocol.tensors import meta_of
 
 
 def aten(op, *arguments, **keywords):
-    """A call with tensors in it, as (call, metas of them, what a server answers)."""
+    """Return a call with tensors as (call, metas of the tensors, answer of the server)."""
     context = Context(torch.device('cpu'), 1 << 30)
     metas = []
 

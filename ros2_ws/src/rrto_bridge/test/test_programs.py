@@ -1,6 +1,6 @@
 """Unmodified programs as processes: every mode prints what plain PyTorch on the CPU prints.
 
-RRTO_INFERENCES=200 is the full run; each program then is a test of its own.
+RRTO_INFERENCES=200 is the full run, in which each program is a test of its own.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import PROGRAMS, Domain
 
-# `images` is the last: a process that has used rclpy crashes in what it forks, as that ends.
+# `images` must be the last: after using rclpy, a process crashes when its forked children end.
 NAMES = ('classify', 'segment', 'detect', 'encoder', 'mlp', 'two_models', 'batches', 'branches',
          'recurrent', 'loops', 'traced', 'images')
 VISION = ('classify', 'segment')
@@ -43,7 +43,8 @@ def expected(domain):
 @pytest.mark.parametrize('names', GROUPS, ids=lambda names: names[0] if len(names) == 1 else 'all')
 def test_output_is_that_of_plain_pytorch(domain, expected, mode, names):
     if not FULL and mode in ('rpc', 'cached'):
-        names = tuple(n for n in names if n not in VISION)   # thousands of round trips
+        # they would need thousands of round trips
+        names = tuple(n for n in names if n not in VISION)
     code, out, err = domain.run('--server', 'tested', '--mode', mode, '--', sys.executable,
                                 str(PROGRAMS / 'everything.py'), *names)
     assert code == 0, err

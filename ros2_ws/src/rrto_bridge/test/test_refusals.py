@@ -1,4 +1,4 @@
-"""What is not possible on the device is said in one line; what is possible is what a CPU gives."""
+"""What the device cannot do raises a one-line error; all other results equal those of a CPU."""
 
 import errno
 import importlib
@@ -116,7 +116,7 @@ def test_a_profile_is_made_without_the_devices_kernels(capfd):
         with torch.profiler.profile(activities=activities) as profile:
             (x * 2).cpu()
         assert 'aten::mul' in profile.key_averages().table()
-    # There are lines of PyTorch's own, too: one of its CUDA build, if there is no driver.
+    # PyTorch raises errors, too; its CUDA build has one for a missing driver.
     told = [line for line in capfd.readouterr().err.splitlines()
             if 'USDT' not in line and 'DeviceCount failed with code' not in line]
     assert len(told) == 2 and 'no device kernels' in told[0]

@@ -1,4 +1,4 @@
-"""Whatever a program does, it gets what it would get from the device itself."""
+"""Whatever a program does, it gets the values that the device itself would return."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ SETTINGS = examples(150)
 
 
 def both(program, schedule, seed=0, infer=None):
-    """Check the program on the machines; the device."""
+    """Check that the program returns the same on the machines as directly; return the device."""
     expected = program.run(Direct(), schedule)
     device = Offload(seed, infer)
     assert program.run(device, schedule) == expected
@@ -24,7 +24,7 @@ def both(program, schedule, seed=0, infer=None):
 
 
 def infer(op, arguments, keywords):
-    """Metas by execution on zeros."""
+    """Return the metas of a call by executing it on zeros."""
     def zeros(meta):
         return np.zeros(meta.shape, np.int64)
 
@@ -57,13 +57,16 @@ def test_nothing_is_left_on_the_server(seed, length):
     program.run(device, [Pass()] * 8 + [Pass(1), Pass(stop=1), Pass(1)] + [Pass(keep=1)] * 4)
     held = {id(t): t for t in (*program.weights, *program.buffers, program.state)}
     del program
-    device.item(next(iter(held.values())))   # whatever is called next carries the frees
+    device.item(next(iter(held.values())))   # every call carries the waiting requests to free
     device.item(next(iter(held.values())))
     assert set(device.executor.tensors) == set(device.metas)
 
 
 def plain(device, weights, x, extra=None):
-    """A model of as many operations as there are weights; `extra`: one more before this one."""
+    """Return a model with one operation per weight.
+
+    `extra`: an additional operation before this one.
+    """
     for position, weight in enumerate(weights):
         if position == extra:
             x = device.mul(x, 7)
@@ -80,7 +83,7 @@ def data(number, rows=2):
 
 
 def settled(program, device, passes=5):
-    """Run a program's passes until it is replayed; counters from then on."""
+    """Run a program's passes until it is replayed; return a function that counts from then on."""
     for number in range(passes):
         program(number)
     before = device.round_trips, device.single, device.messages, device.machine.runs
@@ -100,7 +103,7 @@ def test_one_round_trip_and_no_single_call_in_steady_state():
         assert infer_once(number) == (data(number) * 81 + 27 + 18 + 9 + 4).tolist()
     trips, single, messages, runs = count()
     assert (trips, single, runs) == (200, 0, 200)
-    assert messages <= 3 * 200               # Finish, Free and Start travel together
+    assert messages <= 3 * 200               # Finish, Free and Start are sent in one message
 
 
 def test_values_needed_in_between_cost_one_round_trip_each():
@@ -407,7 +410,7 @@ def test_a_rival_that_was_ruled_out_does_not_come_back():
 def test_a_run_opens_at_a_boundary_only():
     device = Offload()
     own = weights(device)
-    for _ in range(26):                      # without input it is known after 24 passes
+    for _ in range(26):  # without an input the sequence is known after 24 passes
         device.item(device.sum(own[0]))
     runs = device.machine.runs
     assert runs > 0
@@ -441,7 +444,10 @@ def test_what_is_kept_now_and_then_is_kept_for_good():
 
 @pytest.mark.parametrize('order', ['AAB', 'AB', 'ABBB', 'AABBBBBB'])
 def test_a_pass_may_use_what_a_replayed_one_left(order):
-    """A model on key frames, another on every frame that uses the last key frame's features."""
+    """One model runs on key frames.
+
+    Another runs on every frame and uses the last key frame's features.
+    """
     def program(device):
         own, other, printed = weights(device), weights(device), []
         for number, model in enumerate('AAAAA' + order * 12):

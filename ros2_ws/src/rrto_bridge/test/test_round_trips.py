@@ -1,6 +1,6 @@
-"""How often an inference waits for the server, once it is learnt: replay is lost nowhere.
+"""How often a learned inference waits for the server; replay must never be lost.
 
-Programs with libraries of PyPI are in clients.py.
+clients.py has programs that use libraries from PyPI.
 """
 
 import pytest
@@ -41,7 +41,7 @@ def experts(device):
 
 
 def offloaded(device):
-    """As accelerate's `cpu_offload`: each layer's weights come for its turn, and go."""
+    """Offload like accelerate's `cpu_offload`: each layer's weights are copied and then freed."""
     model = layers()
     values = {name: p.data for name, p in model.named_parameters()}
 
@@ -59,7 +59,7 @@ def offloaded(device):
 
 
 def growing(device):
-    """A cache that is longer at each inference."""
+    """Run inferences with a cache that grows each time."""
     query, key, value, out = [nn.Linear(8, 8).eval().requires_grad_(False).to(device)
                               for _ in range(4)]
     kept = []
@@ -73,7 +73,7 @@ def growing(device):
 
 
 def sizes(device):
-    """Another size each time."""
+    """Run inferences with a different size each time."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
                           nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
     model.requires_grad_(False).to(device)
@@ -84,7 +84,7 @@ def sizes(device):
 
 
 def library(device):
-    """An operator that a library wrote in Python for all devices."""
+    """Use an operator that a library wrote in Python for all devices."""
     model = layers().to(device)
 
     def infer(k):
@@ -99,7 +99,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 def speech(device):
-    """`istft` reads a value itself, to check its window."""
+    """Run `istft`, which reads a value itself to check its window."""
     window = torch.hann_window(64).to(device)
 
     def infer(k):
@@ -110,7 +110,7 @@ def speech(device):
 
 
 def seeds(device):
-    """One at the beginning and three in the midst, another each time."""
+    """Set one seed at the beginning and three during the inference, different each time."""
     model = layers().to(device)
     seed = torch.cuda.manual_seed if device == 'cuda' else torch.manual_seed
 
@@ -154,7 +154,7 @@ def test_seeds_are_replayed_and_a_mismatch_leaves_the_numbers_right(journal):
                 torch.manual_seed(k)
                 x = torch.ones(2, device=device)
                 yield (x + torch.randn(2, device=device)).cpu()
-                torch.manual_seed(k)       # and then something else than in an inference
+                torch.manual_seed(k)       # followed by other calls than in an inference
                 yield torch.rand(3, device=device).cpu()
 
     expected = list(results('cpu'))

@@ -1,4 +1,4 @@
-"""The `rrto` command: what cannot be measured or run is refused in one line."""
+"""The `rrto` command refuses in one line what cannot be measured or run."""
 
 from importlib.util import find_spec
 

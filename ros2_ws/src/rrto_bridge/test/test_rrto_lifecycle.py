@@ -1,4 +1,4 @@
-"""The server as a managed node, a process over DDS: what a pause is for programs."""
+"""The server as a managed node, a process over DDS: how a pause affects programs."""
 
 import sys
 

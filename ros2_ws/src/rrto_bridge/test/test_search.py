@@ -1,4 +1,4 @@
-"""The search accepts what repeats, where it ends, after R repetitions, and nothing else."""
+"""The search accepts a sequence that repeats, at its end, after R repetitions, and nothing else."""
 
 import pickle
 
@@ -14,7 +14,7 @@ ITEM = 'aten._local_scalar_dense.default'
 
 
 class Program:
-    """Writes calls into a search; what was found last is in `found`."""
+    """Writes calls into a search; `found` is the last result."""
 
     def __init__(self, **options):
         self.search = Search(**options)
@@ -161,7 +161,8 @@ def test_passes_apart_count_together():
     program = Program()
     weight = program.call(HTOD)
     for _ in range(3):
-        program.call('aten.neg.default', weight)    # not part of a pass: dropped
+        # not part of a pass, so the sequence does not have it
+        program.call('aten.neg.default', weight)
         program.search.interrupt({})
         program.infer(weight)
     assert len(program.found.steps) == 3

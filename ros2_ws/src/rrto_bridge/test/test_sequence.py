@@ -1,4 +1,4 @@
-"""A recorded pass becomes steps with roles, and steps become the calls of another pass."""
+"""A recorded pass becomes steps with roles; steps become the calls of another pass."""
 
 from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Persistent, Ref
 from rrto_bridge.protocol.sequence import Bound, Own, build, instantiate

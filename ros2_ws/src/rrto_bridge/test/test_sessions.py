@@ -1,4 +1,4 @@
-"""Who may join, what becomes of a program whose process ends, and each session's stream."""
+"""Sessions: who may join, what happens when a program's process ends, and each session's stream."""
 
 import math
 from collections import deque
@@ -20,7 +20,7 @@ from rrto_bridge.server.session import End, SessionMachine
 
 
 class Program:
-    """A client, its stream, and the session at the other end; time is `now`."""
+    """A client, its stream, and the session at the server; `now` is the time."""
 
     def __init__(self, limit=1 << 20):
         self.session = SessionMachine('a', 1, Limits(memory=1, lease=5.0), 0.0)
@@ -36,7 +36,7 @@ class Program:
         self.take(())
 
     def take(self, actions):
-        """Carry out the session's actions, and send what they let go on."""
+        """Carry out the session's actions, and send what the session allows next."""
         actions = deque(actions)
         while True:
             for frame in [] if actions else self.sender.poll():
@@ -97,7 +97,8 @@ def test_a_program_computes():
 
 def test_large_messages_and_replies_come_through():
     program = Program(limit=1 << 30)
-    values = torch.arange(200_000, dtype=torch.float32)   # more than a window of replies, in rounds
+    # more than a window of replies, several times
+    values = torch.arange(200_000, dtype=torch.float32)
     handles = [program.upload(values + k) for k in range(3)]
     assert all(torch.equal(program.download(h), values + k) for k, h in enumerate(handles))
 
@@ -126,7 +127,7 @@ def test_frames_of_another_life_are_answered_with_the_end():
 
 def test_what_comes_after_the_end_of_a_session_costs_no_answers():
     session = SessionMachine('a', 2, Limits(), 0.0)
-    told, end = session.on_frame(2, Frame(5, True, b'x'), 0.0)    # four are missing
+    told, end = session.on_frame(2, Frame(5, True, b'x'), 0.0)    # four frames are missing
     assert told.error == end.reason
     assert [session.on_frame(2, Frame(k, True, b'x'), 0.0) for k in range(500)] == [[]] * 500
 
@@ -143,7 +144,7 @@ def test_a_flood_of_messages_is_held_back():
     for _ in range(2000):
         program.send(b'N')
     waiting = 0
-    while program.session.work() is not None:   # without an acknowledgement
+    while program.session.work() is not None:   # although the client acknowledges nothing
         waiting += 1
     assert waiting < 400 and not program.ended
     program.take(program.session.on_done())
@@ -181,7 +182,7 @@ def test_a_frame_that_no_client_sends_ends_the_session(frame, why):
 
 
 def test_who_does_not_take_its_replies_is_not_executed_further():
-    """Its replies would fill the server's memory."""
+    """Otherwise its replies would fill the server's memory."""
     session = SessionMachine('a', 1, Limits(), 0.0)
     for number in range(20):
         session.on_frame(1, Frame(number, True, b'N'), 0.0)
@@ -207,7 +208,8 @@ def server():
 
 def test_a_program_gets_a_process(server):
     assert server.on_open(request('a', 7), 0.0) == ('', [Begin('a', 7)])
-    assert server.on_open(request('a', 7), 0.0) == ('', [])   # the answer was lost
+    # repeated, as if the answer had been lost
+    assert server.on_open(request('a', 7), 0.0) == ('', [])
     assert server.programs == ['a']
 
 
@@ -231,20 +233,21 @@ def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_pro
     def come(now):
         return [a for k in range(8) for a in server.on_open(request(f'p{k}', now), now)[1]]
 
-    assert come(0) == [Begin(f'p{k}', 0) for k in range(4)]    # a fleet that starts does not wait
+    # the programs of a fleet that starts do not wait
+    assert come(0) == [Begin(f'p{k}', 0) for k in range(4)]
     assert [server.on_time(now) for now in (0.5, 1.0, 1.5, 3.0, 9.0)] == [
         [], [Begin('p4', 0)], [], [Begin('p5', 0), Begin('p6', 0)], [Begin('p7', 0)]]
     assert server.deadline == math.inf
     for k in range(8):
         server.on_ended(f'p{k}', 0, 'it ends', '', 9.0)
     began = 0
-    for k in range(100):    # ever new names, each as soon as there is room
+    for k in range(100):    # a new name each time, as soon as there is room
         now = 20 + k / 10
         actions = [*server.on_open(request(f'q{k}', 0), now)[1], *server.on_time(now)]
         began += len(actions)
         for begin in actions:
             server.on_ended(begin.program, 2, 'no message', '', now)
-    assert began == 3    # each fault costs as much as four starts
+    assert began == 3    # each failed start costs as much as four starts
 
 
 def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
@@ -265,8 +268,9 @@ def test_a_process_that_ends_in_order_has_told_its_program(server):
 def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
     server.on_open(request('a'), 0.0)
     assert server.on_progress('a', 5, True, 'aten.x', 0.0) == []
-    assert server.on_progress('a', 6, True, 'aten.x', 3.0) == []      # another one
-    assert server.on_progress('a', 6, False, 'aten.x', 6.5) == []     # nothing is executed
+    # another operator is being executed
+    assert server.on_progress('a', 6, True, 'aten.x', 3.0) == []
+    assert server.on_progress('a', 6, False, 'aten.x', 6.5) == []  # no operator is being executed
     assert server.on_progress('a', 7, True, 'aten.y', 7.0) == []
     assert server.on_progress('a', 7, True, 'aten.y', 10.0) == []
     assert server.on_progress('a', 7, True, 'aten.y', 10.1) == [Kill('a')]

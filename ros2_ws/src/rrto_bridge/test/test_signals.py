@@ -1,4 +1,4 @@
-"""Signals of a program whose device is on the server."""
+"""Signals that a program receives while its device is on the server."""
 
 import subprocess
 import sys

@@ -8,7 +8,7 @@ from rrto_bridge.protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
 
 
 def carry(sender, receiver):
-    """Deliver frames and acknowledgements until nothing moves; the messages that came."""
+    """Deliver frames and acknowledgements until none is left; return the messages that arrived."""
     came = []
     while frames := sender.poll():
         assert len(frames) <= WINDOW and all(len(f.data) <= FRAME for f in frames)

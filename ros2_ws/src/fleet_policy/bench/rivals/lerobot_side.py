@@ -27,7 +27,7 @@ CAMERAS = ('top', 'wrist')
 
 
 def prepare() -> Any:
-    """Let torchvision be imported beside PyTorch's CPU build, which lacks two schemas."""
+    """Let torchvision be imported with PyTorch's CPU build, which lacks two schemas."""
     try:
         return importlib.import_module('torchvision')
     except RuntimeError:
@@ -64,7 +64,7 @@ def serve(port: int) -> None:
     from lerobot.async_inference.policy_server import PolicyServer
     from lerobot.transport import services_pb2_grpc
     config = PolicyServerConfig(host='127.0.0.1', port=port, fps=RATE)
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))   # as its own `serve` does
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))  # as LeRobot's own `serve` does
     services_pb2_grpc.add_AsyncInferenceServicer_to_server(PolicyServer(config), server)
     server.add_insecure_port(f'127.0.0.1:{port}')
     server.start()
@@ -84,7 +84,7 @@ class Robot:
         self._images = np.random.default_rng(0).integers(0, 256, (2, HEIGHT, WIDTH, 3), np.uint8)
 
     def connect(self) -> None:
-        """There is nothing to connect to."""
+        """Do nothing, because a mock has no connection."""
 
     disconnect = connect
 
@@ -105,7 +105,7 @@ def act(port: int, folder: str) -> None:
     observed: dict[int, float] = {}   # step of an action -> time.time() of its observation
 
     class Noted(robot_client.RobotClient):
-        """Notes of which time the observation is that an executed action follows from."""
+        """Records the time of the observation from which an executed action follows."""
 
         def _aggregate_action_queues(self, incoming: list[Any], aggregate: Any = None) -> None:
             for action in incoming:
@@ -119,7 +119,7 @@ def act(port: int, folder: str) -> None:
 
     @RobotConfig.register_subclass('rog_mock')
     class Config(RobotConfig):
-        """Nothing to configure."""
+        """A configuration without settings."""
 
     client = Noted(RobotClientConfig(
         policy_type='act', pretrained_name_or_path=folder, robot=Config(), fps=RATE,

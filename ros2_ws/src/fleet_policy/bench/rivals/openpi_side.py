@@ -43,7 +43,7 @@ def act(port: int) -> None:
     observed = 0.0
 
     class Noted(WebsocketClientPolicy):
-        """Notes when the observation was made that it sends."""
+        """Records the time of the observation that it sends."""
 
         def infer(self, obs: dict[str, Any]) -> dict[str, Any]:
             nonlocal observed
@@ -58,7 +58,8 @@ def act(port: int) -> None:
         try:
             broker.infer({'top': images[0], 'wrist': images[1],
                           'state': np.zeros(JOINTS, np.float32)})
-        except Exception as error:   # the connection is lost: it ends, as openpi's Runtime does
+        # the connection is lost: the program ends, as openpi's Runtime does
+        except Exception as error:
             print(f'ended: {type(error).__name__}: {error}', flush=True)
             return
         now = time.monotonic()

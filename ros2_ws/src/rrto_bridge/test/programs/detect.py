@@ -1,4 +1,4 @@
-"""YOLOv5's shape: a grid that the first inference makes, then selection by score."""
+"""A detector like YOLOv5: the first inference makes a grid, then boxes are selected by score."""
 
 import torch
 from results import COUNT, DEVICE, show

@@ -1,4 +1,4 @@
-"""Runs the programs that are named on the command line, one after the other."""
+"""Runs the programs that the command line names, one after the other."""
 
 import runpy
 import sys

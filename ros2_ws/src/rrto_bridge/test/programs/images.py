@@ -1,4 +1,4 @@
-"""A node that subscribes to images and publishes what it sees in them."""
+"""A node that subscribes to images and publishes the results of a model."""
 
 import array
 

@@ -1,4 +1,4 @@
-"""A program that goes by the types of its tensors; prints what it finds."""
+"""A program that uses the types of its tensors, and prints them."""
 import torch
 from torch import nn
 

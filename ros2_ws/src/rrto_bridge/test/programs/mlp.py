@@ -1,4 +1,4 @@
-"""An estimator in the manner of scikit-learn: numpy in, numpy out."""
+"""An estimator like those of scikit-learn: input and output are numpy arrays."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""State that lives on between inferences, and a buffer that is changed in place."""
+"""A model with state that persists between inferences, and a buffer that changes in place."""
 
 import torch
 from results import COUNT, DEVICE, show

@@ -1,4 +1,4 @@
-"""What every program here prints: a digest of each of its results."""
+"""Prints a digest of each result, as every program in this folder does."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A module that is traced on the device answers for inputs that it was not traced with."""
+"""A module that is traced on the device also computes for other inputs than those of the trace."""
 
 import torch
 from results import COUNT, DEVICE, show

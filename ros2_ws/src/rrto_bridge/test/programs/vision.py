@@ -1,4 +1,4 @@
-"""torchvision, also where PyTorch's CPU build cannot load its C++ library."""
+"""Uses torchvision, also where PyTorch's CPU build cannot load torchvision's C++ library."""
 
 import importlib
 
