@@ -56,8 +56,8 @@ class Deadlines:
         if self.stopping:  # wait longer, because giving a member up is worse than retiring it
             limit = max(self.patience, self.silence)
             return math.inf if member.state == WAITING else member.progress + limit
-        waited = member.has_to_act and member.place == COUNTED \
-            and member.robot in self.waited_for
+        waited = member.robot in self.waited_for and member.has_to_act \
+            and member.place == COUNTED
         return self._paused_at(member) if waited else math.inf
 
     def _paused_at(self, member: Member) -> float:
