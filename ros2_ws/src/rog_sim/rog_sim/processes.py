@@ -43,8 +43,7 @@ class GradientProcesses:
     """
 
     def __init__(self, work: Work) -> None:
-        # With one process per CPU, calls would wait for a busy process while another CPU is idle.
-        count = min(2 * (os.cpu_count() or 1), len(work))
+        count = min(os.cpu_count() or 1, len(work))
         self._workers: list[_Process | _Thread] = \
             [_Process(work) for _ in range(count)] if count > 1 and _may_fork() else [_Thread(work)]
 
