@@ -19,10 +19,10 @@ from rog_tasks.shards import partition, require_labels
 from rog_tasks.shift import Shift
 from rog_tasks.task import Task
 
-PIXELS_AT_ONCE, IMAGES_AT_ONCE = 1 << 16, 128
+PIXELS_AT_ONCE, IMAGES_AT_ONCE = 1 << 16, 64
 """Maximum number of pixels and of images of a batch in an evaluation, so that the values inside the
 network fit into a CPU's cache. An image of 32x32 took ConvMlp 0.7 ms in a batch of 64 images, and
-1.2 ms in a batch of 512. 360 images of 8x8 took DigitNet 16 ms in batches of 128, and 22 ms in one
+1.2 ms in a batch of 512. 360 images of 8x8 took DigitNet 17 ms in batches of 64, and 22 ms in one
 batch."""
 
 
