@@ -379,14 +379,15 @@ class Simulation:
                         lambda: self._act(robot, robot.machine.on_time(self.now)))
 
     def _compute(self, robot: Robot | ChildFleet, order: Compute) -> None:
-        self._report(robot)
         if isinstance(robot, ChildFleet):
+            self._report(robot)
             robot.go_on(order)
             # The next push may be due already.
             self._at(0.0, lambda: self._act(robot, robot.account(self.now)))
             return
         robot.start(self._processes, order,
                     not self._server_every and robot.evaluation_due(self.now))
+        self._report(robot)  # while the other process computes
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
     def _computed(self, robot: Robot) -> None:

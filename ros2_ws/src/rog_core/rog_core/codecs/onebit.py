@@ -36,7 +36,7 @@ class OneBit(Codec):
 
     def sizes(self, lengths):
         """See `Codec.sizes`."""
-        return 2 + (lengths + 7) // 8
+        return (lengths + 23) >> 3  # 2 + ceil(lengths / 8)
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
         _encode(values, mirror, offsets, ids, magnitude, out)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from statistics import median
 
 from ..methods import Method
 from ..protocol.states import COUNTED, RETIRED, WAITING
@@ -57,8 +56,8 @@ class Deadlines:
         if self.stopping:  # wait longer, because giving a member up is worse than retiring it
             limit = max(self.patience, self.silence)
             return math.inf if member.state == WAITING else member.progress + limit
-        waited = member.has_to_act and member.place == COUNTED \
-            and member.robot in self.waited_for
+        waited = member.robot in self.waited_for and member.has_to_act \
+            and member.place == COUNTED
         return self._paused_at(member) if waited else math.inf
 
     def _paused_at(self, member: Member) -> float:
@@ -144,7 +143,7 @@ def longest_pause(members: Sequence[Member], patience: float, least: float) -> f
     periods = [m.period for m in members if not math.isnan(m.period)]
     if patience or not periods:
         return patience or least
-    return max(ITERATIONS * float(np.median(periods)), least)
+    return max(ITERATIONS * median(periods), least)
 
 
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:
@@ -160,4 +159,4 @@ def patience(member: Member, members: Sequence[Member], method: Method) -> float
         return math.inf
     ahead = max(m.iteration for m in others) - member.slowest
     left = max(method.bound - ahead, 1.0)
-    return float(np.median(periods)) * left / method.bound
+    return median(periods) * left / method.bound

@@ -71,7 +71,7 @@ def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
 
 def window_size(partition: RowPartition) -> int:
     """Return the number of segments per window: 1/32 of all, at least 16 and at most 1024."""
-    return int(np.clip(partition.segments // 32, 16, 1024))
+    return min(max(partition.segments // 32, 16), 1024)
 
 
 def _expand(partition: RowPartition, rows: np.ndarray) -> np.ndarray:

@@ -261,8 +261,8 @@ class Sender:
         bits = np.unpackbits(np.frombuffer(self.receipt.taken, np.uint8), bitorder='little')
         flags = np.zeros(len(self._chunks), bool)
         flags[:self._fresh] = bits[:self._fresh]
-        return [(sent.segments, sent.chunk.values)
-                for sent, flag in zip(self._chunks, flags, strict=True) if flag == taken]
+        return [(sent.segments, sent.chunk.values) for sent, flag
+                in zip(self._chunks, flags.tolist(), strict=True) if flag == taken]
 
     # -- internals -------------------------------------------------------------------------------
 
@@ -364,6 +364,10 @@ class Sender:
         A window will be sent if it is mandatory, or if the link can carry it within the budget.
         """
         most, first = self.rows.at_once, self._window
+        if not most:
+            ids = self.plan.windows[first]
+            self._ready.append((ids, self.rows.encode(self.codec, ids)))
+            return
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
         windows: list[np.ndarray] = []
         ends = [0]  # bytes of the encoded windows up to each window
