@@ -40,10 +40,11 @@ _names_lock = threading.Lock()
 
 
 class OffloadedModel:
-    """Called like the model; the results are equal except for rounding.
+    """A model whose inferences are shared with a server; programs call it like the model itself.
 
-    The whole model runs on this machine if the inputs have other shapes than those of the first
-    call, or if the model cannot be traced or has changed since the trace; `reason` says why.
+    The results equal those of the model except for rounding. The whole model runs on this machine
+    if the inputs have other shapes than those of the first call, or if the model cannot be traced
+    or has changed since the trace; `reason` says why.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
@@ -89,7 +90,10 @@ class OffloadedModel:
             return self.model(*args, **kwargs)
 
     def _current(self) -> bool:
-        """Return whether the model has not changed since it was traced."""
+        """Return whether the model is unchanged since the trace.
+
+        If the model has changed, store the reason and warn.
+        """
         if self._reason:
             return False
         changed = self._traced.change()
@@ -144,7 +148,7 @@ class OffloadedModel:
         self._devices = [leaf.device for leaf in leaves]
         self._default = torch.get_default_dtype()
         self._repeats = len(set(map(id, leaves))) < len(leaves)
-        self._context = Context()  # its own context, because the program may use rclpy, too
+        self._context = Context()  # separate, because the program itself may use rclpy, too
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
@@ -180,7 +184,10 @@ class OffloadedModel:
         return None if self._client is None else self._client.machine.report
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` until the server is ready; return whether it is."""
+        """Wait at most ``seconds`` until the server is ready.
+
+        Return whether the server is ready.
+        """
         return self._client is not None and self._client.wait_until(
             lambda: self.shared, time.monotonic() + seconds)
 
@@ -199,9 +206,9 @@ class OffloadedModel:
 
 
 def _level_of_caller() -> int:
-    """Return the ``stacklevel`` of a warning for the line that has called this module.
+    """Return the ``stacklevel`` with which a warning names the line that called this module.
 
-    Call this only from the function that warns.
+    Only the function that warns may call this function.
     """
     level, frame = 1, sys._getframe(1)
     while frame.f_code.co_filename in (__file__, contextlib.__file__) and frame.f_back:
@@ -235,10 +242,10 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
 
 def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[..., Any]],
                                                                   Callable[..., Any]]:
-    """Decorate a function that takes ``model``, shared with a server, as its first argument.
+    """Return a decorator that passes the shared ``model`` to a function as its first argument.
 
-    ``options`` are the options of `offload`. The first call connects the model to the server; it
-    stays connected until the program ends.
+    ``options`` are the options of `offload`. The first call of the function connects the model to
+    the server. The model stays connected until the program ends.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         opened: list[OffloadedModel] = []
@@ -257,7 +264,10 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
 
 
 def _claimed(robot: str) -> str:
-    """Return a new name for a client of this robot; a server identifies clients by namespace."""
+    """Return an unused namespace for a client of this robot.
+
+    Servers identify clients by namespace.
+    """
     with _names_lock:
         others = (f'{robot}/model{k}' for k in itertools.count(2))
         name = next(name for name in itertools.chain([robot], others) if name not in _names)
@@ -266,7 +276,7 @@ def _claimed(robot: str) -> str:
 
 
 def _no_plain_tensor(leaves: list[Any]) -> str:
-    """Describe an input that is not a plain tensor, such as 'of class X'; '' if all are plain."""
+    """Describe the first input that is not a plain tensor, as 'of class X'; '' if all are plain."""
     for leaf in leaves:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return f'of class {type(leaf).__name__}'

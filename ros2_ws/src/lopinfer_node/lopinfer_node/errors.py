@@ -1,4 +1,4 @@
-"""Errors of LOPInfer; the type says whose fault it is."""
+"""Errors of LOPInfer; each class names what is at fault: model, plan, file or the other side."""
 
 
 class LopinferError(Exception):
@@ -18,4 +18,4 @@ class ProfileError(LopinferError, ValueError):
 
 
 class RemoteError(LopinferError, RuntimeError):
-    """The other side broke the protocol, or cannot serve this model."""
+    """The other side (robot or server) broke the protocol, or cannot serve this model."""

@@ -26,7 +26,7 @@ class NodeSettings(LinkSettings):
     device: str = setting('cpu', 'device that computes', **DEVICE)
 
     def open_recording(self) -> Recording | None:
-        """Open the recording, if the user asked for one."""
+        """Return the opened recording, or None if the setting `recording` is empty."""
         return Recording(Path(self.recording)) if self.recording else None
 
 

@@ -1,12 +1,13 @@
-"""QoS profiles, named once. All publishers and subscriptions of a topic use the same profile."""
+"""QoS profiles of the topics; all publishers and subscriptions of a topic use the same profile."""
 
 from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
 __all__ = ['IMAGE', 'PIECE', 'RESULT', 'STATUS']
 
-# Pieces and acknowledgements: `outbox` sends lost pieces again, and no message may queue up behind
-# a dead link. The depth is enough for a whole window that arrives while a callback runs.
+# Pieces and acknowledgements are best effort: `outbox` sends lost pieces again, and no message may
+# queue up behind a dead link. The depth is enough for a whole window of pieces that arrives while a
+# callback runs.
 PIECE = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
 

@@ -2,9 +2,9 @@
 
 The two state machines, `WorkerMachine` on every robot and `ServerMachine` on the parameter server,
 take events and the present time and return actions. A shell (a ROS 2 node, the simulator, a test)
-carries the actions out and delivers the messages. `protocol` has what both sides know: messages,
-tables of states, steps and settings. `model` divides a model into rows, `codecs` encodes rows,
-`transfer` carries rows. `methods` has the synchronisation methods.
+carries the actions out and delivers the messages. `protocol` defines what both sides use: messages,
+tables of states, steps and settings. `model` divides a model into rows, `codecs` encodes rows, and
+`transfer` sends and receives rows. `methods` contains the synchronisation methods.
 
 Each public name is loaded when it is first used, so a command that needs only an error class starts
 without numba.

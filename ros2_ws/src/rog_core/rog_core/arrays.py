@@ -2,9 +2,9 @@
 
 A numpy array is processed by loops that numba compiles; each loop passes over memory only once,
 because at these sizes memory bandwidth limits the speed. A torch tensor, on any device, is
-processed by tensor operations. Where these would pass over memory many times, a CUDA kernel
-processes it (`rog_core.cuda`). Sums per segment and encoded values are always numpy arrays on the
-host.
+processed by tensor operations. For some functions, tensor operations would pass over memory many
+times; there a CUDA kernel (`rog_core.cuda`) processes a tensor on a GPU. Sums per segment and
+encoded values are always numpy arrays on the host.
 
 Functions import torch only where they use it: the import takes seconds, and some subcommands of
 ``rog`` do not need it.
@@ -21,13 +21,13 @@ from . import cuda
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
-# How numba may change one sum: reorder its additions, ignore the sign of zero, and fuse a
-# multiplication with an addition. It must not assume that there are no NaN and no infinity.
+# Optimisations that numba may apply to a sum: reorder the additions, ignore the sign of zero, and
+# fuse a multiplication with an addition. NaN and infinity must keep their normal meaning.
 _SUM = {'reassoc', 'nsz', 'contract'}
 
 
 def on_device(values: np.ndarray, device: str) -> Array:
-    """Return a float32 copy on ``device``, a device name of PyTorch; for 'cpu' a numpy array."""
+    """Copy ``values`` as float32 to a device of PyTorch; return a numpy array for 'cpu'."""
     import torch
     return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
         values, dtype=torch.float32, device=device)
@@ -42,25 +42,25 @@ def from_host(values: np.ndarray, like: Array) -> Array:
 
 
 def to_host(values: Array) -> np.ndarray:
-    """Return a copy on the host: a numpy array, float32."""
+    """Return a copy of ``values`` on the host: a numpy array, float32."""
     host = values if isinstance(values, np.ndarray) else values.cpu().numpy()
     return np.array(host, np.float32)
 
 
 def copy_of(values: Array) -> Array:
-    """Return a copy on the same device."""
+    """Return a copy of ``values`` on their device."""
     return values.copy() if isinstance(values, np.ndarray) else values.clone()
 
 
 def zeros_like(values: Array) -> Array:
-    """Return float32 zeros of the same size on the same device."""
+    """Return zeros, float32, as many as ``values`` and on their device."""
     if isinstance(values, np.ndarray):
         return np.zeros(values.size, np.float32)
     return values.new_zeros(len(values))
 
 
 def all_finite(values: Array) -> bool:
-    """Return whether no element is NaN or infinite."""
+    """Return whether all elements are finite: neither NaN nor infinite."""
     if isinstance(values, np.ndarray):
         return bool(_all_finite(values))
     return bool(values.isfinite().all())
@@ -78,7 +78,8 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
     momentum = mu * momentum + gradient; pending += rate * (step + decay * weights).
     ``nesterov``: if true, the step is gradient + mu * momentum; if false, it is the momentum
     (heavy ball).
-    ``offsets`` int64 (segments + 1,): the elements at which the segments begin and the last ends.
+    ``offsets`` int64 (segments + 1,): index of the first element of each segment; the last value
+    is the number of elements.
     """
     f32 = np.float32
     ahead = (f32(1), f32(mu)) if nesterov else (f32(0), f32(1))
@@ -124,7 +125,7 @@ def _all_finite(values):
 
 @njit(nogil=True, cache=True, fastmath=_SUM)
 def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
-    """See `accumulate`. ``ahead``: the factors of the gradient and of the momentum in the step."""
+    """See `accumulate`; ``ahead``: (factor of the gradient, factor of the momentum) in the step."""
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]
         g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]

@@ -1,10 +1,13 @@
-"""Errors of this package. The type says who is at fault; the text says where, and what to do."""
+"""Errors of this package.
 
-TEXT = 300  # longest text from a peer that is shown, in characters
+The type of an error says who is at fault. Its text says where the fault is and what to do.
+"""
+
+TEXT = 300  # maximum number of characters of a peer's text that an error shows
 
 
 def shown(text: object, most: int = TEXT) -> str:
-    """Return a peer's text in a form that is safe for a log: printable, on one line, not long."""
+    """Make a peer's text safe for a log: only printable characters, one line, at most ``most``."""
     line = str(text)[:most + 1]
     line = ''.join(c if c.isprintable() else '?' for c in line)
     return line if len(line) <= most else line[:most - 3] + '...'
@@ -23,9 +26,9 @@ class LocalProtocolError(RogError):
 
 
 class RemoteProtocolError(RogError):
-    """The peer sent something that the protocol does not allow; nothing of it was applied.
+    """The peer sent a message that the protocol does not allow; no part of it was applied.
 
-    The text may hold what the peer has sent; `shown` makes it safe for a log.
+    The text of the error may contain text of the peer; `shown` makes this text safe for a log.
     """
 
     def __init__(self, text: str) -> None:
@@ -33,7 +36,7 @@ class RemoteProtocolError(RogError):
 
 
 class StaleMessageError(RemoteProtocolError):
-    """A message of another robot, or a message sent before the peer restarted; it is dropped."""
+    """A message comes from another robot, or from before a restart; the receiver drops it."""
 
 
 class PartitionMismatchError(RemoteProtocolError):
@@ -41,4 +44,4 @@ class PartitionMismatchError(RemoteProtocolError):
 
 
 class GradientError(RogError):
-    """The task produced a gradient that is unfit for training; nothing of it was applied."""
+    """The task produced a gradient with NaN or infinite values; no part of it was applied."""

@@ -1,4 +1,4 @@
-"""Delivers messages to the state machines; `Loopback` connects them within one process."""
+"""Delivers messages; `Loopback` connects a server and its workers within one process."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) ->
 class Loopback:
     """A server and its workers in one process: every message arrives, at once and in order.
 
-    Warm-up and the rehearsal of methods use it, because they need neither links nor a clock.
+    `rog_core.warm_up` and `rog_core.method_check` use this class. They need neither links nor a
+    clock.
     """
 
     def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
         self.server, self.now = server, 0.0
         self.workers = {worker.robot: worker for worker in workers}
-        self._todo: list[tuple[str, Action]] = []  # (worker's name or '' for the server, action)
+        self._todo: list[tuple[str, Action]] = []  # queue; see `want`
 
     @classmethod
     def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
-        """Return a fleet of ``team`` that trains a model of zeros with the method ``sync``.
+        """Return a fleet of ``team``, which trains a model with the method ``sync``.
 
-        ``shapes``: (name, shape) of each parameter of the model.
+        ``shapes``: (name, shape) of each parameter of the model. All parameters are zero at first.
         """
         transfer = TransferConfig('row', team.codec, importance_magnitude=1.0, importance_age=1.0,
                                   chunk_bytes=14000, chunk_time=0.004)
@@ -67,17 +68,17 @@ class Loopback:
             for k, name in enumerate(team.capacities, start=2)])
 
     def start(self) -> list[tuple[str, Action]]:
-        """Let all workers register; return what `deliver` returns."""
+        """Let all workers register; deliver their messages, and return the result of `deliver`."""
         for name, worker in self.workers.items():
             self.want(name, worker.start(self.now))
         return self.deliver()
 
     def want(self, name: str, actions: list[Action]) -> None:
-        """Queue actions of a worker, or of the server if ``name`` is empty."""
+        """Queue actions of the worker ``name``; an empty name means the server."""
         self._todo += [(name, action) for action in actions]
 
     def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:
-        """Deliver messages until none is left; return the other actions, as (name, action).
+        """Deliver messages until none is left; return all other actions, as pairs (name, action).
 
         ``name``: see `want`. Raises `RogError` if the machines still send after ``limit`` actions.
         """

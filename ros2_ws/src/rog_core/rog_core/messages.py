@@ -1,4 +1,7 @@
-"""The message types that methods of other packages need; see `rog_core.protocol.messages`."""
+"""Exports the message types for synchronisation methods of other packages.
+
+See `rog_core.protocol.messages`.
+"""
 
 from .protocol.messages import Sending
 

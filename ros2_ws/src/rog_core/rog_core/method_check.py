@@ -1,10 +1,11 @@
 """Checks a synchronisation method before a state machine of a server or a worker receives its name.
 
-Every program that runs such a machine calls this check. A method of this package is only built. A
-method of another package is imported, then rehearsed: a server and workers in this process train a
-model of a few rows for some iterations, and every message arrives at once. The rehearsal raises
-`ConfigError` if the method raises an exception, returns a value of the wrong type, or lets all
-robots wait for each other. The machines themselves never import code of a user.
+Every program that runs such a machine calls this check. For a method of this package, the check
+only creates the object. A method of another package is imported, then rehearsed: a server and
+workers in this process train a model of a few rows for some iterations, and every message arrives
+at once. The rehearsal raises `ConfigError` if the method raises an exception, returns a value of
+the wrong type, or lets all robots wait for each other. The machines themselves never import code of
+a user.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ SGD = SgdConfig(0.01, 0.9, 0.0, True)
 
 
 class _BadAnswer(RogError):
-    """A method of another package returns what it must not; the text names the method."""
+    """A synchronisation method of another package returns an invalid value."""
 
 
 def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
     """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
 
-    Call it before a server or anything else of the fleet is started.
+    Call this function before any program of the fleet is started.
     """
     training = settings.training
     check_named(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
@@ -49,7 +50,8 @@ def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
 def check_named(text: str, team: Team) -> None:
     """Raise `ConfigError` if a method is unknown, does not fit the team, or fails in a rehearsal.
 
-    Call it before you give the text to a `ServerMachine`, at the start or to change the method.
+    ``text``: the method with its arguments, as users write it. Call this function before you give
+    ``text`` to a `ServerMachine`, at the start of a run or to change the method during a run.
     """
     name = parse(text).name
     if name not in METHODS:
@@ -75,7 +77,7 @@ def _import(module: str, text: str) -> None:
 
 
 def _rehearse(text: str, team: Team) -> None:
-    """Train a small fleet of ``team`` with the method, then restore the method from its state."""
+    """Train a small model with the method, then test that its saved state can be restored."""
     try:
         method = create(text, team)
         server = _play(method, team)
@@ -99,7 +101,7 @@ def _rehearse(text: str, team: Team) -> None:
 
 
 def _play(method: Method, team: Team) -> ServerMachine | None:
-    """Train with the method and return the server; None if the method needs a larger model."""
+    """Train a small model; return the server, or None if the method cannot train this model."""
     names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
     fleet = Loopback.small([('w', (20, 60)), ('b', (9,))], 'bsp', Team(
         team.capacities or dict.fromkeys(names, 1.0), team.codec, team.momentum))
@@ -109,7 +111,7 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
     _check_grants(method)
     server.aggregation.method = method
     method.begin(server.model, 0)
-    due: dict[str, int] = {}  # computing robot -> turn in which it began
+    due: dict[str, int] = {}  # maps each computing robot to the turn in which it began
     wanted = fleet.start()
     for turn in range(ITERATIONS * len(names)):
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}
@@ -117,8 +119,8 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
             waits = {name: m.waiting_for for name, m in server.members.items()}
             raise _BadAnswer(f'the fleet stands still; each robot waits for: {waits}')
         _check(method, server)
-        # In most turns the robot that began first finishes first. In every third turn the robot
-        # that began last does.
+        # In most turns the robot that began first finishes first. In every third turn, the
+        # robot that began last finishes first.
         name = min(due, key=due.__getitem__) if turn % 3 else max(due, key=due.__getitem__)
         del due[name]
         gradient = noise.standard_normal(server.partition.elements).astype(np.float32)
@@ -128,7 +130,7 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
 
 
 def _check_grants(method: Method) -> None:
-    """Make ``method.grant`` raise `_BadAnswer` if robots cannot do what it returns."""
+    """Wrap ``method.grant`` so that it raises `_BadAnswer` if its return value is invalid."""
     grant = method.grant
 
     def checked(robot: str, iteration: int) -> tuple[int, Step]:
@@ -145,7 +147,7 @@ def _check_grants(method: Method) -> None:
 
 
 def _check(method: Method, server: ServerMachine) -> None:
-    """Raise `_BadAnswer` if an answer has the wrong type or names unknown robots."""
+    """Call functions of the method; raise `_BadAnswer` if a return value is invalid."""
     fleet = {member.robot: member.standing for member in server.active()}
     for member in server.active():
         names = method.held_up_by(member.robot, fleet)

@@ -14,11 +14,11 @@ from importlib.metadata import EntryPoint, entry_points
 
 @cache
 def methods() -> Mapping[str, EntryPoint]:
-    """Return name -> entry point of each registered method; import no method."""
+    """Map the name of each registered method to its entry point; import no method."""
     return {found.name: found for found in entry_points(group='rog.methods')}
 
 
 @cache
 def codecs() -> Mapping[str, EntryPoint]:
-    """Return name -> entry point of each registered codec; import no codec."""
+    """Map the name of each registered codec to its entry point; import no codec."""
     return {found.name: found for found in entry_points(group='rog.codecs')}

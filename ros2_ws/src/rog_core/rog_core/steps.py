@@ -1,4 +1,7 @@
-"""The steps that methods of other packages need; see `rog_core.protocol.steps`."""
+"""Exports the steps for synchronisation methods of other packages.
+
+See `rog_core.protocol.steps`.
+"""
 
 from .protocol.steps import Full, Gradient, Local, Phase, Shards, Step
 

@@ -1,11 +1,11 @@
 """Makes a parameter server a worker of another parameter server: a fleet of fleets.
 
 To the parent fleet's server, a whole child fleet is one robot that takes local steps. An *account*
-is one push of the child fleet: the change of its model since its last account, that is, its master
-rows then minus its master rows now. Rows that the child fleet pulls from the parent fleet are added
-to its master rows, and its robots receive them with their own pulls. Neither protocol knows of the
-other, and the child fleet never waits: while the parent fleet's server is out of reach, the change
-only grows.
+is one push of the child fleet. It carries the change of the child fleet's model since the previous
+account: the former master rows minus the present master rows. Rows that the child fleet pulls from
+the parent fleet are added to its master rows, and its robots receive them with their own pulls. The
+two protocols are independent. The child fleet never waits: while the parent fleet's server cannot
+be reached, the change only grows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ AS_IT_IS = SgdConfig(learning_rate=1.0, momentum=0.0, weight_decay=0.0, nesterov
 class Upstream:
     """Connects a child fleet's server with the worker that represents it in the parent fleet.
 
-    An *account* is a change of the model that the worker is given to push. ``base``, float32
-    (elements,): the master rows without the fleet's changes since the last account. So base -
-    master is the change that the worker has not received yet. After a restart, pass the ``base`` of
-    the checkpoint. The default is the present master rows.
+    An *account* is a change of the model that the worker must push. ``base``, float32 (elements,):
+    the master rows without the fleet's changes since the last account. So base - master is the
+    change that the worker has not received yet. After a restart, pass the ``base`` of the
+    checkpoint. The default is the present master rows.
 
-    An iteration of the worker is H iterations of the fleet, or more if the parent fleet takes
-    longer. H is the number of local steps that the parent fleet's method asks for.
+    During one iteration of the worker, the child fleet makes at least H iterations. H is the number
+    of local steps that the parent fleet's method asks for. If the parent fleet takes longer, the
+    child fleet makes more iterations.
     """
 
     def __init__(self, server: ServerMachine, worker: WorkerMachine, base: Array | None = None
@@ -44,12 +45,12 @@ class Upstream:
         self.server, self.worker = server, worker
         self.base = copy_of(server.master) if base is None else base
         self._handed: Array | None = None  # change in the last account; None after `_take`
-        self._kept = worker.accumulator.kept  # `Accumulator.kept` at the last account
-        self._accounted = server.iteration    # the fleet's iteration at the last account
-        self._due = math.inf                  # the fleet's iteration for the next account
+        self._kept = worker.accumulator.kept  # value of `Accumulator.kept` at the last account
+        self._accounted = server.iteration    # the child fleet's iteration at the last account
+        self._due = math.inf                  # its iteration at which the next account is due
 
     def go_on(self, order: Compute) -> None:
-        """Carry out the worker's order: apply the rows that it has pulled; plan the next account.
+        """Carry out the worker's order: apply the pulled rows, and schedule the next account.
 
         Raises `ConfigError` if the parent fleet's method does not ask for local steps.
         """
@@ -61,7 +62,7 @@ class Upstream:
         self._due = self._accounted + order.step.steps
 
     def end(self) -> None:
-        """Apply the model with which the parent fleet's run ended; no account is due any more."""
+        """Apply the final model of the parent fleet; from then on, no account is due."""
         if self.worker.iteration:  # 0: the worker has never received the parent fleet's model
             self._take()
         self._due = math.inf
@@ -78,9 +79,9 @@ class Upstream:
             self.base = model
 
     def _model(self) -> Array:
-        """Return the worker's copy of the parent fleet's model, with the changes under way.
+        """Return the worker's copy of the parent fleet's model, with its own pending changes.
 
-        These are the changes that the parent fleet's server has not taken yet.
+        A change is pending until the parent fleet's server has taken it.
         """
         store = self.worker.accumulator
         if store.drift is not None:  # in a step `Phase`, `model` includes these changes
@@ -89,11 +90,11 @@ class Upstream:
 
     @property
     def due(self) -> bool:
-        """Whether the fleet has made the iterations that the parent fleet's server asks for."""
+        """Whether the child fleet has made the iterations that the parent's method asks for."""
         return self.server.iteration >= self._due
 
     def account(self) -> Array | None:
-        """Return the fleet's change since the last call; None if the parent fleet needs no change.
+        """Return the child fleet's change since the last account; None if no account is ordered.
 
         Write a checkpoint first, then give the change to `WorkerMachine.on_gradient` with
         `AS_IT_IS`. Otherwise a restart from an older checkpoint would apply the change twice.
@@ -120,6 +121,6 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
 
 
 def step_above(upstream: Upstream, now: float) -> list[Action]:
-    """Push the change if it is due; for programs that run server and worker in one thread."""
+    """Push the change if it is due, for programs that run server and worker in one thread."""
     change = upstream.account() if upstream.due else None
     return [] if change is None else upstream.worker.on_gradient(change, AS_IT_IS, now)

@@ -23,7 +23,7 @@ def _one_iteration(codec: str, sync: str) -> None:
     worker = pair.workers['robot']
     gradient = np.ones(worker.partition.elements, np.float32)
     wanted = pair.start()
-    for weight_decay in (0.0, 1e-3):  # `arrays._accumulate` has a loop for each case
+    for weight_decay in (0.0, 1e-3):  # run both loops of `arrays._accumulate`
         assert [type(action) for _, action in wanted] == [Compute]
         sgd = SgdConfig(0.1, 0.9, weight_decay, True)
         pair.want('robot', worker.on_gradient(gradient, sgd, pair.now))

@@ -1,8 +1,9 @@
-"""Cost of virtual time: wall seconds of an hour, and microseconds per chunk of rows on the air.
+"""Measures the cost of virtual time: real seconds per virtual hour, microseconds per chunk.
 
-A chunk is what the loop has most of; its acknowledgement and its share of all other events are
-counted with it. Preparing the task (pretraining) is not. Hours are extrapolated from the minutes
-given. The yardstick, in the same run, on one thread: the gradients of as many iterations, alone.
+Most events of the loop are chunks of rows. The time per chunk includes the acknowledgement of the
+chunk and a share of all other events. The time to prepare the task (pretraining) is not counted.
+The bench runs some minutes of virtual time and extrapolates to an hour. For comparison, it also
+gives the time that the gradients of as many iterations take alone, in one thread.
 """
 
 import json
@@ -24,7 +25,10 @@ BENCH = 'bench_simulation'
 
 
 class Wide:
-    """A model of this many equal rows; the gradient costs one pass over the model."""
+    """A task whose model has ``rows`` rows of equal length.
+
+    A gradient costs one pass over the model.
+    """
 
     batch_size = 1
 
@@ -89,7 +93,7 @@ def digits(robots: int, sync: str, minutes: float) -> FleetConfig:
 
 
 def wide(rows: int, minutes: float) -> FleetConfig:
-    """Return two robots whose model has `rows` rows, and as many bytes on the air as ConvMLP-M."""
+    """Return a fleet of two robots whose model has ``rows`` rows and the traffic of ConvMLP-M."""
     link = LinkConfig(trace='indoor', latency=0.002)
     training = TrainingConfig(task=f'{BENCH}:Wide', task_options={'rows': rows}, sync='rsp:4',
                               learning_rate=1e-3, evaluate_every=0, traffic='convmlp-m')

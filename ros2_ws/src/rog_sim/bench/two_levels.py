@@ -1,9 +1,11 @@
-"""What two levels change: robots at several sites behind a WAN, in virtual time.
+"""Measures what a second level of servers changes for robots at several sites behind a WAN.
 
-The same robots, data and computing times in three fleets: one server that all robots reach over the
-WAN (its access to it is what they share); a server at each site, below one across the WAN; and each
-site by itself. In the first the radio of the sites counts for nothing, which favours it. Prints one
-JSON line: accuracy of the model on the server at some times, iterations, and bytes over the WAN.
+All runs use virtual time, and the same robots, data and computing times. The three cases are: all
+robots reach one server over the WAN, and share this server's access to the WAN; each site has a
+server, and these servers train with one server across the WAN; one site trains alone. The first
+case leaves out the radio links of the sites, which favours this case. The bench prints one JSON
+line: the accuracy of the server's model at some times, the number of iterations, and the bytes over
+the WAN.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from fleet_env.records import Evaluation, read_run
 from rog_sim.simulation import simulate
 
 WAN = {'trace': '', 'rate': 20.0, 'latency': 0.04}  # rate in Mbit/s; latency in seconds, one way
-RADIO = {'trace': '', 'rate': 100.0}                # radio of a site, shared by the robots there
+RADIO = {'trace': '', 'rate': 100.0}  # radio of a site, which the robots of the site share
 
 
 def training(options, sync: str) -> dict:

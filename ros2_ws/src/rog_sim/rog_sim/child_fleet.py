@@ -1,4 +1,7 @@
-"""A child fleet in virtual time; it is a robot of its parent fleet, see `Upstream`."""
+"""Contains `ChildFleet`: a child fleet that acts as a robot of its parent fleet in virtual time.
+
+See `Upstream`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ class ChildFleet:
         self._upstream.go_on(order)
 
     def account(self, now: float) -> list[Action]:
-        """Return the actions of the fleet's worker in the parent fleet; empty if no push is due."""
+        """Return the actions of the child fleet's worker in the parent fleet.
+
+        The list is empty if no push is due.
+        """
         return step_above(self._upstream, now)
 
     @property
@@ -54,7 +60,10 @@ class ChildFleet:
         return float(np.mean(known)) if known else math.nan
 
     def report(self, now: float, link_rate: float, state: str = '') -> RobotReport:
-        """Return the status of the fleet; its accuracy is the mean of the robots' accuracies."""
+        """Return the status of the child fleet.
+
+        Its accuracy is the mean of its robots' accuracies.
+        """
         accuracy = self._mean('accuracy')
         return RobotReport(self.name, self.machine.incarnation, loss=self.loss, accuracy=accuracy,
                            evaluated_at=0 if math.isnan(accuracy) else self.machine.finished,

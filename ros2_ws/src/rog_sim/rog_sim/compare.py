@@ -25,12 +25,12 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
 
     The files of a run go to ``out/<method>/seed<k>``. The first seed is ``fleet.seed``.
 
-    :param methods: for example ``['bsp', 'rsp:4']``; all are checked before the first run.
+    :param methods: for example ``['bsp', 'rsp:4']``; all methods are checked before the first run.
     :param seeds: number of seeds, at least 1.
     :param target: accuracy, 0 to 1, see `compare_runs`.
-    :param times: times in s, see `compare_runs`.
-    :param run: function that executes one run; the runs then follow one after another. Default:
-        parallel runs in virtual time.
+    :param times: times in seconds, see `compare_runs`.
+    :param run: function that executes one run. If it is given, the runs take place one after
+        another. By default, runs take place in parallel, in virtual time.
     :raises ConfigError: a method is unknown or is in the list twice. `run_jobs` describes the other
         errors and parameters.
     """
@@ -49,7 +49,8 @@ def compare(fleet: FleetConfig, methods: Sequence[str], seeds: int, out: Path,
 def jobs_of(variants: Mapping[str, FleetConfig], seeds: int, out: Path) -> list[Job]:
     """Return a job for each variant and each seed.
 
-    :param variants: label -> fleet; the first seed of a variant is the seed of its fleet.
+    :param variants: maps each label to its fleet. The first seed of a variant is the seed of its
+        fleet.
     :raises ConfigError: there is no variant or no seed, a method is unknown or does not fit its
         fleet, or two labels would have the same directory.
     """

@@ -3,12 +3,12 @@
     schema       rog-comparison/1
     fleet, task  as in summary.json
     robots       number of robots
-    duration_s   duration of each training, s
+    duration_s   duration of each training, in seconds
     seeds        seeds of the runs
     target       accuracy, 0 to 1, to which target_s and target_j refer
-    times        times to which accuracy_at refers, s
-    rounds       iterations to which accuracy_after refers: the fewest iterations of all runs that
-                 did not diverge
+    times        times, in seconds, to which accuracy_at refers
+    rounds       number of iterations to which accuracy_after refers: the smallest number that a run
+                 made, among the runs that did not diverge
     methods      one entry per method, in the requested order: the fields of MethodResult
 
 The counts ``reached`` and ``diverged`` are plain numbers. Every other number of a method is
@@ -114,12 +114,13 @@ class Comparison:
 
 def compare_runs(runs: Mapping[str, Sequence[Run]], base: Path, target: float | None = None,
                  times: Sequence[float] | None = None) -> Comparison:
-    """Return a comparison of ``runs`` (method -> its runs), which are all of the same fleet.
+    """Return a comparison of ``runs``.
 
+    :param runs: maps each method to its runs. All runs must be of the same fleet.
     :param base: directory to which the paths of the runs in the comparison are relative.
     :param target: accuracy, 0 to 1, for target_s and target_j. Default: the lowest final accuracy
         of all runs.
-    :param times: times in s for accuracy_at; default: half of the duration.
+    :param times: times in seconds for accuracy_at. Default: one time, half of the duration.
     """
     every = [run for group in runs.values() for run in group]
     first = every[0].summary

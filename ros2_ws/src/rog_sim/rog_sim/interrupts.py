@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Delay SIGINT in this thread; processes that start within this context block it.
+    """Delay SIGINT in this thread while the context lasts.
 
-    A new process inherits the signal mask of the thread that starts it.
+    Processes that start within the context block SIGINT, because a new process inherits the signal
+    mask of the thread that starts it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -34,10 +34,10 @@ from rog_core.errors import ConfigError, RogError
 from .interrupts import interrupts_blocked
 
 FLEET_FILE = 'fleet.yaml'
-ANSWER_S = 10.0  # seconds to wait at most for a Dask scheduler, and then for its first worker
+ANSWER_S = 10.0  # longest wait, in seconds, for a Dask scheduler, and then for its first worker
 Simulate = Callable[..., Summary]
 RunDone = Callable[[str, int], None]
-Results = Generator[tuple[int, dict[str, bytes]], None, None]  # results of `_run`
+Results = Generator[tuple[int, dict[str, bytes]], None, None]  # yields the results of `_run`
 
 
 class RunError(RogError):
@@ -78,14 +78,14 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
 
     The files of finished runs stay on disk.
 
-    :param workers: runs at a time on this machine; default: one per core.
-    :param progress: called with label and seed of each finished run, also of runs that were
+    :param workers: number of runs at a time on this machine; default: one per core.
+    :param progress: called with the label and the seed of each finished run, also of runs that were
         complete before.
     :param resume: keep complete runs that have the same settings; if False, a complete run is an
         error.
     :param simulate: picklable function for one run; default `rog_sim.simulation.simulate`.
-    :param cluster: address of a Dask scheduler. Each process of its workers does one run at a time;
-        the tasks must be installed on the cluster.
+    :param cluster: address of a Dask scheduler. Each worker process of the cluster does one run at
+        a time. The modules of the tasks must be installed on the cluster.
     :raises ConfigError: before any run, if the directory of a job holds another run or is not a
         directory, or if the scheduler does not answer.
     :raises TraceError: before any run on a cluster, if a link cannot be read.
@@ -102,11 +102,12 @@ def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone 
     count = min(workers or os.cpu_count() or 1, len(due))
     with TemporaryDirectory(prefix='rog-runs-') as scratch, \
             _on_cluster(cluster) if cluster else _here(count) as results_of:
-        for job in due:  # an error here must come before hours of computing
+        # Create all directories now, so that an error comes before hours of computing.
+        for job in due:
             job.directory.mkdir(parents=True, exist_ok=True)
         # If this function ends early, unfinished runs on this machine are killed, and their
-        # temporary files are removed with `scratch`. On a cluster they are cancelled, and each
-        # removes its own files.
+        # temporary files are removed with `scratch`. On a cluster, unfinished runs are cancelled,
+        # and each run removes its own temporary files.
         places = None if cluster else (scratch, os.getpid())
         calls = [(index, job.label, job.fleet, links[index], simulate, places)
                  for index, job in enumerate(due)]
@@ -154,7 +155,7 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
 
 
 def _links(fleet: FleetConfig) -> dict[str, bytes]:
-    """Return path -> content of each trace file that a link of the fleet follows."""
+    """Return the content of each trace file that a link of the fleet follows, by path."""
     paths = {link.trace for link in (fleet.link, *(robot.link for robot in fleet.robots))}
     for path in paths - set(PROFILES):
         read_trace(path)
@@ -266,10 +267,10 @@ def _run(index: int, label: str, fleet: FleetConfig, links: dict[str, bytes],
          simulate: Simulate | None, places: tuple[str, int] | None) -> tuple[int, dict[str, bytes]]:
     """Run one job in a worker; return its index and its files.
 
-    :param links: path -> content of a link trace; a temporary file with this content replaces the
-        file.
-    :param places: on this machine, directory for temporary files and id of the process that waits
-        for the result; None on a cluster.
+    :param links: maps the path of each link trace to its content. The run reads a temporary file
+        with this content instead of the file at the path.
+    :param places: on this machine, the directory for temporary files, and the id of the process
+        that waits for the result; None on a cluster.
     """
     scratch, check = (places[0], _parent_lives(places[1])) if places else (None, _still_wanted())
     with _turn, TemporaryDirectory(prefix='rog-run-', dir=scratch) as directory:

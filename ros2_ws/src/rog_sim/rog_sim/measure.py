@@ -26,9 +26,11 @@ Series = NDArray[np.float64]
 class Run:
     """The records of one run.
 
-    ``rows_total``: number of rows of the model. ``energy``: robot -> (times s, energies J), each of
-    shape [n] and ascending from 0. ``server``: evaluations of the server's model, (t, iteration,
-    metric) of shape [3, n]; n is 0 if the run did not measure this model.
+    ``rows_total``: number of rows of the model.
+    ``energy``: maps each robot to its times in seconds and its energies in J up to these times.
+    Both arrays have the shape [n] and ascend from 0.
+    ``server``: evaluations of the server's model, of shape [3, n]: time in seconds, iteration and
+    metric. n is 0 if the run did not measure this model.
     """
 
     directory: Path
@@ -39,7 +41,7 @@ class Run:
 
     @property
     def duration(self) -> float:
-        """Duration of the training, s."""
+        """Duration of the training in seconds."""
         return self.summary.duration_s
 
     def smoothed(self, window: int) -> Run:
@@ -122,7 +124,7 @@ class Run:
             'rows_share': pushed / self.rows_total if self.rows_total else np.nan}
 
     def _curve(self, start: float = 0.0) -> Series:
-        """Return the accuracy at every measured time from ``start`` on."""
+        """Return the finite accuracies at the measured times from ``start`` (in seconds) on."""
         times = np.unique(np.concatenate([np.empty(0), *(e[0] for e in self._evaluations())]))
         curve = self.accuracy(times[times >= start])
         return curve[np.isfinite(curve)]
@@ -131,7 +133,10 @@ class Run:
         return self._curve(self.duration / 2)
 
     def _evaluations(self) -> list[Series]:
-        """Return the evaluations of the server's model, else of each robot's; see ``server``."""
+        """Return the evaluations of the server's model or, if there are none, of each robot.
+
+        Each array has the form of ``server``.
+        """
         if self.server.size:
             return [self.server]
         series = []
@@ -178,7 +183,8 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         table = np.array([(0.0, 0.0), *inside, (summary.duration_s, robot.energy_j)])
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
-               # If there is only one evaluation, it is from before the training and is not used.
+               # A single evaluation of the server's model is from before the training and is not
+               # used.
                measured.T if len(server) > 1 else np.empty((3, 0)))
 
 

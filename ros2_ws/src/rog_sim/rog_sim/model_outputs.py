@@ -1,6 +1,6 @@
-"""Saves outputs of the final models for figures, such as a map, next to the records of a run.
+"""Saves and reads outputs of the final models that figures show, such as a map.
 
-`rog_tasks.task.Task.portrait` makes these outputs.
+The file is next to the records of the run. `rog_tasks.task.Task.portrait` makes the outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ModelOutputs = dict[str, dict[str, np.ndarray]]
 def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Write the outputs of all models; if there are none, write no file.
 
-    :param shown: name of the robot, or `SERVER` -> name of the output -> array.
+    :param shown: maps the name of each robot, and `SERVER`, to a dict from the name of an output to
+        its array.
     """
     arrays = {f'{who}/{name}': np.ascontiguousarray(array)
               for who, portrait in shown.items() for name, array in portrait.items()}
@@ -33,10 +34,10 @@ def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.nda
 
 
 def read_model_outputs(directory: Path) -> ModelOutputs:
-    """Return the outputs: name of a robot, or `SERVER` -> name of the output -> array.
+    """Return the outputs of the models.
 
-    The dict is empty if the run has no outputs.
-
+    :returns: a dict that maps the name of each robot, and `SERVER`, to a dict from the name of an
+        output to its array. The dict is empty if the run has no outputs.
     :raises RecordError: the file is damaged.
     """
     path = directory / MODEL_OUTPUTS_FILE

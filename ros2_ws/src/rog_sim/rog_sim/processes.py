@@ -1,11 +1,13 @@
 """Processes that compute gradients in parallel with the event loop.
 
-In threads, Python would compute gradients and the loop in turns, so this module uses processes.
-They are forked when the run begins. They inherit the task, its data, and each robot's position in
-the data. They share the memory of models and gradients with the loop
-(`rog_core.model.flat.FlatModel`). The loop itself writes and reads their pipes; with the threads of
-an executor, it would wait for its turn as long as a small gradient takes. If forking is not
-possible, a thread does the work.
+Threads of one Python process take turns, so a gradient and the event loop would not run at the same
+time. Therefore this module uses processes. The processes are forked when the run begins. They
+inherit the task, its data, and each robot's position in the data. They share the memory of models
+and gradients with the loop (`rog_core.model.flat.FlatModel`).
+
+The loop itself writes to and reads from the pipes of the processes. If the threads of an executor
+did so, the loop would wait for its turn as long as a small gradient takes. If forking is not
+possible, a thread computes the gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from .interrupts import interrupts_blocked
 # bytes. If both directions of a pipe were full, loop and process would wait for each other for
 # ever.
 UNREAD = 64
-ENDING = 5.0  # seconds that a process has for its last call before it is killed
+ENDING = 5.0  # seconds that a process has to finish its last call before it is killed
 Work = Sequence[Callable[..., Any]]
 Result = Callable[[], Any]  # waits for a call; returns its result, or raises its error
 
@@ -70,7 +72,8 @@ class _Process:
         context = multiprocessing.get_context('fork')
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
-        with interrupts_blocked():  # also in the forked process: its parent ends it
+        # The forked process blocks SIGINT, too, because its parent process ends it.
+        with interrupts_blocked():
             self._process.start()
         theirs.close()
         self._readable = select.poll()
@@ -173,7 +176,7 @@ def _end_with_parent() -> None:
 def _answer(call: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     try:
         return pickle.dumps((call(*arguments), None, ''))
-    except BaseException as error:  # also the SystemExit of a task
+    except BaseException as error:  # includes a SystemExit that a task raises
         where = f'\n\n{traceback.format_exc()}'
         try:
             answer = pickle.dumps((None, error, where))

@@ -47,14 +47,15 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        self.silent_until = 0.0  # time (s) until which the robot has dropped out and sends nothing
+        # time in seconds until which the robot has dropped out and sends nothing
+        self.silent_until = 0.0
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Result | None = None
         self._sent_anchor: Any = None  # the anchor of SVRG that the other process has
-        self._evaluating = 0  # iteration whose model is being evaluated; 0: none
+        self._evaluating = 0  # iteration whose model is being evaluated; 0 if no evaluation runs
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
         """Start to compute a gradient; if ``evaluate``, start to evaluate the model, too."""
@@ -111,7 +112,8 @@ class Robot:
                 if anchor:
                     self.store.anchor, = anchor
                 loss = self._source.compute(order, self._sgd)
-        except SystemExit as error:  # otherwise the run would seem to be ended by the user
+        # Convert the error, because a SystemExit would look as if the user had ended the run.
+        except SystemExit as error:
             raise TaskError(f'the task called sys.exit({error})') from error
         self._learner.gradient()  # raises an error if the gradient is not finite
         return loss, accuracy
@@ -157,7 +159,7 @@ class Robot:
 
 
 def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str, Any]:
-    """Return a worker's report; multiply its bytes by the factor `TransferConfig.traffic`.
+    """Return a worker's report, with its numbers of bytes multiplied by `TransferConfig.traffic`.
 
     :param state: state in the report; if empty, the state of the machine.
     """

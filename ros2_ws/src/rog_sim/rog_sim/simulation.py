@@ -1,10 +1,10 @@
 """A fleet in virtual time: the state machines of `rog_core` in a discrete-event loop.
 
-The state machines are the same as on the robots. Gradients are real. The fleet file gives their
-duration, the rates of the links and the power. Equal seeds give equal files. At time 0 every robot
-already holds the model and starts to compute its first gradient. The run ends after the `minutes`
-of the fleet file. A real run ends with an exchange of the final model, which a run in virtual time
-omits.
+The state machines are the same as on the robots, and the gradients are real. The fleet file gives
+the duration of a gradient, the rates of the links and the power. Equal seeds give equal files. At
+time 0 every robot already holds the model and starts to compute its first gradient. The run ends
+after the `minutes` of the fleet file. A real run ends with an exchange of the final model, which a
+run in virtual time omits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ from .robot import Robot
 from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
-_Event = tuple[float, int, Callable[[], None]]  # time, number of the event, what to call
+# time in seconds, number of the event, function to call
+_Event = tuple[float, int, Callable[[], None]]
 DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message needs several
 
 
@@ -77,7 +78,8 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     if out is not None and (out / records.RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
     threads, collect = torch.get_num_threads(), gc.get_threshold()
-    # One thread always adds in the same order, and is fast enough for the small models.
+    # One thread always adds numbers in the same order, so equal seeds give equal results. One
+    # thread is also fast enough for the small models.
     torch.set_num_threads(1)
     # Collect garbage less often: a run makes millions of messages, without reference cycles.
     gc.set_threshold(100_000, *collect[1:])
@@ -123,7 +125,8 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
-    :param above: callback of the parent fleet, called after the actions of this fleet's server.
+    :param above: function of the parent fleet. It is called with the time, in seconds, after the
+        actions of this fleet's server.
     :param model_above: rows and initial weights of the parent fleet. A child fleet uses them, too,
         so the task prepares (pre-trains) the weights only once.
     """
@@ -163,8 +166,9 @@ class Simulation:
         self._patient = math.isinf(fleet.server.patience)  # whether no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
         self._waiting: set[int] = set()  # identities of the chunks that wait for the air
-        self._queue: list[_Event] = []      # heap of the events that come later
-        self._soon: deque[_Event] = deque()  # events without a delay, in order
+        self._queue: list[_Event] = []      # heap of the events that have a delay
+        # events without a delay, in the order of their creation
+        self._soon: deque[_Event] = deque()
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
         self._processes: GradientProcesses  # they compute the gradients of the robots
@@ -312,7 +316,7 @@ class Simulation:
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
 
     def _ring(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        if self._alarms.get(who) == deadline:  # else an earlier alarm has replaced this alarm
+        if self._alarms.get(who) == deadline:  # otherwise an earlier alarm has replaced this alarm
             del self._alarms[who]
             ring()
 

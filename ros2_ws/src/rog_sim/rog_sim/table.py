@@ -10,7 +10,7 @@ from .comparison import Comparison, MethodResult, Spread
 
 Row = list[str]
 
-SMALL = 10_000  # bytes; if an iteration has fewer, the table shows kB
+SMALL = 10_000  # if an iteration transfers fewer bytes than this, the table shows kB instead of MB
 LEGEND = '''\
 target: accuracy of "s to target" and "J to target": --target, or the highest that all runs reach
 stability: ln of the standard deviation of the accuracies in the second half; smaller is steadier

@@ -27,12 +27,12 @@ MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
 def traffic_factor(name: str, partition: RowPartition) -> float:
-    """Return how many bytes on the air each byte of the small model's rows stands for.
+    """Return how many bytes on the air one byte of the small model's rows stands for.
 
     The factor is the ratio of the two models' sizes. It does not depend on the codec, so a codec
     with fewer bytes also uses less air time.
 
-    :param name: name of the published model; empty: the factor is 1.
+    :param name: name of the published model; if empty, the factor is 1.
     :raises ConfigError: the published model is unknown.
     """
     if not name:

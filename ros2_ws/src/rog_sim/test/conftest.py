@@ -1,4 +1,4 @@
-"""A fleet of two robots that needs no preparation, for invented runs."""
+"""Provides a fleet of two robots for tests with invented runs, which need no prepared task."""
 
 import pytest
 from fleet_env.fleet_file import read_fleet

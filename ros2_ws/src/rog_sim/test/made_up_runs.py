@@ -67,21 +67,21 @@ def simulate(fleet, out=None, progress=None):
 
 
 def endless(fleet, out=None, progress=None):
-    """Report the start of the run, and never end."""
+    """Print that the run has started, and never end."""
     os.write(1, b'started\n')  # one system call, because several processes share the file
     while True:
         progress(.5)
 
 
 def endless_or_failing(fleet, out=None, progress=None):
-    """Never end, or do what `simulate` does."""
+    """Write an invented run for the method asp; never end for other methods."""
     if fleet.training.sync == 'asp':
         return simulate(fleet, out, progress)
     return endless(fleet, out, progress)
 
 
 def endless_after_the_first(fleet, out=None, progress=None):
-    """End at once in the first call, and never in later calls."""
+    """Write an invented run for the method rsp:4; never end for other methods."""
     return (simulate if fleet.training.sync == 'rsp:4' else endless)(fleet, out, progress)
 
 

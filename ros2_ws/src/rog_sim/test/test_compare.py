@@ -1,4 +1,4 @@
-"""Comparing methods: the numbers, the files, and how a comparison ends."""
+"""Comparisons of methods have the right numbers and files, and refuse wrong input."""
 
 import json
 import math
@@ -30,7 +30,10 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
 
 
 def written(directory, sync, seed, evaluations, before=.1, energies=()):
-    """Write a run of two robots with these evaluations, (t, iteration, metric)."""
+    """Write a run of two robots, and return its measures.
+
+    ``evaluations``: for each robot, a list of tuples: time in seconds, iteration and metric.
+    """
     with RunWriter(directory) as writer:
         writer.write(Start(0.0, '', 'a:B', sync, seed, 'toy', ['a', 'b']))
         writer.write(Iteration(1.0, 'a', 1, 1.0, 1.0, 2.0, 1.0, rows_pushed=5, rows_total=10))

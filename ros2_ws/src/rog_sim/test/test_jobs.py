@@ -1,4 +1,4 @@
-"""Many runs: the results do not depend on where runs are computed; and how the runs end."""
+"""Runs give the same results in one process, in several and on a cluster, and end cleanly."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
 
 
 def environment():
-    """Let child processes find the same modules as this process, and the modules of the tests."""
+    """Return an environment in which child processes find this process's and the tests' modules."""
     path = [str(Path(made_up_runs.__file__).parent), *filter(None, sys.path)]
     return {**os.environ, 'PYTHONPATH': os.pathsep.join(path)}
 
@@ -134,7 +134,7 @@ def test_a_run_that_fails_in_another_process_ends_those_that_would_never(fleet, 
 
 
 def test_a_run_that_fails_on_a_cluster_ends_the_others_there_too(fleet, tmp_path, cluster):
-    """The worker's other thread is free again only if the endless run has ended."""
+    """The last comparison can run on the worker only if the endless run has ended."""
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], cluster=cluster)
     with pytest.raises(KeyboardInterrupt):
@@ -216,7 +216,7 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     assert [process.stdout.readline() for _ in range(2)] == ['started\n', 'started\n']
     if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does: to every process
+        os.killpg(process.pid, number)  # send the signal to every process, as a terminal does
     else:
         process.kill()
     # Every process holds the pipes open, so the pipes close when the last process has ended.

@@ -11,7 +11,10 @@ from virtual_fleet import GOOD_LINK, Linear, fleet_of
 
 
 def trained(folder, sync, task, clip=0.0):
-    """Return the accuracy of robot4, which is honest; `server.implausible` is off."""
+    """Return by how much training raises the accuracy of robot4, which is honest.
+
+    `server.implausible` is off.
+    """
     fleet = fleet_of(folder, sync, 0.4, (GOOD_LINK,) * 4, (0.5, 0.6, 0.7, 0.8), task=task,
                      learning_rate=0.2, evaluate_every=1000)
     server = ServerConfig(implausible=0.0, clip=clip)

@@ -14,7 +14,10 @@ RATE, MOMENTUM, DECAY = .05, .9, .01
 
 
 def trained(tmp_path, sync, robots, nesterov=True, **training):
-    """Return the server's model, and the iterations in it; nothing is lost or rounded."""
+    """Return the server's model and the number of iterations in it.
+
+    The links lose no message, and the codec rounds no value.
+    """
     fleet = fleet_of(tmp_path, sync, minutes=.4, links=('0 8000\n',) * robots,
                      paces=(.5,) * robots, codec='raw', traffic='', learning_rate=RATE,
                      momentum=MOMENTUM, nesterov=nesterov, weight_decay=DECAY, **training)
@@ -38,12 +41,16 @@ class Robot:
                                          nesterov=self.nesterov)
 
     def steps(self, count, start):
-        """Return the model after this many steps from ``start``; both are flat."""
+        """Return the model after ``count`` steps from the model ``start``.
+
+        Both models are flat vectors.
+        """
         torch.nn.utils.vector_to_parameters(start.clone(), self.model.parameters())
         for batch in islice(self.batches, count):
             self.optimizer.zero_grad()
             self.task.loss(self.model, batch).backward()
-            # weight decay acts beside the gradient, not in the momentum (dist-EF-SGDM)
+            # Weight decay changes the model directly and does not enter the momentum
+            # (dist-EF-SGDM).
             with torch.no_grad():
                 for p in self.model.parameters():
                     p *= 1 - RATE * DECAY
@@ -56,7 +63,10 @@ def start():
 
 
 def sgd(rounds, robots, nesterov=True):
-    """Compute lock-step training: the mean of the robots' steps, each with its own momentum."""
+    """Compute lock-step training: average the robots' models after every step.
+
+    Each robot has its own momentum.
+    """
     fleet, model = [Robot(rank, robots, nesterov) for rank in range(robots)], start()
     for _ in range(rounds):
         model = torch.stack([robot.steps(1, model) for robot in fleet]).mean(0)
@@ -74,9 +84,9 @@ def fedavg(rounds, robots, count):
 
 
 def diloco(rounds, robots, count, rate, momentum):
-    """Compute DiLoCo, Algorithm 1: inner optimisers keep their state.
+    """Compute DiLoCo, Algorithm 1.
 
-    The outer one is Nesterov SGD.
+    The inner optimisers keep their state. The outer optimiser is Nesterov SGD.
     """
     fleet, model = [Robot(rank, robots) for rank in range(robots)], start().requires_grad_()
     outer = torch.optim.SGD([model], rate, momentum, nesterov=momentum > 0)

@@ -1,4 +1,4 @@
-"""The virtual-time fleet: reproducible runs, consistent times and bytes, dying links, refusals."""
+"""Runs in virtual time: equal results, consistent times and bytes, dying links, and refusals."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def files(out):
 
 
 def iterations(out):
-    """Return robot -> its iteration events in order."""
+    """Return a dict from each robot to its iteration events in order."""
     events = defaultdict(list)
     for event in read_run(out):
         if isinstance(event, Iteration):
@@ -42,7 +42,7 @@ def run_silently(simulation):
     return simulation.run(lambda done: None)
 
 
-# -- the same again
+# -- equal seeds give equal files
 
 SCRIPT = """
 import sys
@@ -115,7 +115,7 @@ def test_under_bsp_every_push_holds_the_whole_model_and_all_keep_step(tmp_path):
 
 
 def spread(out):
-    """Return the most iterations by which one robot was ever ahead of another."""
+    """Return the largest number of iterations by which a robot was ever ahead of another robot."""
     done, most = dict.fromkeys(read_summary(out).robots, 0), 0
     for event in read_run(out):
         if isinstance(event, Iteration):
@@ -126,7 +126,8 @@ def spread(out):
 
 def test_under_asp_nobody_waits_and_the_fast_one_runs_ahead(tmp_path):
     summary = simulate(fleet_of(tmp_path, 'asp'), tmp_path / 'out')
-    for robot in summary.robots.values():  # only from push to pull: round trips, a busy channel
+    # a robot waits only from push to pull, for round trips and a busy channel
+    for robot in summary.robots.values():
         assert robot.stall_s < 0.03 * summary.duration_s
     assert spread(tmp_path / 'out') > 10
 
@@ -198,7 +199,7 @@ def test_headers_and_acknowledgements_take_air_time(tmp_path):
 
 
 class Exploding(virtual_fleet.Linear):
-    """Has gradients that are finite but absurdly large."""
+    """A task whose gradients are finite, but far too large."""
 
     def loss(self, model, batch):
         return 1e20 * super().loss(model, batch)
@@ -228,7 +229,7 @@ def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
     assert len([e for e in events['robot1'] if 40 < e.t < 150]) > 33
     assert len([e for e in events['robot3'] if 40 < e.t < 150]) <= 1
     first = next(e for e in events['robot3'] if e.t > 150)
-    # The robot continues at the iteration of the others, not at its own last one.
+    # The robot continues at the iteration of the other robots, not at its own last iteration.
     others = max(e.iteration for e in events['robot1'] if e.t <= first.t)
     assert others - 5 <= first.iteration <= others + 1
 
@@ -279,7 +280,7 @@ def add_decoded(total, partition, codec, ids, data):
 
 
 class Books:
-    """Accounts for what the robots of a simulation produce and the server applies."""
+    """Adds up the gradients that the robots produce and that the server applies."""
 
     def __init__(self, simulation):
         self.simulation = simulation
@@ -305,7 +306,7 @@ class Books:
         return counting
 
     def held(self, name, robot):
-        """End the open push; return what the robot has produced and the server has not applied."""
+        """End the open push; return the sum of the gradients that the server has not applied."""
         held = robot.store.pending.astype(np.float64)
         push = robot.machine.push
         if push is not None:
@@ -317,7 +318,10 @@ class Books:
         return held
 
     def check(self):
-        """Check that every mirror equals its robot's model, and each gradient counts once."""
+        """Check that every mirror equals its robot's model, and each gradient counts once.
+
+        Return the number of mirrors that were compared.
+        """
         server, compared = self.simulation.server, 0
         for name, robot in self.simulation.robots.items():
             member = server.members[name]
@@ -360,7 +364,7 @@ def test_at_the_end_of_a_run_all_mirrors_and_sums_are_right(tmp_path):
     assert books.check() > 0
 
 
-# -- what it refuses, and how it is stopped
+# -- what a simulation refuses, and how it is stopped
 
 def test_a_fleet_without_a_pace_is_refused_with_what_to_do(tmp_path):
     fleet = fleet_of(tmp_path, paces=(0.5, 0.0, 0.5))
@@ -383,7 +387,7 @@ def test_a_live_topic_is_refused(tmp_path):
 
 
 class Exiting(Exploding):
-    """Exits like a script that calls sys.exit."""
+    """A task that calls ``sys.exit``, as some scripts do."""
 
     def loss(self, model, batch):
         raise SystemExit(3)

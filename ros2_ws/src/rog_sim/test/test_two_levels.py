@@ -19,9 +19,9 @@ WAN = LinkConfig(trace='', rate=20.0, latency=0.04)
 
 
 def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN, minutes=1.0):
-    """Write the files of two child fleets of three robots, and of the parent fleet.
+    """Write the files of two child fleets and their parent fleet; return the parent fleet.
 
-    Return the latter.
+    Each child fleet has three robots.
     """
     fleet = fleet_of(folder, below, minutes)
     for rank, name in enumerate(names):
@@ -90,7 +90,7 @@ def test_a_method_that_is_not_of_local_steps_is_refused_above(tmp_path):
 
 
 def test_a_fleet_of_another_model_is_refused_by_the_first_parameter_that_differs(tmp_path):
-    """Formerly it ended with a traceback of PyTorch."""
+    """An earlier version ended with a traceback of PyTorch."""
     fleet = two_levels(tmp_path)
     text = (tmp_path / 'red.yaml').read_text()
     (tmp_path / 'red.yaml').write_text(text.replace(

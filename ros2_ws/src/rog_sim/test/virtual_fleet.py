@@ -1,4 +1,4 @@
-"""Small fleets for tests in virtual time: a task that takes no time, and any kind of link."""
+"""Small fleets for tests in virtual time: a task that computes fast, and links of any trace."""
 
 import itertools
 from pathlib import Path

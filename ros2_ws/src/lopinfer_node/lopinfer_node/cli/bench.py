@@ -1,4 +1,4 @@
-"""`lopinfer bench`: measure the overhead of a shared inference if the link has no delay."""
+"""`lopinfer bench`: measure the time that sharing adds to an inference on a link without delay."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plain(model: torch.nn.Module, example: torch.Tensor, requests: int) -> float:
-    """Return the median seconds of a call of the unchanged model."""
+    """Return the median time of a call of the unchanged model, in seconds."""
     seconds = []
     with torch.inference_mode():
         for _ in range(3 + requests):

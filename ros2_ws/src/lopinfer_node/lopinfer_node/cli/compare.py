@@ -1,4 +1,4 @@
-"""`lopinfer compare MODEL`: estimate every method at many bandwidths, or over a recorded link."""
+"""`lopinfer compare MODEL`: estimate the latency of all methods, also over a recorded link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lopinfer demo`: a server and a robot on this machine, every method measured side by side."""
+"""`lopinfer demo`: run a server and a robot on this machine, and measure every method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .choice import MODEL_HELP, above_zero, bandwidths, measured, positive, prin
 from .rig import Measured, Rig, private_domain
 
 METHODS = ('device-only', 'server-only', 'dsccs', 'lopinfer')
-DELAY = 0.002   # seconds per direction of the emulated link
+DELAY = 0.002   # delay of the emulated link, seconds in each direction
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     with private_domain(), tempfile.TemporaryDirectory() as folder:
         for rate in options.bandwidth:
             with Rig(model, example, rate, DELAY, Path(folder), options.slowdown) as rig:
-                # The robot alone uses no link: measure it once.
+                # Device-only does not use the link, so measure it only at the first bandwidth.
                 alone = [rows[0] for rows in found.values()][:1]
                 found[rate] = alone + [rig.measure(method, profile, options.requests, DELAY)
                                        for method in METHODS[len(alone):]]

@@ -42,10 +42,10 @@ DEVICE_ONLY = 'device-only'
 class Measured:
     """The measured requests of one method; all times are in seconds.
 
-    `latency`: (requests,). `estimate`: latency that the planner expects. `device`, `server`,
-    `transfer`, `overlap`: medians of these times in `Report`. `offloaded`: number of requests that
-    used the server. `error`: largest difference from the output of the unsplit model, divided by
-    the largest element of that output.
+    `latency`: one value per request. `estimate`: latency that the planner expects. `device`,
+    `server`, `transfer`, `overlap`: medians of the fields of `Report` with the same names.
+    `offloaded`: number of requests that used the server. `error`: largest difference from the
+    output of the unsplit model, divided by the largest element of that output.
     """
 
     method: str
@@ -104,10 +104,10 @@ class Rig:
             self._temporary.cleanup()
 
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
-        """Share `requests` inferences with the plans of one method, and measure them.
+        """Run and measure `requests` shared inferences with the plans of one method.
 
-        ``profile``: profile of the slowed robot. ``delay``: the delay per direction that plans
-        assume for the link, s.
+        ``profile``: profile of the slowed robot. ``delay``: delay of the link that plans assume, in
+        seconds per direction.
         """
         with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
             alone = float(profile.whole.sum())
@@ -115,7 +115,7 @@ class Rig:
 
     @contextmanager
     def robot(self, planner: TablePlanner, name: str) -> Iterator[OffloadedModel]:
-        """Yield a robot that is connected and has measured the link."""
+        """Yield a model that is shared with the server, when the server is ready."""
         link = ShapedLink() if self.rate is None else \
             ShapedLink(LinkTrace([0.0], [self.rate * 8e-6]), self.latency)
         shared = OffloadedModel(self.model, name.replace('-', '_'),
@@ -159,7 +159,11 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.
 
 @contextmanager
 def private_domain() -> Iterator[None]:
-    """Keep DDS on loopback, in a domain of this process or in the domain that the user chose."""
+    """Keep DDS on loopback while the context is open.
+
+    The domain is ``ROS_DOMAIN_ID`` if the user has set it, otherwise a domain derived from the
+    process id.
+    """
     chosen = os.environ.get('ROS_DOMAIN_ID') or str(1 + os.getpid() % 100)
     before = dict(os.environ)
     os.environ.update({**dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': chosen, **launched()})

@@ -96,8 +96,8 @@ def spso_ga(graph: Graph, costs: Costs, link: Link, deadline: float = 1.0,
 
     The swarm has operators of a genetic algorithm (SPSO-GA). A particle gives each operator a side.
     In each iteration it mutates, crosses with its own best state, and crosses with the best state
-    of the swarm. At the start each particle has the first k operators on the device, with its own
-    k. Equal seeds give equal plans.
+    of the swarm. At the start each particle has the first k operators on the device; k is drawn for
+    each particle. Equal seeds give equal plans.
     """
     objective = Objective(deadline=deadline)
     problem = compiled.problem(graph, costs, link, power, deadline=objective.deadline or np.inf,

@@ -1,4 +1,4 @@
-"""Evaluate plans with two cuts per operator in microseconds, for the search.
+"""Evaluate plans in microseconds, for the search; each operator of such a plan has two cuts.
 
 A graph and its costs become flat arrays once. The kernels release the GIL, and their compiled code
 is cached on disk. A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
@@ -34,14 +34,14 @@ def kernel(function: _Function) -> _Function:
 
 
 class Problem(NamedTuple):
-    """Graph, costs, link and objective as the kernels see them.
+    """Graph, costs, link and objective as arrays and numbers for the kernels.
 
-    The edges of node v are `first[v]:first[v + 1]`. Edge e comes from node `source[e]`. With
-    t = table[e] + i, output index i of v needs the indices [starts[t], ends[t]) of `source[e]`;
-    the whole output of v needs the indices [lowest[e], highest[e]) of `source[e]`. `last_use[v]`:
-    the last consumer of v, -1 if there is none. `stays[v]`: whether the tensor must not cross the
-    link. `slope`: seconds of computation per output index. `message`: seconds that each transfer
-    adds. `weight` (s/J) and `deadline` (s) belong to the objective.
+    The edges of node v are `first[v]:first[v + 1]`. Edge e comes from node `source[e]`. With t =
+    table[e] + i, output index i of v needs the indices [starts[t], ends[t]) of `source[e]`; the
+    whole output of v needs the indices [lowest[e], highest[e]) of `source[e]`. `last_use[v]`: the
+    last consumer of v, -1 if there is none. `stays[v]`: whether the tensor must not cross the link.
+    `slope`: seconds of computation per output index. `message`: seconds that each transfer adds.
+    `weight` (s/J) and `deadline` (s) belong to the objective.
     """
 
     kind: np.ndarray
@@ -70,15 +70,15 @@ class Problem(NamedTuple):
 class Work(NamedTuple):
     """Working arrays and results of an evaluation, all (2, nodes): [0] device, [1] server.
 
-    `cut`: the device computes the indices before [0], and the server computes the indices from [1]
-    on. `lo`, `hi`: smallest interval [lo, hi) with everything that a side's consumers need.
+    `cut`: the device computes the indices below cut[0], and the server computes the indices from
+    cut[1] on. `lo`, `hi`: smallest interval [lo, hi) with everything that a side's consumers need.
     `crosses`: whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the
-    times of this transfer, in the row of the sending side.
-    `begin`, `end`: times of the computation. Times are stale if there is no such transfer or
-    computation. `cause`: the node whose transfer the operator waited for; -1 if it waited for the
-    processor. `queue`: the node whose transfer had to end before this node's transfer could begin;
-    -1 if the transfer waited for its producer. `previous`: the operator that the side computed
-    before; -1 if there is none.
+    times of this transfer, in the row of the sending side. `begin`, `end`: times of the
+    computation. Times are stale if there is no such transfer or computation. `cause`: the node
+    whose transfer the operator waited for; -1 if the operator waited for the processor. `queue`:
+    the node whose transfer had to end before this node's transfer could begin; -1 if the transfer
+    waited for its producer. `previous`: the operator that the side computed immediately before; -1
+    if there is none.
     """
 
     cut: np.ndarray
@@ -123,7 +123,7 @@ def _flat(graph: Graph) -> dict[str, np.ndarray]:
 
 def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = None,
             weight: float = 0.0, deadline: float = np.inf, small_transfers: bool = True) -> Problem:
-    """Return a graph as flat arrays; arrays that depend only on the graph are made once."""
+    """Return a graph as flat arrays; arrays that depend only on the graph are cached."""
     power = power or PowerModel()
     large = [small_transfers and n.bytes > graph.input_bytes for n in graph.nodes]
     return Problem(
@@ -178,7 +178,9 @@ def settle(p, w, most, least, as_is):
 
 @kernel
 def _cuts(n, need_to, need_from, most, least, stays):
-    """Return the cuts of one operator, (end of the device's interval, start of the server's).
+    """Return the cuts of one operator.
+
+    The two cuts are the end of the device's interval and the start of the server's interval.
 
     Each side computes what it needs, within the bounds.
     """
@@ -187,9 +189,10 @@ def _cuts(n, need_to, need_from, most, least, stays):
         to, start = min(to, most), max(start, least)
     if start <= to:
         return to, start
-    if start > need_from:      # the device must compute what the server is to receive
+    # the server receives indices below `start`, so the device must compute them
+    if start > need_from:
         return start, start
-    if to < need_to:           # the server must compute what the device is to receive
+    if to < need_to:  # the device receives indices from `to` on, so the server must compute them
         return to, to
     # No side needs [to, start), but a plan must cover all indices.
     between = min(start, least) if to == 0 and start < n else min(start, max(to, most))
@@ -259,7 +262,10 @@ def schedule(p, w):
 
 @kernel
 def _ready(p, w, side, v):
-    """Return arrival time and node of the last transfer that v waits for; (0, -1) if none."""
+    """Return arrival time and node of the last transfer for which v waits.
+
+    Return (0, -1) if v waits for no transfer.
+    """
     ready, cause = 0.0, -1
     for e in range(p.first[v], p.first[v + 1]):
         u = p.source[e]
@@ -292,7 +298,11 @@ def _pass(p, w, v, latest):
 
 @kernel
 def _next(begin, end, used, i, now):
-    """Return the first span that has not ended, whether it has begun, and its next begin or end."""
+    """Find the first used span, from span `i` on, that has not ended at the time `now`.
+
+    Returns the number of the span, whether the span has begun, and the time at which it ends or
+    begins. The time is infinite if there is no such span.
+    """
     while i < len(begin) and (not used[i] or end[i] <= now):
         i += 1
     if i == len(begin):
@@ -348,7 +358,7 @@ def evaluate(p, w, most, least, as_is):
 
 @kernel
 def critical(p, w, on_path):
-    """Mark the operators whose computation or transfer the result waited for.
+    """Mark the operators whose computation or transfer the result had to wait for.
 
     Call this after `schedule`.
     """

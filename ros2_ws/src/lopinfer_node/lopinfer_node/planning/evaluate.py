@@ -24,11 +24,11 @@ from .profile import Profile
 from .table import BANDWIDTHS, plan_table
 from .timeline import Costs, Link
 
-# Chosen: a delay of 16 ms (both directions together), and 0.93 of the recorded rate. They follow
-# from the published server-only runs. These take the server's compute time, plus 12 to 16 ms, plus
-# the time of the bytes at 0.93 to 1.0 of the recorded rate. The slow ends of both ranges come
-# nearest to the published means. Estimated / published mean, ms: VGG19 indoors 87 / 89, KAPAO
-# indoors 232 / 255, ResNet152 outdoors 115 / 126.
+# The next two values are chosen from the published server-only runs. There, a request takes the
+# server's compute time, plus 12 to 16 ms, plus the time of its bytes at 0.93 to 1.0 of the recorded
+# rate. The slow ends of the two ranges come nearest to the published means: 16 ms (both directions
+# together) and 0.93. Estimated / published mean, ms: VGG19 indoors 87 / 89, KAPAO indoors 232 /
+# 255, ResNet152 outdoors 115 / 126.
 LATENCY = 8e-3         # delay of the link, seconds in each direction
 EFFICIENCY = 0.93      # share of a trace's rate that is left for tensors
 
@@ -114,7 +114,7 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
     :param trace: rates in Mbit/s; a controller measures these rates times `EFFICIENCY`.
     :param foresight: give each request the plan that is fastest at the rate during the request. No
         real controller knows this rate. The result shows what a perfect prediction would achieve.
-    :raises ValueError: there is not one plan per bandwidth.
+    :raises ValueError: the number of plans differs from the number of bandwidths.
     :raises TraceError: a request would never end.
     """
     if len(table) != len(BANDWIDTHS):
@@ -137,7 +137,7 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
 
 
 def _one_after_the_other(trace: LinkTrace, seconds: np.ndarray) -> np.ndarray:
-    """Return the sample in which each request starts.
+    """Return, for each request, the sample of the trace in which the request starts.
 
     A request that starts in sample i takes seconds[i].
     """

@@ -22,25 +22,27 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # at each position, number of kept beams that have no boundary there
+WIDTH = 6              # at each position, maximum number of kept beams without a boundary there
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-ALIVE = 4              # at such a position, live tensors have at most ALIVE times the inputs' bytes
+# at a position for a boundary, live tensors have at most ALIVE times the bytes of the inputs
+ALIVE = 4
 HEAT = 0.03            # refinement may go on from a plan that is worse than the best by this share
 PATIENCE = 100         # heat is used only with at least this many evaluations per operator
-ROUND = 500            # evaluations between two looks at the clock
-DEADLINE = 1.0         # s; deadline of SPSO-GA if the objective has no deadline
+ROUND = 500            # number of evaluations after which the refinement reads the clock
+DEADLINE = 1.0         # in seconds; deadline of SPSO-GA if the objective has no deadline
 
 
 def plan_loss(graph: Graph, costs: Costs, link: Link, objective: Objective | None = None,
               seed: int = 0, evaluations: int = 20_000, seconds: float | None = None,
               power: PowerModel | None = None, small_transfers: bool = True,
               known: Sequence[Plan] = ()) -> Plan:
-    """Return the best plan that is found with `evaluations`, and within `seconds` if given.
+    """Return the best plan that the search finds.
 
     :param evaluations: number of evaluations of the refinement.
+    :param seconds: maximum time of the refinement; None: no limit.
     :param known: plans to start from besides the baselines, such as plans for other bandwidths.
     :param small_transfers: whether a plan must obey the transmission-efficiency rule (see
-        `plan.check`); baselines need not.
+        `plan.check`); baselines need not obey the rule.
     """
     search_ = Search(graph, costs, link, objective, power, small_transfers)
     search_.construct(known)
@@ -131,7 +133,7 @@ class Search:
 
 
 def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds (most, least) of this plan, or of a better plan with equal transfers."""
+    """Return bounds (most, least) that give this plan, or a better plan with equal transfers."""
     most = plan.own[DEVICE, :, 1].copy()
     own = plan.own[SERVER]
     return most, np.where(own[:, 0] < own[:, 1], own[:, 0], plan.graph.extents)
@@ -140,9 +142,10 @@ def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 def positions(problem: Problem) -> np.ndarray:
     """Return positions at which a boundary may help, int64, in topological order.
 
-    There are at most POSITIONS. At each of them few bytes are alive, and about equal computing lies
-    between each two. A tensor is alive after position i if it is made at or before i and used
-    later. No tensor that must stay on its side may be alive there.
+    There are at most POSITIONS. At each of these positions few bytes are alive. Between two
+    neighbouring positions lies about the same amount of computing. A tensor is alive after position
+    i if it is made at or before i and used later. No tensor that must stay on its side may be alive
+    at a position.
     """
     nodes = len(problem.kind)
     alive = np.zeros(nodes + 1)

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-FLOW = 1 << 30    # capacities are scaled so that a known cut weighs this; SciPy takes int32
+FLOW = 1 << 30  # capacities are scaled so that a known cut has this weight; SciPy takes only int32
 
 
 class Network:
@@ -36,7 +36,7 @@ class Network:
         arcs = csr_array((np.array(self._capacity), (tail, head)), (self._nodes, self._nodes))
         finite = arcs.data[np.isfinite(arcs.data)].sum()
         known = min(arcs[:, [sink]].sum(), arcs[[source]].sum(), finite) or 1.0
-        # Weight of an arc that must not be cut: nearly twice that of the whole known cut.
+        # An arc that must not be cut gets nearly twice the weight of the known cut.
         whole = np.rint(np.minimum(arcs.data * (FLOW / known), 2 * FLOW - 1)).astype(np.int32)
         arcs = csr_array((whole, arcs.indices, arcs.indptr), arcs.shape)
         left = arcs - maximum_flow(arcs, source, sink).flow

@@ -55,11 +55,12 @@ class Plan:
 
     @classmethod
     def of_cuts(cls, graph: Graph, device_to: np.ndarray, server_from: np.ndarray) -> Plan:
-        """Return a plan: per node the device has [0, device_to), the server [server_from, extent).
+        """Return the plan with two cuts per node.
 
-        The plan is valid if server_from <= device_to at every node and each global operator is on
-        one side, because one side then has what the other lacks. The cuts of inputs and outputs are
-        set here, whatever the arguments say.
+        Of each node the device computes the indices [0, device_to), and the server computes
+        [server_from, extent). The plan is valid if server_from <= device_to at every node and each
+        global operator is on one side, because one side then computes what the other side lacks.
+        The cuts of inputs and outputs are set here, whatever the arguments say.
         """
         fixed = np.array([n.kind is not Kind.OPERATOR for n in graph.nodes])
         own = np.zeros((2, len(graph), 2), np.int64)
@@ -91,7 +92,10 @@ class Plan:
 
     @cached_property
     def needs(self) -> np.ndarray:
-        """Smallest interval of each tensor with all that a side needs, int64 (side, node, 2)."""
+        """For each side and tensor, the smallest interval with all indices that the side needs.
+
+        int64 of shape (2, nodes, 2).
+        """
         needs = np.zeros_like(self.own)
         for node in self.graph.nodes:
             for side in (DEVICE, SERVER):
@@ -134,8 +138,8 @@ class Plan:
     def held(self, side: int, node: int) -> Interval:
         """Return the interval of a tensor that `side` has when its transfers have arrived.
 
-        It is the smallest interval with all indices that the side computes, and all that operators
-        on this side need.
+        It is the smallest interval with all indices that the side computes or that its operators
+        need.
         """
         lo, hi = self.interval(side, node)
         start, end = (int(x) for x in self.needs[side, node])

@@ -21,8 +21,8 @@ from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
 
-# (class, colour, words). An operator belongs to the first class one of whose words its name
-# contains. Colour-blind people can distinguish the colours.
+# Each row has a class of operators, its colour, and words. An operator belongs to the first class
+# with a word that the operator's name contains. Colour-blind people can distinguish the colours.
 _CLASSES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ('convolution', '#0072b2', ('conv',)),
     ('normalisation', '#e69f00', ('norm',)),
@@ -54,8 +54,8 @@ class View:
 def draw_timeline(graph: Graph, views: Sequence[View], path: str | Path) -> None:
     """Draw what robot, link and server do during one inference, one panel per plan.
 
-    Operators are boxes in the colour of their class. Transfers carry their size if it fits. The
-    black line follows the critical path. All panels share the time axis.
+    Operators are boxes in the colour of their class. A transfer shows its size if there is room.
+    The black line follows the critical path. All panels share the time axis.
 
     :raises ValueError: there is no plan, or a plan never ends.
     """
@@ -96,7 +96,8 @@ def draw_bandwidth(bandwidths: Sequence[float], latencies: Mapping[str, Sequence
                       label=method, linewidth=1.8 if method == 'lopinfer' else 1.1,
                       zorder=3 if method == 'lopinfer' else 2)
             shown += [float(np.nanmax(values))] if method != 'server-only' else []
-        # Server-only at 1 MB/s takes so long that all other lines would be flat.
+        # Leave server-only out of the limit: at 1 MB/s it takes so long that other lines would be
+        # flat.
         axes.set_ylim(0, 1.25 * max(shown) if shown else None)
         axes.set_xlim(0, max(bandwidths) / 1e6)
         axes.set_xlabel('bandwidth (MB/s)')
@@ -110,7 +111,8 @@ def draw_measured(rates: Mapping[float, Mapping[str, tuple[float, float]]], path
                   title: str = '') -> None:
     """Draw measured requests: one group of bars per bandwidth, a line at the expected latency.
 
-    :param rates: bandwidth in bytes/s -> method -> (measured, expected) seconds; NaN: not known.
+    :param rates: maps each bandwidth, in bytes/s, to a mapping from method to (measured, expected)
+        latency in seconds; NaN means that a latency is unknown.
     """
     methods = list(dict.fromkeys(m for found in rates.values() for m in found))
     width = .8 / len(methods)

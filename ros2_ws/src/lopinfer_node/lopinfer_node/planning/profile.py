@@ -91,7 +91,10 @@ class Profile:
 
     @classmethod
     def from_json(cls, state: Any) -> Profile:
-        """Return the profile from an object that `as_json` returned; raise ProfileError if bad."""
+        """Return the profile from an object that `as_json` made.
+
+        Raise ProfileError if the object is invalid.
+        """
         try:
             return cls(**_checked(state))
         except OverflowError as error:

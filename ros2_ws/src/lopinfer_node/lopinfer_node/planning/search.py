@@ -25,7 +25,11 @@ _KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # (direction, held) of a boundary
 
 @kernel
 def better(a, b):
-    """Return whether evaluation a (score, bytes, computing s) beats b by more than rounding."""
+    """Return whether evaluation a is better than b by more than rounding.
+
+    An evaluation is (score, bytes, seconds of computing). Lower is better, and a later value counts
+    only if the earlier values are equal.
+    """
     for i in range(3):
         margin = 1e-12 * abs(b[i]) if np.isfinite(b[i]) else 0.0
         if a[i] < b[i] - margin:
@@ -60,7 +64,7 @@ def place_globals(p, most, least, begin, end, side):
 
 @kernel
 def bound(p, most, least, position, direction, fraction):
-    """Put a boundary after operator `position`; a fraction below 0 removes it."""
+    """Put a boundary after operator `position`; a fraction below 0 removes the boundary."""
     for v in range(position + 1):
         if p.last_use[v] > position:
             _bound_one(p, most, least, v, direction, fraction)
@@ -155,7 +159,8 @@ def _path(p, w, value, sums):
 def _mark(p, w, value, on_path):
     """Mark the critical path of the last evaluation in `on_path`.
 
-    Change nothing for an invalid plan, or if a deadline makes the energy the objective.
+    Leave `on_path` unchanged if the plan is invalid, or if a deadline makes the energy the
+    objective.
     """
     if p.deadline == np.inf and np.isfinite(value[0]):
         compiled.critical(p, w, on_path)
@@ -236,10 +241,10 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
     Returns the value of the best plan: (score, bytes, seconds of computing).
 
     Every step changes the bounds in a window, mostly around an operator on the critical path. A
-    strictly better plan replaces the best plan: lower score, then fewer bytes, then less computing.
-    The search may continue from a plan that is worse by a share of about `heat`, which falls to 0.
-    Measured on 100 small graphs: with heat, 99 plans were within 1 % of the optimum, without heat
-    97.
+    strictly better plan replaces the best plan. Plans are compared by score, then by bytes, then by
+    computing; lower is better. The search may continue from a plan that is worse by a share of
+    about `heat`, which falls to 0. Measured on 100 small graphs: with heat, 99 plans had a score
+    within 1 % of the optimum; without heat, 97 plans had such a score.
     """
     on_path = np.ones(len(p.kind), np.bool_)
     best = now = _value(p, w, most, least)

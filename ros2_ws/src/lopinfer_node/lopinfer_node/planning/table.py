@@ -1,8 +1,8 @@
 """A plan for every bandwidth, made before the robot drives (thesis 4.4.4).
 
 The table has one entry, called a *bin*, for each bandwidth. A plan for one bandwidth helps to plan
-for others. So only every third bin has a beam search. Then every bin tries the best plans of all
-bins, and refines the best of them for its own bandwidth.
+for other bandwidths. So only every third bin runs a beam search. Then every bin tries the best
+plans of all bins, and refines the best of these plans for its own bandwidth.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from .plan import Plan, check
 from .timeline import Costs, Link
 
 FORMAT = 'lopinfer plan table 1'
-ANCHORS = 3            # one bin in ANCHORS has a beam search; the others start from its result
+ANCHORS = 3  # only every ANCHORS-th bin runs a beam search; other bins start from the results
 BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # bytes/s
 EFFORT = 1_500_000     # a bin is refined by EFFORT / (number of operators) evaluations, about 0.1 s
 LEAST = 5000           # least number of evaluations of a bin, for a large graph
 
 
 class PlanTable(Sequence[Plan]):
-    """Plans by ascending bandwidth, bytes/s; a measured rate below the second gets the first plan.
+    """Plans for ascending bandwidths, in bytes/s.
 
-    The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency`
-    (s), `plans` (the distinct plans, each `Plan.own` as a flat list of integers, (2, nodes, 2) in
+    A measured rate below the second bandwidth gets the first plan.
+
+    The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency` (s),
+    `plans` (the distinct plans, each `Plan.own` as a flat list of integers, (2, nodes, 2) in
     row-major order), `bins` (for each bandwidth the position of its plan in `plans`).
     """
 
@@ -121,12 +123,12 @@ def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWID
                evaluations: int | None = None, power: PowerModel | None = None,
                small_transfers: bool = True, workers: int | None = None,
                message: float = 0.0) -> PlanTable:
-    """Plan every bandwidth (bytes/s, both directions; ascending).
+    """Make a plan for each of `bandwidths`: bytes/s in both directions, ascending.
 
     The same seed gives the same table for any number of `workers` (threads; default: one per core).
-    `latency` and `message` of the link are in s, see `Link`. `evaluations`: number of evaluations
-    that refine each bin; by default higher for a smaller graph. No plan is worse than a baseline at
-    its bandwidth.
+    `latency` and `message` of the link are in seconds, see `Link`. `evaluations`: number of
+    evaluations that refine each bin; by default higher for a smaller graph. No plan is worse than a
+    baseline at its bandwidth.
     """
     workers = workers or len(os.sched_getaffinity(0))
     half = (evaluations or max(LEAST, EFFORT // len(graph))) // 2

@@ -20,7 +20,7 @@ from .plan import DEVICE, SERVER, SIDES, Plan, Transfer
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of every operator on each side: `fixed + per_share * share of its extent`.
+    """Cost of every operator on each side, in seconds: `fixed + per_share * (share of its extent)`.
 
     Both arrays are float64 of shape (2, nodes), finite and not negative. Inputs and outputs cost
     nothing, whatever the arrays contain. An operator costs nothing on a side that computes no part
@@ -47,10 +47,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Link:
-    """Rates in bytes/s, 0 for a dead link, and the costs of a transfer beyond its bytes.
+    """Rates of the link in bytes/s (0: the link is dead), and the further costs of a transfer.
 
-    `latency`: delay of each direction, s, which does not occupy the link. `message`: seconds that a
-    transfer occupies the link beyond its bytes, for both ends together.
+    `latency`: delay of each direction, in seconds; during the delay the link is free for other
+    transfers. `message`: seconds that a transfer occupies the link beyond its bytes, for both ends
+    together.
     """
 
     up: float
@@ -143,9 +144,10 @@ class _Schedule:
         self.start = np.full((2, len(graph)), np.nan)
         self.end = np.full((2, len(graph)), np.nan)
         self.rows = np.zeros((len(plan.transfers), 4))
-        # For the critical path. `waited`: (side, node) -> transfer that this computation waited
-        # for. `before`: (side, node) -> node that the side computed before. `queue`: transfer ->
-        # transfer that it waited for. None: nothing.
+        # For the critical path. `waited` maps (side, node) to the transfer for which this
+        # computation waited. `before` maps (side, node) to the node that the side computed before
+        # this node. `queue` maps a transfer to the transfer for which it waited. None means that
+        # there was no wait, or no node.
         self.waited: dict[tuple[int, int], int | None] = {}
         self.before: dict[tuple[int, int], int | None] = {}
         self.queue: dict[int, int | None] = {}
@@ -209,8 +211,8 @@ class _Schedule:
     def critical_path(self) -> tuple[Segment, ...]:
         """Return the critical path.
 
-        The search goes backwards, from the last output to that for which each computation or
-        transfer waited.
+        The search starts at the last output. It goes backwards, from each computation or transfer
+        to the computation or transfer for which it waited.
         """
         if not np.isfinite(self.latency):
             return ()

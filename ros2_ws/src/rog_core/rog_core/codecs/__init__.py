@@ -1,7 +1,7 @@
 """Codecs: encodings of the values of a set of segments; see `rog_core.codecs.base`.
 
-This is the only place that lists the codecs of this package. Other packages register theirs, see
-`rog_core.plugins`.
+This is the only place that lists the codecs of this package. Other packages register their codecs,
+see `rog_core.plugins`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ['CODECS', 'LENGTH', 'OWN', 'RAW', 'SCALE', 'SMALLER', 'Codec', 'Part'
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
 SMALLER = CODECS['ternary']  # replaces the fleet's codec on a link that is too slow for it
-_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # the function takes the text after the colon
-_CLASS = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')  # a class, by its module and its name
+_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # each function gets the text after the colon
+_CLASS = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')  # matches package.module:Class
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
 def codec_names() -> tuple[str, ...]:
-    """Return one name of each codec, for tests and warm-up."""
+    """Return a name for each codec, for tests and warm-up."""
     return (*CODECS, 'ternary:0.05', *plugins.codecs())
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec with this name; if there is none, raise `ConfigError` with all names."""
+    """Return the codec with this name; raise `ConfigError`, which lists all names, if unknown."""
     family, colon, argument = name.partition(':')
     if name in CODECS:
         return CODECS[name]
@@ -57,7 +57,7 @@ def get_codec(name: str) -> Codec:
 
 @cache
 def _plugged(name: str) -> Codec:
-    """Import, build and try a codec of another package."""
+    """Import a codec of another package, create it, and test it with random values."""
     found = plugins.codecs().get(name, EntryPoint(name, name, 'rog.codecs'))
     try:
         codec: Codec = found.load()()

@@ -44,20 +44,20 @@ class Segments(Protocol):
 
 
 class Codec(ABC):
-    """An encoding of values.
+    """An encoding of values; the base class of all codecs.
 
-    In all methods, ``ids`` int64 are ascending segments; ``values`` is the flat storage of a model,
-    (elements,).
+    In all methods, ``ids`` int64 are the numbers of segments, ascending; ``values`` is the flat
+    storage of a model, (elements,).
     """
 
-    name: str                      # name that users write; `get_codec` sets it for other packages
+    name: str                      # name that users write; `get_codec` sets it for plugins
     number: int                    # identity in messages; codecs of other packages have 64 to 255
     # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
     segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
-    kept: float = 1.0              # factor by which encoding multiplies the values that stay unsent
+    kept: float = 1.0              # factor by which `take` multiplies the error that it leaves
     faults: tuple[str, ...] = ()   # error texts of rules `OWN`, `OWN` + 1, ... of this codec
-    # (source file in `rog_core.cuda`, prefix of the kernels' names); None: no CUDA kernels.
+    # CUDA kernels: (source file in `rog_core.cuda`, prefix of their names); None: no kernels.
     kernels: tuple[str, str] | None = None
     compiled: bool = True          # whether compiled loops (not torch) process numpy arrays
 
@@ -75,7 +75,7 @@ class Codec(ABC):
 
     def difference(self, partition: Segments, master: Array, mirror: Array, ids: np.ndarray,
                    magnitude: np.ndarray) -> np.ndarray:
-        """Encode master - mirror of the segments ``ids``; changes neither. Returns uint8."""
+        """Encode the segments ``ids`` of master - mirror, uint8; do not change master and mirror."""
         return self._encode(partition, master, mirror, ids, magnitude)
 
     def _encode(self, partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray,
@@ -124,8 +124,8 @@ class Codec(ABC):
                 *after: np.number) -> None:
         """Start a kernel with a table of the segments, int64 (ids, 4), see `common.cuh`.
 
-        ``code``: the encoded bytes, or room for them. ``before`` and ``after``: further arguments
-        of the kernel, before and after table and code.
+        ``code``: the encoded bytes, or memory for them. ``before`` and ``after``: further arguments
+        of the kernel; they come before and after the arguments table and ``code``.
         """
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
@@ -157,7 +157,9 @@ class Codec(ABC):
     @abstractmethod
     def _look(self, lengths: np.ndarray, ids: np.ndarray, data: np.ndarray
               ) -> tuple[int, int, float]:
-        """Return three numbers about ``data``; ``lengths``: elements of each segment of the model.
+        """Check ``data`` and return three numbers.
+
+        ``lengths``: number of elements of each segment of the model.
 
         The first is the rule that ``data`` breaks: 0 (none), `LENGTH`, `SCALE`, or `OWN` and
         higher. The second is the position in ``ids`` of the segment that breaks it. The third is
@@ -186,13 +188,14 @@ class Codec(ABC):
     @abstractmethod
     def _add_dense(self, values: Array, partition: Segments, ids: np.ndarray, data: np.ndarray,
                    factor: float) -> None:
-        """See `add`; ``values``: a tensor."""
+        """See `add`; here ``values`` is a tensor."""
 
     def scaled(self, partition: Segments, ids: np.ndarray, data: np.ndarray, factor: float
                ) -> np.ndarray:
-        """Return an encoding of ``factor`` (0 to 1) times the decoded values of the checked data.
+        """Return encoded data whose decoded values are ``factor`` (0 to 1) times those of ``data``.
 
-        The scales are rounded down. A codec without scales must override this.
+        The caller must `check` the data before. The scales are rounded down. A codec without scales
+        must override this method.
         """
         out, starts = data.copy(), starts_of(self.sizes(partition.lengths[ids]))
         starts = (starts[:, None] + 2 * np.arange(self.scales)).reshape(-1)
@@ -241,7 +244,7 @@ def _reorder(data, starts, sizes, out):
 # -- scales and bytes, on the host -----------------------------------------------------------------
 
 def bfloat16_encode(values: np.ndarray) -> np.ndarray:
-    """Round float32 (>= 0) to bfloat16, as uint16."""
+    """Round float32 values (>= 0) to bfloat16; return the bits of bfloat16 as uint16."""
     return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
 
 
@@ -253,7 +256,7 @@ def bfloat16_decode(codes: np.ndarray) -> np.ndarray:
 def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray:
     """Return the mean magnitude of the nonzero values that each segment sends, as bfloat16 codes.
 
-    ``chosen``: the values; ``of``: the segment of each value, counted from 0.
+    ``chosen``: the sent values of all segments; ``of``: the segment of each value, counted from 0.
     """
     total = np.bincount(of, np.abs(chosen), segments)
     count = np.bincount(of[chosen != 0], minlength=segments)
@@ -262,7 +265,7 @@ def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray
 
 def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the elements of largest magnitude of each segment; of equal elements, the first.
+    """Find the elements of largest magnitude in each segment; prefer the first of equal ones.
 
     ``dense``: a tensor that holds the segments one after the other; ``counts``: number of elements
     to find in each segment. Returns three arrays on the host: the segment of each element (counted
@@ -274,14 +277,14 @@ def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
     order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
     largest = order[spans(starts_of(lengths), counts, dense)]
     chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
-    # Continue on the host, in the order of the compiled loops; this is cheap for few elements.
+    # Sort on the host, into the order of the compiled loops; only few elements are left.
     of = np.repeat(segments, counts)
     ascending = np.lexsort((at, chosen == 0, of))
     return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
 
 
 def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
-    """Return ``counts``; raise `LocalProtocolError` if one exceeds `MOST`."""
+    """Return ``counts``; raise `LocalProtocolError` if a count exceeds `MOST`."""
     if counts.max(initial=0) > MOST:
         raise LocalProtocolError(
             f'a segment must send at most {MOST} elements, got {counts.max()}: make the partition '
@@ -290,17 +293,20 @@ def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:
-    """Return where each range begins if ranges of the given sizes follow one another from 0."""
+    """Return where each range begins; ranges have the given sizes and follow one another from 0."""
     return np.cumsum(sizes) - sizes
 
 
 def _bodies(sizes: np.ndarray) -> np.ndarray:
-    """Return the positions of all bytes except the scales; ``sizes``: their number per segment."""
+    """Return the positions of all bytes that are not scales.
+
+    ``sizes``: number of these bytes in each segment.
+    """
     return np.arange(sizes.sum()) + np.repeat(2 * np.arange(1, sizes.size + 1), sizes)
 
 
 def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the bytes of segments: for each its scale (uint16), then its part of ``body``.
+    """Return the encoded segments, each as its scale (2 bytes), then its part of ``body``.
 
     ``sizes``: number of bytes of ``body`` for each segment.
     """
@@ -312,7 +318,7 @@ def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Invert `join`: return factor * scales (float32), and the body."""
+    """Undo `join`: return the scales times ``factor`` (float32), and the body."""
     starts = starts_of(sizes + 2)
     codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
     return np.float32(factor) * bfloat16_decode(codes), data[_bodies(sizes)]
@@ -333,14 +339,14 @@ def repeat(values: np.ndarray, counts: np.ndarray, like: Array) -> Array:
 
 
 def spans(starts: np.ndarray, lengths: np.ndarray, like: Array) -> Array:
-    """Return an int64 tensor of start, ..., start + length - 1 for each start and its length."""
+    """Return the integers of all ranges [start, start + length), joined, as an int64 tensor."""
     import torch
     first = repeat(starts - starts_of(lengths), lengths, like)
     return first + torch.arange(len(first), device=like.device)
 
 
 def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
-    """Return the index tensor of all elements of the segments ``ids``."""
+    """Return the indices of all elements of the segments ``ids``, as a tensor."""
     return spans(partition.offsets[ids], partition.lengths[ids], like)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import ConfigError, RemoteProtocolError
 from .base import Codec
 
-TOLERANCE = 1e-3  # of the largest value, for sums of float32
+TOLERANCE = 1e-3  # allowed error of float32 sums, as a share of the largest value
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class _Segments:
 def try_codec(codec: Codec) -> None:
     """Encode, check, decode and scale random values.
 
-    Raises `ConfigError` if a method of the codec raises an error, or if the results of its methods
-    do not agree: it subtracts other values than it decodes, or it accepts too few bytes.
+    Raises `ConfigError` if a method of the codec raises an error, or if its methods do not agree.
+    For example, `take` subtracts other values than `add` decodes, or `check` accepts too few bytes.
     """
     try:
         _try(codec)
     except ConfigError:
         raise
-    except Exception as error:  # the class is a user's
+    except Exception as error:  # the class, by another author, may raise anything
         raise ConfigError(f"codec '{codec.name}' fails with random values: "
                           f'{type(error).__name__}: {error}') from error
 

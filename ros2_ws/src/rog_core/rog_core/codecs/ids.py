@@ -26,8 +26,8 @@ def split_into_chunks(ids: np.ndarray, sizes: np.ndarray, limit: int
 
     ``sizes`` int64 (ids,): bytes of the values of each segment. Returns three values for each
     chunk: the number of segments in all chunks up to this one, the number of bytes of their values,
-    and the encoded ids of this chunk, uint8. A chunk holds at least one segment, even if that
-    exceeds ``limit``.
+    and the encoded ids of this chunk, uint8. A chunk holds at least one segment, even if this
+    segment exceeds ``limit``.
     """
     out, ends = np.empty(5 * ids.size, np.uint8), np.empty((3, ids.size), np.int64)
     count, begin, chunks = _split_into_chunks(ids, sizes, limit, out, ends), 0, []
@@ -44,7 +44,8 @@ _VARINT_FAULTS = {1: 'the id bytes do not hold {0} ids', 2: 'segment ids do not 
 def decode_ids(data: np.ndarray, count: int, partition: Segments) -> np.ndarray:
     """Return the ids that `encode_ids` has encoded, int64 (count,).
 
-    Raises `RemoteProtocolError` unless they are ``count`` ascending ids of segments of the model.
+    Raises `RemoteProtocolError` unless ``data`` holds exactly ``count`` ascending ids, and each is
+    the id of a segment of the model.
     """
     if count < 1 or count > data.size:
         raise RemoteProtocolError(f'chunk says {count} segments but has {data.size} bytes of ids')
@@ -63,10 +64,11 @@ def _varint_size(value):
 
 @njit(nogil=True, cache=True)
 def _split_into_chunks(ids, sizes, limit, out, ends):
-    """Write the ends of chunk c to ``ends[:, c]``; return the number of chunks.
+    """Write the encoded ids to ``out`` and the end of each chunk to ``ends``; return their number.
 
-    The ends of a chunk are the two numbers that `split_into_chunks` returns for it, and the end of
-    its ids in ``out``.
+    ``ends[:, c]`` holds three numbers. The first two are the number of segments in all chunks up to
+    chunk c, and the number of bytes of their values. The third is the position in ``out`` at which
+    the ids of chunk c end.
     """
     chunks, used, at, values, previous = 0, 0, 0, 0, np.int64(0)
     for i in range(ids.size):
@@ -94,9 +96,9 @@ def _split_into_chunks(ids, sizes, limit, out, ends):
 
 @njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Decode ids into ``out``; return 0, or what is wrong with ``data``.
+    """Decode ids into ``out``; return 0 if ``data`` is valid, otherwise the number of the fault.
 
-    1: there are too few or too many bytes; 2: ids do not ascend; 3: an id is >= ``limit``.
+    Fault 1: too few or too many bytes; 2: the ids do not ascend; 3: an id is >= ``limit``.
     """
     at, previous = 0, np.int64(-1)
     for i in range(out.size):

@@ -14,16 +14,16 @@ import numpy as np
 from numba import extending, njit, types
 
 LINE = 16  # float32 values in a cache line
-# Numbers of the rules that encoded values may break: wrong length, invalid scale. The numbers of a
-# codec's own rules begin at OWN.
+# Numbers of the rules for encoded values. LENGTH: the number of bytes is right. SCALE: each scale is
+# valid. OWN and higher numbers: rules of a single codec.
 LENGTH, SCALE, OWN = 1, 2, 3
 
-intrinsic: Any = extending.intrinsic  # Any, since numba's type does not fit decorated functions
+intrinsic: Any = extending.intrinsic  # Any, because numba's annotation is too narrow
 
 
 @intrinsic
 def _prefetch(typing_context, array, index):
-    """Prefetch the cache line of an element that is needed soon; rows are far apart in memory."""
+    """Load the cache line of an element in advance, because rows are far apart in memory."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         pointer = builder.gep(floats.data, [arguments[1]])
@@ -37,7 +37,7 @@ def _prefetch(typing_context, array, index):
 
 @njit(nogil=True, cache=True)
 def prefetch_row(values, offsets, ids, i):
-    """Prefetch the row ``ids[i]``, if there is one."""
+    """Prefetch the segment ``ids[i]``; do nothing if ``i`` is beyond the end of ``ids``."""
     if i < ids.size:
         for k in range(offsets[ids[i]], offsets[ids[i] + 1], LINE):
             _prefetch(values, k)
@@ -45,7 +45,7 @@ def prefetch_row(values, offsets, ids, i):
 
 @njit(nogil=True, cache=True)
 def scale_of(code):
-    """Return the scale of a segment: a float32 whose upper half is the segment's first bfloat16."""
+    """Return the scale of an encoded segment: its first two bytes, a bfloat16, as float32."""
     return np.uint32(np.uint32(code[0]) << 16 | np.uint32(code[1]) << 24).view(np.float32)
 
 
@@ -61,7 +61,8 @@ def write_scale(code, scale):
 def bad_scale(code):
     """Return whether the scale of an encoded segment is NaN, infinite or negative.
 
-    The bits of finite bfloat16 >= 0 are 0x0000 to 0x7f7f; higher bits are infinity, NaN, negative.
+    As integers, finite bfloat16 values >= 0 are 0x0000 to 0x7f7f. Infinity, NaN and negative values
+    are higher integers.
     """
     return (np.uint16(code[0]) | np.uint16(code[1]) << 8) > 0x7f7f
 
@@ -77,18 +78,18 @@ def _count(magnitudes, least):
 
 @njit(nogil=True, cache=True)
 def _threshold(magnitudes, count):
-    """Return (t, equals), which select the ``count`` largest magnitudes.
+    """Return two numbers (t, equals) that select the ``count`` largest magnitudes.
 
-    These are all magnitudes above t, and the first ``equals`` magnitudes that equal t. If fewer
-    than ``count`` magnitudes are above zero, t is 0.
+    The selected magnitudes are all magnitudes above t, and the first ``equals`` magnitudes that
+    equal t. If fewer than ``count`` magnitudes are above zero, t is 0.
     """
     low, high, above = np.int32(0), np.int32(0), 0
     for k in range(magnitudes.size):
         high = max(high, magnitudes[k])
-    # At every step at least ``count`` magnitudes are >= ``low``, and ``above`` are >= ``high``.
+    # Invariant: at least ``count`` magnitudes are >= low, and exactly ``above`` are >= high.
     high += 1
     # Subtracting this number from the bits of a float32 halves the float32. The search starts at
-    # half of the largest magnitude, because t is usually above it.
+    # half of the largest magnitude, because t is usually above this half.
     step = 1 << 23
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))
@@ -105,7 +106,7 @@ def _threshold(magnitudes, count):
 
 @njit(nogil=True, cache=True)
 def select_largest(bits, magnitudes, positions, count):
-    """Find the ``count`` nonzero elements of largest magnitude; of equal elements, the first.
+    """Find the ``count`` nonzero elements of largest magnitude; prefer the first of equal ones.
 
     ``bits``: the float32 values of a segment as int32. Stores the positions of the elements found
     in ``positions``, ascending; returns their number, which is lower if fewer elements are nonzero.
@@ -117,7 +118,7 @@ def select_largest(bits, magnitudes, positions, count):
         magnitudes[k] = bits[k] & 0x7fffffff
     threshold, equals = _threshold(magnitudes, count)
     found, least = 0, max(threshold, np.int32(1))
-    for k in range(bits.size):  # without a branch, which the CPU could not predict
+    for k in range(bits.size):  # no branch here, because the CPU could not predict it
         positions[found] = k
         found += magnitudes[k] >= least
     sent = 0
@@ -133,7 +134,7 @@ def select_largest(bits, magnitudes, positions, count):
 
 @njit(nogil=True, cache=True)
 def longest(offsets, ids):
-    """Return the number of elements of the longest segment."""
+    """Return the number of elements of the longest segment in ``ids``."""
     most = np.int64(0)
     for i in range(ids.size):
         most = max(most, offsets[ids[i] + 1] - offsets[ids[i]])

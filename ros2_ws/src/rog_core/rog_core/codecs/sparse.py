@@ -1,15 +1,15 @@
 """``ternary:P``: sends the largest elements of each segment, a share P, as +scale or -scale.
 
-Source: DGH-(GC)^2, equations 18 to 22, unchanged, in both directions. The paper calls the n of
+Source: DGH-(GC)^2, equations 18 to 22, unchanged, for pushes and pulls. The paper calls the n of
 these equations "the number of nodes". The equations come from its reference [40], where n is the
 number of elements of a tensor; here n is the number of elements of a segment (a row, or a part of a
-long row). The paper leaves the scale to the learning rate; here, as in [40], the scale is the mean
+long row). The paper has no scale, only the learning rate. Here, as in [40], the scale is the mean
 magnitude of the elements sent.
 
 A segment begins with its scale (bfloat16). Two bytes follow for each of the m elements of largest
 magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the sign (1: negative).
-Zeros are not sent; 0xffff takes their place at the end. If elements have equal magnitudes, the
-first of them are sent.
+If elements have equal magnitudes, those with the lowest positions are sent. Zeros are not sent; if
+fewer than m elements are nonzero, 0xffff fills the remaining places at the end.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _element(code, k):
-    """Return bytes 2 k and 2 k + 1 of a segment: an element's position and sign, or `NOTHING`."""
+    """Return the two bytes of the sent element k: its position and sign, or `NOTHING`."""
     return np.int64(code[2 + 2 * k]) | np.int64(code[3 + 2 * k]) << 8
 
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to the elements that one segment names."""
+    """Add +scale or -scale to each element of ``row`` that the encoded segment ``code`` names."""
     for k in range(code.size // 2 - 1):
         element = _element(code, k)
         if element == NOTHING:

@@ -1,4 +1,4 @@
-"""``ternary``: sends only the largest of each 64 elements, as +scale or -scale; for bad links.
+"""``ternary``: sends only the largest of each 64 elements, as +scale or -scale; for slow links.
 
 Source: DGH-(GC)^2, equations 18 to 22. As in its reference [40], the scale is the mean magnitude of
 the elements sent. Here the largest element of each block of 64 is sent, so that the encoded size of
@@ -6,8 +6,9 @@ a segment depends only on its length.
 
 A segment begins with its scale (bfloat16). One byte per block follows; the last block may be
 shorter. Bits 0 to 5 hold the position of the element sent, bit 6 its sign (1: negative), and bit 7
-is set; the byte is 0 for a block that sends nothing. The first of equal magnitudes is sent.
-Encoding reads every element once; decoding touches only the elements sent, one in 64.
+is set. The byte is 0 for a block that sends nothing. If elements have equal magnitudes, the first
+of them is sent. Encoding reads every element once; decoding accesses only the elements sent, one in
+64.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Ternary(Codec):
         padded = dense.new_zeros(BLOCK * int(blocks.sum()))
         padded[spans(BLOCK * starts_of(blocks), lengths, dense)] = dense
         padded = padded.view(-1, BLOCK)
-        at = padded.abs().argmax(1)  # if several are equal, the first of them
+        at = padded.abs().argmax(1)  # argmax returns the first of equal magnitudes
         chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
-        # Continue on the host, in the order of the compiled loops; only one element in 64 is left.
+        # Continue on the host, because only one element in 64 is left.
         scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)
         code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
         return join(scales, np.where(chosen != 0, code, 0), blocks)
@@ -66,10 +67,11 @@ class Ternary(Codec):
 
 @njit(nogil=True, cache=True)
 def _byte(bits):
-    """Return the byte of one block, which may be shorter; ``bits``: its float32 values as int32.
+    """Return the byte of a block of at most 64 elements; ``bits``: its float32 values as int32.
 
-    The bits of magnitudes can be compared as integers. The low bits of ``largest`` hold the
-    position, so one maximum gives the largest magnitude and its (first) position.
+    The bits of magnitudes can be compared as integers. ``largest`` holds a magnitude in its high
+    bits and 63 - position in its low 6 bits. So the maximum gives the largest magnitude, and the
+    first position where it occurs.
     """
     largest = np.int64(0)
     for k in range(bits.size):
@@ -95,7 +97,7 @@ def _write(row, code):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to the elements that the bytes of one segment name."""
+    """Add +scale or -scale to each element of ``row`` that the encoded segment ``code`` names."""
     for b in range(2, code.size):
         if code[b]:
             row[(b - 2) * BLOCK + (code[b] & 63)] += -scale if code[b] & 64 else scale

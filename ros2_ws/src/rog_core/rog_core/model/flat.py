@@ -80,12 +80,12 @@ class FlatModel:
                 return
 
     def _counted(self) -> list[int]:
-        # PyTorch counts the changes of each parameter. It does not count our own changes, because
-        # they are made to `weights`, which is another tensor.
+        # PyTorch counts the in-place changes of each parameter. It does not count the changes by
+        # this package, because they are made to another tensor, `weights`.
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:
-        """Set all gradients to zero in place, because they are views."""
+        """Set all gradients to zero in place, so that they remain views of `gradient`."""
         self.gradient.zero_()
         self.collect()
 
@@ -95,15 +95,15 @@ def _shared(elements: int) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a numpy array that shares the tensor's memory; for a GPU's tensor, the tensor."""
+    """Return a numpy array that shares the tensor's memory; return a tensor on a GPU itself."""
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 
 def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """Return the parameters that require a gradient, with their names, in model order.
 
-    Raises `ConfigError` unless there is at least one, and all have values, are float32 on one
-    device, and share no memory.
+    Raises `ConfigError` if there is no such parameter. Also raises it if one of them has no values,
+    is not float32, is on another device than the first parameter, or shares memory with another.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f'the model is of type {type(model).__name__}; it must be a '
@@ -128,7 +128,7 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 def rows_of(named: list[tuple[str, torch.nn.Parameter]], granularity: str, codec: str
             ) -> RowPartition:
-    """Return the partition into rows of the parameters that `trainable` has returned."""
+    """Divide the parameters that `trainable` has returned into rows."""
     return partition_of([(n, p.shape) for n, p in named], granularity, codec)
 
 

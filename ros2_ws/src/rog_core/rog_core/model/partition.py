@@ -18,7 +18,7 @@ from ..codecs import RAW, get_codec
 from ..errors import ConfigError, PartitionMismatchError, shown
 
 GRANULARITIES = ('model', 'layer', 'row', 'element')
-SMALL = 1000  # parameters with fewer elements are one row
+SMALL = 1000  # a parameter with fewer elements than this is one row
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Parameter:
 
 
 class Listing(NamedTuple):
-    """A worker's description of its model; it is small even if the model is large."""
+    """A worker's description of its model, without the values of the parameters."""
 
     parameters: tuple[Parameter, ...]
     granularity: str
@@ -49,8 +49,8 @@ class RowPartition:
     """Divides the flat float32 storage of a model into rows and segments, in model order.
 
     ``row_offsets`` int64 (rows + 1,) and ``offsets`` int64 (segments + 1,) are the elements at
-    which rows and segments begin; their last value is the number of elements. ``row_lengths`` and
-    ``lengths`` are the numbers of elements of rows and segments.
+    which rows and segments begin; their last value is the number of elements. ``row_lengths`` is
+    the number of elements of each row, and ``lengths`` the number of elements of each segment.
     ``segment_row`` int64 (segments,) is the row of each segment. ``first_segment`` and
     ``segments_of_row`` int64 (rows,) are the first segment and the number of segments of each row.
     A row longer than ``segment_elements`` has several segments, each of which fits one chunk and
@@ -105,12 +105,12 @@ class RowPartition:
 
     @cached_property
     def raw_partition(self) -> RowPartition:
-        """The same rows, in segments that fit one datagram as raw float32.
+        """This partition with the same rows, but segments so short that raw float32 fits a datagram.
 
-        Model values (snapshots) are sent raw with any codec. A segment of the codec onebit, sent
-        raw, would take 32 kB, or 23 IP fragments. On a link that loses a few percent of the
-        fragments, almost every such segment would lose a fragment, and would then be lost as a
-        whole.
+        Model values (snapshots) are sent raw with any codec. A segment for the codec onebit would
+        take 32 kB as raw float32, or 23 IP fragments. If one fragment is lost, the whole segment is
+        lost. So on a link that loses a few percent of the fragments, most such segments would be
+        lost.
         """
         size = RAW.segment_elements
         if self.segment_elements <= size:
@@ -134,7 +134,7 @@ class RowPartition:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of granularity, segment length and every (name, shape, dtype)."""
+        """SHA-256 (hexadecimal) of granularity, segment length, and all names, shapes, dtypes."""
         text = '\n'.join([self.granularity, str(self.segment_elements),
                           *(f'{p.name} {p.shape} float32' for p in self.parameters)])
         return hashlib.sha256(text.encode()).hexdigest()
@@ -145,7 +145,7 @@ class RowPartition:
         return self.parameters[int(np.searchsorted(sizes, element, side='right'))]
 
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
-        """Return for each row whether ``segments`` contains all its segments, bool (rows,).
+        """Return for each row whether ``segments`` contains all segments of the row, bool (rows,).
 
         ``segments``: distinct ids.
         """
@@ -153,13 +153,13 @@ class RowPartition:
         return counts == self.segments_of_row
 
     def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
-        """Return the sum (rows,) over each row's segments of ``per_segment`` (segments,)."""
+        """Add up ``per_segment`` (segments,) within each row; return the sums, (rows,)."""
         if self.rows == self.segments:
             return per_segment
         return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError`, with the first difference, if ``other`` differs."""
+        """Raise `PartitionMismatchError` if ``other`` differs; the text names the first difference."""
         if self.digest == other.digest:
             return
         require_same(Listing(self.parameters, self.granularity), other)
@@ -168,7 +168,7 @@ class RowPartition:
 
 
 def require_same(here: Listing, there: RowPartition) -> None:
-    """Raise `PartitionMismatchError`, with the first difference, if the models differ."""
+    """Raise `PartitionMismatchError` if the models differ; the text names the first difference."""
     if here.granularity != there.granularity:
         raise PartitionMismatchError(f"granularity is '{shown(here.granularity, 80)}' here but "
                                      f"'{there.granularity}' there")
@@ -185,6 +185,6 @@ def require_same(here: Listing, there: RowPartition) -> None:
 
 def partition_of(parameters: Iterable[tuple[str, Sequence[int]]], granularity: str = 'row',
                  codec: str = 'onebit') -> RowPartition:
-    """Return the partition of parameters, each a (name, shape), in segments that fit the codec."""
+    """Divide parameters, given as (name, shape), into rows and segments that fit the codec."""
     return RowPartition(tuple(Parameter(n, tuple(map(int, s))) for n, s in parameters),
                         granularity, get_codec(codec).segment_elements)

@@ -16,9 +16,10 @@ MEMBERS = 256  # maximum number of robots of a server; each takes as much memory
 def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
             members: Mapping[str, Member], now: float, heartbeat_limit: float
             ) -> RegisterResponse | None:
-    """Return the refusal of a request, None if the worker may join.
+    """Return the answer that refuses a registration, or None if the worker may join.
 
-    ``partition``, ``codec`` and ``members`` belong to the server; times are in seconds.
+    ``partition``, ``codec`` and ``members`` are those of the server. ``now`` and
+    ``heartbeat_limit`` are in seconds.
     """
     if request.protocol != PROTOCOL:
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '
@@ -28,8 +29,8 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
-        # Compare only the listings. A stranger may claim a model of any size, and a partition of it
-        # could take all memory.
+        # Compare only the lists of parameters; build no partition from the request. A stranger may
+        # claim a model of any size, and the partition of a huge model could take all memory.
         require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
                              request.granularity), partition)
         if request.digest != partition.digest:

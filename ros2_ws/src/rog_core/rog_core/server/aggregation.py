@@ -1,4 +1,7 @@
-"""Applies pushes to the master rows as the synchronisation method says; changes the method."""
+"""Applies pushes to the master rows by the rules of the synchronisation method.
+
+The method can be changed during a run.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ from .member import Member
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a checkpoint holds besides the master rows.
+    """The state of the server that a checkpoint holds besides the master rows.
 
-    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push in it.
-    ``pushes``: robot -> (incarnation, receipt of its last push). ``policy``: JSON values, see
-    `Method.state`. ``update``: name -> float32 (elements,), see `Method.arrays`. ``base``, float32
-    (elements,): see `rog_core.upstream.Upstream`; None without a parent fleet.
+    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push that it
+    contains. ``pushes`` maps each robot to its incarnation and the receipt of its last push.
+    ``policy``: JSON values, see `Method.state`. ``update`` maps names to arrays, float32
+    (elements,), see `Method.arrays`. ``base``, float32 (elements,): see
+    `rog_core.upstream.Upstream`; it is None without a parent fleet.
     """
 
     iteration: int
@@ -37,7 +41,10 @@ class ServerState:
 
 
 class Aggregation:
-    """The present method and the model that it changes; ``team``: see `Team`."""
+    """Holds the present synchronisation method and the model that the method changes.
+
+    ``team``: see `Team`.
+    """
 
     def __init__(self, sync: str, model: Model, team: Team) -> None:
         self.model, self.team = model, team
@@ -54,8 +61,8 @@ class Aggregation:
         """Change the method to ``sync``; apply the pushes that the former method holds back.
 
         ``robots``: the robots of the fleet. ``iteration``: the highest iteration that any robot has
-        pushed or was granted. If exactly one of the two methods is coded, pushes under way are
-        dropped. If this raises `ConfigError`, nothing has changed.
+        pushed or was granted. If exactly one of the former and the new method is coded, the server
+        drops pushes that are under way. If this function raises `ConfigError`, nothing has changed.
         """
         method = self._created(sync)
         for name in robots:
@@ -88,18 +95,20 @@ class Aggregation:
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Return whether the method uses pushes of the `Step` that the member was last granted."""
+        """Return whether the method uses pushes of the step that this member was last granted."""
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:
-        """Make these changes to the model."""
+        """Make the changes ``dues`` to the model; ``robots``: number of robots in the fleet."""
         for due in dues:
             self.method.carry_out(due, max(robots, 1))
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
-        """Make the changes that are now due; call this after a push, or when a robot comes or goes.
+        """Make the changes to the model that are due now.
 
-        ``gone``: robots that have left or are out of reach.
+        The server calls this function after each push, and when a robot joins, leaves or retires.
+        ``gone``: robots that have left, are away or are retired, and robots that have not come back
+        after a restart of the server.
         """
         self.carry_out(self.method.dues(fleet, gone), len(fleet))
 
@@ -108,7 +117,7 @@ class Aggregation:
         self.method.flush(max(robots, 1))
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return ``policy`` and ``update`` of `ServerState`."""
+        """Return the values of the fields ``policy`` and ``update`` of `ServerState`."""
         return self.method.state(), {name: to_host(value)
                                      for name, value in self.method.arrays().items()}
 

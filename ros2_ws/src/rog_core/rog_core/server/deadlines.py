@@ -13,47 +13,50 @@ from ..methods import Method
 from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import OWED, SHARE, Member
 
-ITERATIONS = 4  # iterations that the fleet waits for a member that makes no progress
+# If no patience is set, the patience is ITERATIONS times the usual time between two pushes.
+ITERATIONS = 4
 
 # A member that sends heartbeats but makes no progress must register again after the patience plus
-# OUT_OF_STEP times the heartbeat limit. It must be out of step: hardly any link is so bad that it
-# carries heartbeats but nothing else for so long.
+# OUT_OF_STEP times the heartbeat limit. A bad link is hardly the cause, because hardly any link
+# carries only heartbeats for so long. So the member and the server probably wait for each other.
 OUT_OF_STEP = 10
 
 
 class Deadlines:
-    """Knows how long the fleet waits for a member.
+    """Computes how long the fleet waits for each member.
 
-    ``silence``: seconds after which a silent member is away. ``pause``: seconds after which others
-    no longer wait for a member that makes no progress; 0: see `longest_pause`.
+    ``silence``: seconds without a message after which a member is away. ``pause``: the patience in
+    seconds, after which others no longer wait for a member that makes no progress. If ``pause`` is
+    0, `longest_pause` computes the patience.
     """
 
     def __init__(self, silence: float, pause: float) -> None:
         self.silence, self._pause = silence, pause
-        self.patience = longest_pause((), pause, silence)  # present patience of the fleet, s
-        self.waited_for: dict[str, float] = {}  # robot -> time since which others wait for it
-        self.stopping, self.stop_by = False, math.inf  # whether the run ends, and its deadline
-        # Robot -> its `due` time, or a little earlier; None: all must be computed again.
+        self.patience = longest_pause((), pause, silence)  # present patience, in seconds
+        # For each robot that others wait for: the time at which they began to wait.
+        self.waited_for: dict[str, float] = {}
+        self.stopping, self.stop_by = False, math.inf  # whether the run is ending, and its deadline
+        # For each robot: its time from `due`, or an earlier time. None: compute all times again.
         self._due: dict[str, float] | None = None
 
     def stop(self, by: float) -> None:
-        """End the run; give up each member that is not done at the time ``by``."""
+        """Begin to end the run; members that are not done at the time ``by`` are given up."""
         self.stopping, self.stop_by = True, by
         self.forget_due()
 
     def follow(self, active: Sequence[Member]) -> None:
-        """Adapt the patience to the pace of these members."""
+        """Compute the patience again from the times between the pushes of the active members."""
         self.patience = longest_pause(active, self._pause, self.silence)
 
     def away_at(self, member: Member) -> float:
-        """Return the time at which a member is away unless it sends something before."""
+        """Return the time at which a member becomes away if it sends nothing until then."""
         return min(member.heard + self.silence, self.stop_by)
 
     def retires_at(self, member: Member) -> float:
-        """Return the time at which a member retires unless it makes progress; infinity: never."""
+        """Return the time at which a member retires without progress; infinity means never."""
         if math.isinf(self.patience):
             return math.inf
-        if self.stopping:  # wait longer, because giving a member up is worse than retiring it
+        if self.stopping:  # now an overdue member leaves the run for good, so wait longer
             limit = max(self.patience, self.silence)
             return math.inf if member.state == WAITING else member.progress + limit
         waited = member.robot in self.waited_for and member.has_to_act \
@@ -72,8 +75,8 @@ class Deadlines:
     def back_at(self, member: Member) -> float:
         """Return the time at which a retired member that waits becomes active again.
 
-        Returns infinity if the member is not retired or does not wait. The returned time is when
-        `Member.owed` will have fallen to `OWED` times the patience. So, in the long run, others
+        Returns infinity if the member is not retired or not in the state waiting. At the returned
+        time, `Member.owed` has fallen to `OWED` times the patience. So, in the long run, others
         wait for such a member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
@@ -97,10 +100,10 @@ class Deadlines:
         return due if member.sender is None else min(due, member.sender.deadline)
 
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
-        """Return `due` of each member, or an earlier time.
+        """Return, for each member, the time from `due` or an earlier time.
 
-        If a due time was postponed, this returns the former time until that time has passed. So
-        most changes of a member need no new computation.
+        If the due time of a member was postponed, the result keeps the former time until that time
+        has passed. So most changes of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}
@@ -112,7 +115,10 @@ class Deadlines:
             self._due[member.robot] = self.due(member)
 
     def forget_due(self) -> None:
-        """Forget all due times, as any of them may have changed; `all_due` computes them again."""
+        """Forget all due times, because any of them may have changed.
+
+        `all_due` computes them again.
+        """
         self._due = None
 
 
@@ -127,7 +133,8 @@ def mta_time(members: Sequence[Member]) -> float:
 def budget(member: Member, members: Sequence[Member]) -> float:
     """Return the time for which a transfer to a member may send rows beyond the mandatory rows.
 
-    This is the MTA time, or 0 for a member at the lowest iteration while others are ahead.
+    The result is the MTA time. It is 0 for a straggler, which is a member at the lowest iteration
+    while other members are ahead.
     """
     iterations = [m.iteration for m in members]
     straggler = member.iteration == min(iterations) < max(iterations)

@@ -41,7 +41,7 @@ from .shared import Shared
 class ServerMachine(Shared):
     """The server's state machine; its methods take an event and the time, and return actions.
 
-    See `Shared`, too.
+    `Shared` describes the arguments of the constructor.
     """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
@@ -56,7 +56,7 @@ class ServerMachine(Shared):
 
     def on_register(self, request: RegisterRequest, now: float
                     ) -> tuple[RegisterResponse, list[Action]]:
-        """Answer a registration; a refusal changes nothing."""
+        """Answer a registration; if the server refuses it, no state changes."""
         return self.membership.on_register(request, now)
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
@@ -64,8 +64,8 @@ class ServerMachine(Shared):
         """Handle a robot's heartbeat. A robot that is away must register again; see `is_member`.
 
         ``loss``: loss of the robot's last batch; NaN if unknown. ``state``: state of its worker. A
-        worker that computes makes progress unless it takes far longer than usual. A starved worker
-        (one without data) makes no progress.
+        worker in the state computing makes progress, unless its gradient takes far longer than
+        usual. A worker in the state starved (without data) makes no progress.
         """
         return self.membership.on_heartbeat(robot, incarnation, now, loss, state)
 
@@ -98,7 +98,7 @@ class ServerMachine(Shared):
         try:
             return self.on_chunk(robot, chunk, now)
         except RemoteProtocolError:
-            return []  # the chunk counts as lost; the receipt is still valid
+            return []  # the chunk is invalid and counts as lost; the receipt remains valid
 
     def on_model_above(self, change: Array) -> None:
         """Add the change of the parent fleet's model, float32 (elements,), to the master rows.
@@ -116,8 +116,8 @@ class ServerMachine(Shared):
     def set_sync(self, text: str, now: float) -> list[Action]:
         """Change the method of a running fleet; if this raises `ConfigError`, nothing has changed.
 
-        The caller must call `rog_core.method_check.check_named` before: it imports a method of
-        another package, and a machine imports none.
+        The caller must first call `rog_core.method_check.check_named`, which imports the module of
+        a method from another package. A state machine itself imports no such module.
         """
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
@@ -175,7 +175,10 @@ class ServerMachine(Shared):
         return self.overdue.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Handle a pause of this process: its ``seconds`` do not count as a delay of any member."""
+        """Handle a pause of this process for ``seconds``.
+
+        This time does not count as a delay of any member.
+        """
         self.overdue.on_held_up(seconds, now)
 
     @property
@@ -184,5 +187,8 @@ class ServerMachine(Shared):
         return self.overdue.next
 
     def deadline_of(self, robot: str) -> float:
-        """Return the time at which `on_time` must be called for this robot; infinity: never."""
+        """Return the time at which `on_time` must be called for this robot.
+
+        Infinity means never.
+        """
         return self.overdue.of(robot)

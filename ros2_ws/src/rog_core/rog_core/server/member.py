@@ -30,7 +30,7 @@ from .mirror import Mirror
 BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for the member's message
 USUAL = 10  # a gradient that takes USUAL times its usual time no longer counts as progress
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
-LEFT = 4    # every member keeps at least 1/LEFT of the fleet's patience
+LEFT = 4    # each member has a patience of at least 1/LEFT of the fleet's patience
 SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time
 OWED = 2    # a retired member returns once `Member.owed` is at most OWED times the patience
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
@@ -40,52 +40,53 @@ LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 class Member:
     """What the server knows of one process of one robot.
 
-    ``versions``, ``pulled_at``: iteration per row, int64 (rows,).
+    ``versions`` and ``pulled_at``, int64 (rows,), hold one iteration for each row.
     """
 
     robot: str
     incarnation: int
     push: Receiver
     mirror: Mirror
-    versions: np.ndarray     # V: iteration of the newest gradient of each row that the server has
-    pulled_at: np.ndarray    # iteration at which the worker last got each row
-    bound: float             # staleness bound under which its last push was made
-    heard: float             # time of the last heartbeat, s
-    link: LinkEstimate       # kept when the robot registers again
+    versions: np.ndarray     # V: for each row, newest iteration whose gradient has arrived
+    pulled_at: np.ndarray    # for each row, iteration at which the worker last received it
+    bound: float             # staleness bound that applied to the robot's last push
+    heard: float             # time of the last message from the robot, in seconds
+    link: LinkEstimate       # measured link; kept when the robot registers again
     attempt: int             # number of the last transfer to the robot; numbers are not reused
     state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
-    iteration: int = 0       # last iteration pushed
-    slowest: int = 0         # min(versions)
-    granted_bound: float = 0.0  # staleness bound under which its next push is made
+    iteration: int = 0       # last iteration that the robot pushed
+    slowest: int = 0         # iteration of its oldest row; see `Shared.count_slowest`
+    granted_bound: float = 0.0  # staleness bound that applies to the robot's next push
     step: Step = Gradient()  # step of the iteration that was granted last
     granted: int = 0         # iteration that was granted last
     sender: Sender | None = None  # sender of the present transfer to the robot
-    request: int = 0         # number of its last registration
-    answer: RegisterResponse | None = None  # answer to its last registration
-    push_mta: float = 0.0    # seconds that the MTA of its last push took
-    pull_mta: float = 0.0    # seconds that the MTA of its last pull took
-    rows_pushed: int = 0     # rows of the last push
-    rows_pulled: int = 0     # rows of the last pull
-    waiting_for: list[str] = field(default_factory=list)  # robots for which it waits
-    since: float = 0.0       # time at which it began to wait for others, s
-    pushed: float = math.nan  # time of its last push, s
+    request: int = 0         # number of the robot's last registration
+    answer: RegisterResponse | None = None  # answer to the last registration
+    push_mta: float = 0.0    # seconds that the MTA of the last push took
+    pull_mta: float = 0.0    # seconds that the MTA of the last pull took
+    rows_pushed: int = 0     # number of complete rows in the last push
+    rows_pulled: int = 0     # number of complete rows in the last pull
+    waiting_for: list[str] = field(default_factory=list)  # robots for which this robot waits
+    since: float = 0.0       # time at which the robot began to wait for others, s
+    pushed: float = math.nan  # time of the last push, in seconds
     period: float = math.nan  # running mean of the seconds between two pushes
-    loss: float = math.nan   # loss of its last batch
+    loss: float = math.nan   # loss of the robot's last batch
     place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
     early: list[Chunk] = field(default_factory=list)  # chunks that overtook the pull's receipt
-    progress: float = math.nan  # time at which it last made progress, however little, s
-    # Time up to which its progress has been fast enough, s; never in the future. If progress is too
-    # slow, this time falls behind the present, and the member's patience runs from here.
+    progress: float = math.nan  # time of the last progress, however small, in seconds
+    # Time in seconds up to which the robot's progress has been fast enough; never in the future. If
+    # progress is too slow, this time falls behind the present. The robot's patience is counted from
+    # this time.
     paid: float = math.nan
-    # Patience, in s, that it had used up at the time `stood_at`, because others had waited for it.
-    # See `owed` for the present value.
+    # Patience in seconds that the robot had used up at the time `stood_at`, because others waited
+    # for it. `owed` returns the present value.
     stood: float = 0.0
-    stood_at: float = 0.0    # time of the last change of `stood`, s
-    wanted: int = 1          # number of segments of its push that must arrive
-    granted_at: float = 0.0  # time at which the iteration was granted, s
-    # Upper limit of `push_mta`, divided by the time from `granted_at` to the end of the push.
+    stood_at: float = 0.0    # time of the last change of `stood`, in seconds
+    wanted: int = 1          # number of segments of the push that must arrive
+    granted_at: float = 0.0  # time at which the iteration was granted, in seconds
+    # `push_mta` is at most this factor times the time from `granted_at` to the end of the push.
     factor: float = 1.0
-    computes: float = math.nan  # time at which it began its present gradient, s; NaN: none
+    computes: float = math.nan  # time at which the present gradient began, s; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
 
     def move(self, event: str) -> None:
@@ -93,22 +94,23 @@ class Member:
         self.state = MEMBER.after(self.state, event)
 
     def take_place(self, event: str) -> None:
-        """Change the place to counted or retired, as `rog_core.protocol.states.PLACE` says."""
+        """Change the place to counted or retired by ``event``, as the table `PLACE` says."""
         self.place = PLACE.after(self.place, event)
 
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
         """Record that the member has made a step of the protocol, which counts as progress.
 
-        ``computes``: whether the member begins to compute. ``heard``: whether it has sent
-        something, which counts as a heartbeat.
+        ``computes``: whether the member begins to compute. ``heard``: whether it has sent a
+        message, which counts as a heartbeat.
         """
         if heard:
             self.heard = now
         self.paid = now
         if not math.isnan(self.computes):
             taken = now - self.computes
-            # `usual` falls slowly, because some gradients include an evaluation. The times of a
-            # retired member are not typical.
+            # `usual` falls by at most 10 % at a time, because only some gradients include an
+            # evaluation, which takes longer. The times of a retired member are not typical, so they
+            # do not count.
             if self.place == COUNTED:
                 self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
@@ -136,14 +138,18 @@ class Member:
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
-        """Return how much of the fleet's ``patience``, s, is left; at least 1/`LEFT` of it."""
+        """Return how many seconds of the fleet's ``patience`` are left for this member.
+
+        The result is at least 1/`LEFT` of ``patience``.
+        """
         return max(patience - self.owed(now), patience / LEFT)
 
     def as_usual(self, now: float, least: float, fleet: Iterable[Member]) -> bool:
         """Return whether the member's present gradient takes at most `USUAL` times the usual time.
 
-        For its first gradient the longest usual time in the ``fleet`` counts. The usual time counts
-        as at least the part of ``least`` seconds that `patience` leaves.
+        For the member's first gradient, the usual time is the longest usual time in the ``fleet``.
+        The usual time counts as at least the part of ``least`` seconds that the member has not used
+        up (see the method `patience`).
         """
         least = self.patience(least, now)
         usual = self.usual
@@ -171,16 +177,18 @@ class Member:
 
     @property
     def has_to_act(self) -> bool:
-        """Whether the server waits for a message of this member; true also if it waits for itself.
+        """Whether the fleet waits for this member to act.
 
-        A member waits for itself if its own rows at the server are too old.
+        This is the case if the server waits for a message of the member. It is also the case if the
+        member waits for itself, because its own rows at the server are too old.
         """
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
         """End the present transfer; if it is a pull, add the rows that arrived to the mirror.
 
-        ``pull``: the chunks that the worker says it has taken of its last pull; None: none.
+        ``pull``: receipt in which the worker names the chunks that it has taken of its last pull;
+        None: there is no receipt.
         """
         sender, self.sender = self.sender, None
         if sender is None:

@@ -28,14 +28,14 @@ from .shared import Shared
 
 
 class Membership:
-    """Admits robots and lets them go."""
+    """Admits robots, handles their heartbeats, and removes robots that leave."""
 
     def __init__(self, shared: Shared, pulls: Pulls, pushes: Pushes) -> None:
         self.shared, self.pulls, self.pushes = shared, pulls, pushes
 
     def on_register(self, request: RegisterRequest, now: float
                     ) -> tuple[RegisterResponse, list[Action]]:
-        """Answer a registration; a refusal changes nothing."""
+        """Answer a registration; if the server refuses it, no state changes."""
         shared, robot = self.shared, request.robot
         refused = self._refusal(request, now)
         if refused is not None:
@@ -50,10 +50,10 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # the worker has made fewer pushes, so this one is a stranger's
+            push = None  # a stranger's push: the worker has not made as many pushes
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
-            member, attempt = former, former.attempt  # the snapshot is under way
+            member, attempt = former, former.attempt  # the snapshot is still under way
         else:
             member = self._admit(request, now)
             attempt = member.attempt + 1
@@ -75,10 +75,11 @@ class Membership:
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """Return which chunks of the last push of the registering process have arrived.
+        """Return the receipt of the last push that the registering process made.
 
-        If the server has restarted since this push, its checkpoint says which chunks have arrived.
-        Returns None if the server knows no push of this process.
+        The receipt names the chunks that have arrived. If the server has restarted since this push,
+        the receipt comes from the checkpoint. Returns None if the server knows no push of this
+        process.
         """
         member = self.shared.members.get(request.robot)
         if member is not None and member.incarnation == request.incarnation:
@@ -142,10 +143,10 @@ class Membership:
         return self.pulls.poll(member, now)
 
     def _register_again(self, member: Member, now: float) -> list[Action]:
-        """Drop a member that waits for the server while the server waits for it.
+        """Drop a member if the member and the server wait for each other.
 
-        A forged receipt can cause this. The worker notices it and registers again; then both
-        continue with the rows that they really have.
+        A forged receipt can cause this. The worker notices that it was dropped and registers again.
+        Then worker and server continue with the rows that they really have.
         """
         detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
         drop(self.shared, member, 'silent', now)

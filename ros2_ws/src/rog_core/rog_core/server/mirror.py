@@ -21,9 +21,10 @@ class Mirror:
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self.partition, self.master = partition, master
         self.rows = zeros_like(master)
-        # Sum |A - L| of each segment at the last call of `measure`.
+        # For each segment, the sum of |A - L| at the last call of `measure`.
         self.magnitude = np.zeros(partition.segments, np.float32)
-        self.known = False  # whether the worker holds L, except for the transfer under way
+        # whether the worker is known to hold L, except for the transfer under way
+        self.known = False
 
     def measure(self) -> np.ndarray:
         """Return the mean |A - L| of each row, float32 (rows,); keep the sums for `encode`."""
@@ -40,14 +41,14 @@ class Mirror:
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
-        """Add to L the parts (segments, encoded values) that the worker has added to its rows."""
+        """Add to L the (segments, encoded values) that the worker has added to its rows."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.rows, ids, values)
 
     def stored(self, parts: list[Part]) -> None:
-        """Store in L the (segments, raw values) that the worker has stored; L is known from now on.
+        """Store in L the model values that the worker has stored; from now on L is known.
 
-        The values come from a snapshot or from the final model.
+        ``parts``: segments and their raw values, from a snapshot or from the final model.
         """
         ids, values = in_model_order(RAW, self.partition.raw_partition, parts)
         RAW.store(self.partition.raw_partition, self.rows, ids, values)

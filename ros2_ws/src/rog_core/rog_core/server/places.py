@@ -16,8 +16,8 @@ from .shared import Shared
 def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
     """Make a member with a known mirror active, at an iteration that delays no other member.
 
-    If others have waited too long for earlier processes or connections of this robot, it begins as
-    a retired member. ``pulled_at``: see `Member`.
+    If others have waited too long for earlier processes or connections of this robot, the member
+    begins as a retired member. ``pulled_at``: see `Member`.
     """
     member.iteration = member.slowest = shared.start_iteration(shared.method.bound)
     member.versions[:] = member.iteration
@@ -58,7 +58,8 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
 def take_back(shared: Shared, member: Member, now: float) -> list[Action]:
     """Make a retired member active again, at an iteration that delays no other member.
 
-    If others have waited for this member too long, it must wait first; see `Deadlines.back_at`.
+    If others have waited too long for this member, it stays retired until the time
+    `Deadlines.back_at`.
     """
     if now < shared.deadlines.back_at(member):
         return []

@@ -105,7 +105,7 @@ class Pulls:
         return self.poll(member, now)
 
     def poll(self, member: Member, now: float) -> list[Action]:
-        """Send the messages that the member's transfer may send now."""
+        """Return the messages of the member's transfer that may be sent now."""
         if member.sender is None:
             return []
         messages = member.sender.poll(now)
@@ -142,7 +142,7 @@ class Pulls:
         if kind == Kind.PULL:
             member.mirror.taken(sender.codec, sender.taken_chunks())
         member.pulled_at[complete] = member.iteration
-        if math.isfinite(sender.mta_duration):  # infinity: the MTA has not arrived
+        if math.isfinite(sender.mta_duration):  # infinity means that the MTA has not arrived
             member.pull_mta = sender.mta_duration
         member.move('pulled')
         return []

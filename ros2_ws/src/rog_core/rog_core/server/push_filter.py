@@ -4,21 +4,21 @@ The norm of a push is the root of the sum of the squares of its decoded values. 
 they arrive, before the norm of their push is known, so each push has a budget for this sum. There
 are two limits, each a multiple of a norm that is usual in the fleet.
 
-``implausible`` refuses what no healthy robot sends: a gradient that explodes, or the rows of a
-stranger. The chunk that exceeds the budget, and all later chunks of the push, are not applied.
-Nevertheless the receipt says that they were taken; otherwise the sender would send them forever.
-The usual norm is the median over the robots of the median of each robot's last pushes, so a robot
-that pushes more often counts no more than others. It is at least the share `SMALL` of the norm of
-the model. A smaller push does little, and without this limit the tiny pushes of some robots could
-make the server refuse those of others.
+``implausible`` refuses a push that no healthy robot sends: a gradient that explodes, or the rows of
+a stranger. The chunk that exceeds the budget, and all later chunks of the push, are not applied.
+Nevertheless the receipt says that these chunks were taken; otherwise the sender would send them
+forever. The usual norm is computed in two steps: first the median of each robot's last pushes, then
+the median of these values over the robots. So a robot that pushes more often counts no more than
+others. The usual norm is at least the share `SMALL` of the norm of the model. Without this lower
+limit, the tiny pushes of some robots could make the server refuse the normal pushes of others.
 
 ``clip`` scales down a push that is too large; it is off by default. Norm bounding is a common
 defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019), where
 a whole update is scaled when all of it has arrived. Here rows are applied in full until the budget
-is spent; the chunk that exceeds it is scaled down, and later chunks are scaled to 0. The most
-important rows arrive first. The usual norm for ``clip`` is a median of the same kind, over the last
-pushes of the robots that take part now. With fewer than `MAJORITY` robots, ``clip`` scales nothing.
-With more, the very first push is scaled to 0 and only sets the usual norm.
+is spent. The chunk that exceeds the budget is scaled down, and later chunks are scaled to 0. The
+most important rows arrive first. The usual norm for ``clip`` is a median of the same kind, over the
+last pushes of the robots that take part now. With fewer than `MAJORITY` robots, ``clip`` scales
+nothing. In a larger fleet, the very first push is scaled to 0 and only sets the usual norm.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
 WINDOW = 64     # for each robot the norms of its last WINDOW pushes are remembered
-ENOUGH = 8      # with fewer norms in all, their maximum is used instead of their median
-SMALL = 1e-3    # share of the norm of the model; the usual norm is at least this
+ENOUGH = 8      # with fewer norms in all, the usual norm is their maximum, not their median
+SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
 UNKNOWN = 1e6   # norm taken as usual before the first push, if all values of the model are zero
-LARGEST = 1e18  # largest norm allowed, whatever the limits; keeps sums in float32 finite
+LARGEST = 1e18  # largest norm allowed even without limits, so that sums in float32 stay finite
 LAST = 8        # for ``clip`` only the last LAST pushes of each robot count
 MAJORITY = 3    # in a fleet of fewer robots ``clip`` scales nothing
 _KINDS = Kind.PUSH, Kind.ANCHOR
@@ -49,8 +49,8 @@ class PushFilter:
     """Refuses or scales down pushes whose norm is too large.
 
     ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual norm; 0: no
-    limit. Before the first `ENOUGH` pushes, the usual norm for ``implausible`` is the largest of
-    their norms and the norm of the model. ``master``: the model, float32 (elements,).
+    limit. While fewer than `ENOUGH` norms are known, the usual norm for ``implausible`` is the
+    largest of these norms and the norm of the model. ``master``: the model, float32 (elements,).
     """
 
     def __init__(self, implausible: float, clip: float, master: Array) -> None:
@@ -58,24 +58,25 @@ class PushFilter:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the norms, because another method may have other norms."""
+        """Forget the norms, because with another method pushes may have other norms."""
         self._start = float(np.linalg.norm(to_host(self._master))) if self.implausible else 0.0
-        # Robot -> norms of its last pushes, and their median.
+        # For each kind of transfer and each robot: the norms of its last pushes, and their median.
         self._norms: dict[Kind, dict[str, deque[float]]] = {kind: {} for kind in _KINDS}
         self._medians: dict[Kind, dict[str, float]] = {kind: {} for kind in _KINDS}
-        # Kind of transfer -> sum of squares above which a push is refused, or is scaled down.
+        # For each kind of transfer: the sum of squares above which a push is refused, or scaled
+        # down.
         self._refused_above = {kind: self._plausible(kind) for kind in _KINDS}
         self._scaled_above = dict.fromkeys(_KINDS, 0.0 if self.clip else math.inf)
 
     @property
     def reason(self) -> str:
-        """The reason for which a push is refused."""
+        """The reason why a push is refused, as text."""
         if not self.implausible:
             return f'its norm is above {LARGEST:g}'
         return f'its norm is above {self.implausible:g} times the usual one (server.implausible)'
 
     def usual(self, kind: Kind) -> float:
-        """Return the norm that is usual for a push of this kind."""
+        """Return the usual norm of a push of this kind."""
         norms, start = self._norms[kind].values(), self._start if kind == Kind.PUSH else 0.0
         if sum(map(len, norms)) >= ENOUGH:
             return max(median(self._medians[kind].values()), SMALL * start)
@@ -87,7 +88,7 @@ class PushFilter:
         return min(limit, LARGEST) ** 2
 
     def passed(self, push: Receiver, rows: Rows, robots: int) -> Rows | None:
-        """Return new rows of a push, scaled down if they exceed the rest of its budget.
+        """Return new rows of a push, scaled down if they exceed the rest of the push's budget.
 
         Returns None if the rows are refused; then all later rows of this push are refused, too.
         ``robots``: number of robots in the fleet.
@@ -106,7 +107,7 @@ class PushFilter:
         return rows._replace(data=data, energy=left)
 
     def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> bool:
-        """Remember the norm of a push that is over; return whether the push was scaled down.
+        """Remember the norm of a push that has ended; return whether the push was scaled down.
 
         ``robots``: the robots that take part now.
         """

@@ -1,4 +1,4 @@
-"""Transfers from workers: rows are checked and applied as they arrive; each push ends once."""
+"""Receives pushes: checks and applies rows as they arrive, and ends each push exactly once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ EARLY = 64
 
 
 class Pushes:
-    """Takes the pushes of the members; then ``pulls`` lets waiting members continue."""
+    """Handles the pushes of the members.
+
+    After each push, ``pulls`` lets waiting members continue.
+    """
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls
         self.filter = PushFilter(shared.config.implausible, shared.config.clip, shared.master)
 
     def begin(self) -> None:
-        """Forget the norms of pushes, because another method may have other norms."""
+        """Forget the norms of pushes, because with another method pushes may have other norms."""
         self.filter.begin()
 
     def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
@@ -36,7 +39,8 @@ class Pushes:
         member = self.shared.living(robot)
         if member is None:
             return []
-        if member.push.is_closed(chunk.transfer):  # the receipt was lost
+        # the worker repeats the chunk, because the receipt was lost
+        if member.push.is_closed(chunk.transfer):
             assert member.push.receipt is not None
             if member.push.has(chunk.sequence):
                 member.heard = now
@@ -56,7 +60,7 @@ class Pushes:
             assert member.push.receipt is not None
             return [*actions, Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
         if (end := member.push.due) is not None:
-            # The receipt replaces the acknowledgement.
+            # All chunks have arrived. The receipt replaces the acknowledgement of this chunk.
             return [*actions, *self.on_end(robot, end, now)]
         return [*actions, Send(robot, ack)]
 
@@ -71,7 +75,10 @@ class Pushes:
                 self.shared.deadlines.note_due(member)
 
     def early_chunks(self, robot: str) -> list[Chunk]:
-        """Return the chunks that came before the receipt of the pull, once it has arrived."""
+        """Return the chunks that came before the receipt of the pull, and no longer keep them.
+
+        While the receipt is missing, the result is empty.
+        """
         member = self.shared.living(robot)
         if member is None or member.state != TRAINING:
             return []
@@ -79,7 +86,10 @@ class Pushes:
         return chunks
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
-        """Apply the new rows that the filter passes; at its first refusal, return a `Notice`."""
+        """Apply the new rows that the filter passes.
+
+        Returns a `Notice` when the filter refuses rows of this push for the first time.
+        """
         shared, push = self.shared, member.push
         self._bring(member, rows.ids.size, now)
         robots = len(shared.active())
@@ -132,7 +142,11 @@ class Pushes:
         return [*actions, *self.pulls.release(now)]
 
     def cut_short(self, member: Member) -> Receipt | None:
-        """End a push under way, if any; return the chunks of the last push that have arrived."""
+        """End the push that is under way, if any; return the receipt of the last push.
+
+        The receipt names the chunks that have arrived. Returns None if the worker has not pushed
+        yet.
+        """
         taken = member.push.close()
         if taken.size:
             self._close(member, taken)

@@ -1,4 +1,4 @@
-"""Says why others wait for a robot, for the server's status message."""
+"""Composes the text of the server's status message that says why others wait for a robot."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from .member import Member
 
 
 def why(member: Member, newest: int, waited_for: bool, now: float) -> str:
-    """Return why others wait for a member, or no longer wait for it; empty if neither holds.
+    """Return the reason why others wait, or no longer wait, for a member.
 
-    ``newest``: the highest iteration that any robot has pushed; ``now`` in seconds.
+    The text is empty if neither is the case. ``newest``: the highest iteration that any robot has
+    pushed. ``now`` is in seconds.
     """
     if member.state == AWAY:
         return f'no heartbeat for {now - member.heard:.0f} s'

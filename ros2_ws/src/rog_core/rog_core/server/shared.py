@@ -49,17 +49,18 @@ class Shared:
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
             config.capacities, self.codec.name, config.momentum, config.clip, config.above))
-        self.refused: Counter[str] = Counter()  # robot -> number of its implausible pushes
-        self.clipped: Counter[str] = Counter()  # robot -> number of its pushes scaled down
+        self.refused: Counter[str] = Counter()  # for each robot: number of implausible pushes
+        self.clipped: Counter[str] = Counter()  # for each robot: number of pushes scaled down
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         # For each master row, the iteration of the newest push that it contains.
         self.updated_at = np.zeros(partition.rows, np.int64)
         self.iteration = 0         # highest iteration pushed by any robot
-        # Robot -> (incarnation, receipt of its last push) before the restart of the server.
+        # After a restart of the server: for each robot, its incarnation and the receipt of its last
+        # push, from the checkpoint.
         self.former_pushes: dict[str, tuple[int, Receipt]] = {}
         self.restarted = False     # whether the server has resumed and no robot has registered yet
-        # Time until which the server, after a restart, waits for the robots that it knows.
+        # After a restart, the server waits until this time for the robots that the method expects.
         self.missed_at = math.inf
         # Robots that a restarted server no longer waits for, unless they have come back.
         self.missing: frozenset[str] = frozenset()
@@ -77,12 +78,12 @@ class Shared:
         return self.state == STOPPING
 
     def living(self, robot: str) -> Member | None:
-        """Return the member of this name, unless it is away or stopped."""
+        """Return the member of this name; None if it is unknown, away or stopped."""
         member = self.members.get(robot)
         return member if member is not None and member.alive else None
 
     def is_member(self, robot: str, incarnation: int) -> bool:
-        """Return whether this process of the robot is a member, neither away nor stopped."""
+        """Return whether this process of the robot is a member that is neither away nor stopped."""
         member = self.members.get(robot)
         return member is not None and member.incarnation == incarnation and member.alive
 

@@ -1,6 +1,7 @@
-"""Panels of the figures. A panel draws for each method the mean over seeds, and a band around it.
+"""Draws the panels of figures: for each method, the mean over seeds and a band around this mean.
 
-Every panel takes a dict of method -> runs, one run per seed. The band is the standard deviation.
+Every panel takes a dict that maps each method to its runs, with one run per seed. The band shows
+the standard deviation.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def draw_composition(axes: Axes, methods: Methods) -> None:
 def draw_accuracy(axes: Axes, methods: Methods) -> list[tuple[float, str]]:
     """Draw the accuracy over time (ROG, figure 1c).
 
-    Return (last accuracy in %, method) for each curve.
+    :returns: for each curve a tuple: the last accuracy in %, and the method.
     """
     duration = min(run.duration for runs in methods.values() for run in runs)
     times = np.linspace(0, duration, POINTS)

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 STATES = {'compute': '#4c9f70', 'communicate': '#5b8db8', 'stall': '#d1603d'}
 
-# Family of methods -> its lightest and its darkest colour. Colour-blind people can distinguish the
-# hues (after Okabe and Ito). Inside a family the lightness shows the threshold, also in grey.
+# Maps each family of methods to its lightest and its darkest colour. Colour-blind people can
+# distinguish the hues (after Okabe and Ito). Inside a family, the lightness shows the threshold, so
+# thresholds can be distinguished even without colours.
 _FAMILIES = {'bsp': ('#000000', '#000000'), 'ssp': ('#7ab8e6', '#053061'),
              'rsp': ('#f2a36e', '#8c1504'), 'dssp': ('#d59cc4', '#6b2a63'),
              'flown': ('#009e73', '#009e73'), 'asp': ('#c7a500', '#c7a500'),
@@ -25,13 +26,14 @@ _FAMILIES = {'bsp': ('#000000', '#000000'), 'ssp': ('#7ab8e6', '#053061'),
              'gcc': ('#d59cc4', '#d59cc4'), 'dcgc': ('#6b2a63', '#6b2a63'),
              'local': ('#5fc6c9', '#0b6e72'), 'diloco': ('#b5a6e3', '#4b2e9e')}
 _AUTO = '#d6006e'  # colour of a method whose threshold changes during the run
-_OTHER = ('#9a9a9a', '#555555')  # colours of all other families
+# lightest and darkest colour of all families that `_FAMILIES` does not name
+_OTHER = ('#9a9a9a', '#555555')
 _DASHES: dict[str, Any] = {
     '': '-', '+pipeline': (0, (4, 1.2)), '+sparse': (0, (1.2, 1)),
     '+pipeline+sparse': (0, (5, 1, 1, 1)), '+early': (0, (2.5, 1)), '-order': (0, (7, 1.5)),
     '-timeout': (0, (2.5, 2)), '-minimum': (0, (1, 2)), ' lm': (0, (2, 1)),
     '-early': (0, (7, 1.5, 1, 1.5))}
-_MIXED = (0, (5, 1, 1, 1, 1, 1))  # dashes of all other sets of options
+_MIXED = (0, (5, 1, 1, 1, 1, 1))  # dashes for all sets of options that `_DASHES` does not name
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def save(figure: Figure, directory: Path, name: str) -> list[Path]:
 def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
     """Write labels for curves at the right margin of the axes; labels do not overlap.
 
-    :param ends: (y of the curve's end, text, colour) for each label.
+    :param ends: for each label a tuple: the y coordinate of the curve's end, the text and the
+        colour.
     """
     ends = sorted(e for e in ends if math.isfinite(e[0]))
     figure = axes.get_figure(root=True)
@@ -98,7 +101,8 @@ def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
     height = axes.get_window_extent().height / figure.dpi * 72  # axes' height in points
     gap = 8.2 / height                                # height of a label, as a share of the axes
     wanted = np.array([(y - low) / (high - low) for y, _, _ in ends])
-    # Move labels only as far as necessary to separate them: isotonic regression of y - i * gap.
+    # Move the labels only as far as necessary to separate them. The method is isotonic regression
+    # of y - i * gap.
     steps = gap * np.arange(len(ends))
     placed = _isotonic(wanted - steps) + steps
     placed += min(0.0, 1.0 - placed[-1])

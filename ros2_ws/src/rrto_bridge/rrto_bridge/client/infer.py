@@ -21,9 +21,10 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
     millisecond. Raises an error if PyTorch has no shape rule or the call is invalid.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # the import takes a second
-    logger = logging.getLogger('torch._subclasses.fake_tensor')   # would log each invalid call
+    # this logger would log each invalid call, so disable it below
+    logger = logging.getLogger('torch._subclasses.fake_tensor')
     before, logger.disabled = logger.disabled, True
-    try:   # no autocast, because the server does not use it
+    try:   # disable autocast here, because the server does not use autocast
         with FakeTensorMode(), torch.autocast('cpu', enabled=False):
             return _run(op, arguments, keywords, torch.device('cpu'))
     finally:
@@ -34,16 +35,19 @@ def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any],
            ) -> tuple[Meta | None, ...]:
     """Do the same as `infer`, but several times faster.
 
-    For a few operators, the layout of the results is not that on a CPU. Raises an error whenever
-    `infer` does.
+    For a few operators, the results have a layout that differs from the layout on a CPU. Raises an
+    error in the same cases as `infer`.
     """
     made = _run(op, arguments, keywords, torch.device('meta'))
-    if op == 'aten.native_batch_norm.default' and not arguments[5]:   # not in training
-        # A CPU returns empty statistics here, but PyTorch's shape rule returns full ones.
+    # `arguments[5]`: whether the model is in training
+    if op == 'aten.native_batch_norm.default' and not arguments[5]:
+        # A CPU returns empty statistics here, but PyTorch's shape rule returns statistics of full
+        # size.
         nothing = Meta((0,), (1,), arguments[0].dtype)
         return made[0], nothing, nothing
+    # on a CPU, the result has the same layout as the query
     if op == 'aten.scaled_dot_product_attention.default' and made[0] \
-            and made[0].shape == arguments[0].shape:   # on a CPU, the result has the query's layout
+            and made[0].shape == arguments[0].shape:
         return (made[0]._replace(stride=arguments[0].stride),)
     return made
 
@@ -70,7 +74,7 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
 
 
 def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """Return a tensor of the same layout that begins at `offset` in its storage."""
+    """Return a tensor with the layout of `tensor` that begins `offset` elements into its memory."""
     size = offset + tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.new_empty(size).as_strided(tensor.shape, tensor.stride(), offset)
 

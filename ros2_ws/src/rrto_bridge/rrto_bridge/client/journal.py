@@ -14,13 +14,15 @@ from ..protocol.errors import described
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-DEPTH = 4096   # maximum calls in a chain; a longer chain is replaced by the tensor's fetched values
+# maximum number of calls in a chain; a longer chain is replaced by the tensor's values
+DEPTH = 4096
 
 
 class _Node:
     """A call of the graph. `data`: the bytes of an upload. `inputs`: the calls to which it points.
 
-    `depth`: length of the longest chain of calls that ends here. `order`: number of the call.
+    `depth`: length of the longest chain of calls that ends at this call. `order`: number of the
+    call in the order of recording.
     """
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
@@ -104,7 +106,7 @@ class Journal:
                 first = min(call.fresh(), default=None)
                 try:
                     context.execute(call.op, call.arguments, call.keywords, first or 0)
-                except Exception as error:   # it has failed on the server, too
+                except Exception as error:   # the call has failed on the server, too
                     context.failed(first, *described(error))
         for handle in [h for h in context.tensors if h not in self._nodes]:
             context.free(handle)

@@ -1,8 +1,8 @@
-"""The client's protocol in the per-call modes: what it sends, and for which replies it waits.
+"""The client's protocol in the per-call modes: what the client sends, and which replies it awaits.
 
-The code has no I/O, no clock and no thread. `issue` returns the result if it is known, else a
-ticket. The shell sends the messages that `outgoing` returns, and passes each arriving message to
-`on_message`, until the ticket is settled. Modes:
+The code has no I/O, no clock and no thread. `issue` returns the result if the machine knows it,
+otherwise a ticket. The shell sends the messages that `outgoing` returns. It passes each arriving
+message to `on_message`, until the ticket is settled. Modes:
 
 - rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
 - cached: the client answers repeated queries from memory. Frees and views travel with the next
@@ -29,7 +29,8 @@ from .infer import infer, sketch
 from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
-POSTED = 16  # number of queued calls that are sent even if the program waits for none
+# when so many items are queued, they are sent, even if the program waits for none of them
+POSTED = 16
 KNOWN = 1 << 16  # maximum number of remembered results; beyond it, all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
@@ -43,9 +44,9 @@ class Ticket(NamedTuple):
     """
 
     number: int
-    first: int = 0    # handle of the first tensor that the item may create; 0 if none
+    first: int = 0    # handle of the first tensor that the item may create; 0 if it creates none
     key: Any = None   # key under which the reply is remembered; None: not remembered
-    # The call and the metas of its inputs, if the predictor learns from the reply.
+    # The call and the metas of its inputs, if the predictor learns from the reply; otherwise None.
     asked: tuple[Call, tuple[Meta | None, ...]] | None = None
 
 
@@ -57,11 +58,9 @@ class Awaited(NamedTuple):
 
 
 class ClientMachine:
-    """The state of the exchange of messages between one program and its server, in a mode of MODES.
+    """The state of the message exchange between one program and its server.
 
-    A handle is the number of a tensor. The machine assigns handles in rising order, before it sends
-    a call, and never reuses a handle. Therefore a handle means the same tensor at both ends, even
-    if a call fails or its reply is not used.
+    `mode` is one of `MODES`.
     """
 
     def __init__(self, mode: str) -> None:
@@ -69,18 +68,21 @@ class ClientMachine:
         self.calls = 0
         self.round_trips = 0
         self._next_handle = 1
-        self._number = self._done = 0          # numbers of the last message and the last reply
+        # number of the last message made, and of the last reply received
+        self._number = self._done = 0
         self._asked = False                    # whether a message was made since the last wait
         self._items: list[bytes] = []          # items of the unfinished message
         self._sealed: list[bytes] = []         # finished messages
         self._awaited: set[int] = set()        # numbers of messages whose replies are missing
-        # `Ticket.number` -> `Ticket.first`, for the tickets given to `forgo` before their reply.
+        # For each ticket given to `forgo` before its reply arrived: maps `Ticket.number` to
+        # `Ticket.first`.
         self._forgone: dict[int, int] = {}
         self._replies: dict[int, tuple[Any, ...]] = {}
-        # Signature of a call -> its result; name of a query -> its answer.
+        # Maps the signature of a call to its result, and the name of a query to its answer.
         self._known: dict[Any, Any] = {}
         self._predictor = Predictor(sketch, infer)
-        self._values: dict[tuple[int, int], Value] = {}   # (run, index) -> value
+        # values of wanted calls in runs, by (run, index)
+        self._values: dict[tuple[int, int], Value] = {}
 
     def follow(self, other: ClientMachine) -> ClientMachine:
         """Continue after the last handle that another machine has assigned; return self."""
@@ -96,7 +98,10 @@ class ClientMachine:
         return first
 
     def upload(self, meta: Meta, data: Any) -> tuple[int, Ticket | None]:
-        """Copy bytes to the device; return the handle of the new tensor, and a Ticket or None."""
+        """Copy bytes to the device.
+
+        Return the new tensor's handle and, unless mode `async`, a Ticket.
+        """
         self.calls += 1
         handle = self.allocate(1)
         return handle, self._add((HTOD, handle, meta, data), self.mode != 'async', handle)

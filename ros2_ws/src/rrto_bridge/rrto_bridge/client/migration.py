@@ -1,4 +1,4 @@
-"""Move a program's tensors to a server that has returned, under their present handles."""
+"""Move a program's tensors to a server that has returned; each tensor keeps its handle."""
 
 from __future__ import annotations
 

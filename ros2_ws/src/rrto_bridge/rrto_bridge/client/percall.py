@@ -13,11 +13,14 @@ from .machine import Awaited, Ticket
 from .port import Port
 from .replay import ReplayClient
 
-WEIGHT_BYTES = 4096   # a smaller weight is sent without asking whether the server has kept it
+WEIGHT_BYTES = 4096  # bytes; a smaller weight is sent without asking whether the server has kept it
 
 
 class Result(NamedTuple):
-    """The result of a call: either its tensors, flattened (None: no tensor), or a plain `value`."""
+    """The result of a call: either tensors or a plain `value`.
+
+    The tensors are in one flat list, in which None means that there is no tensor.
+    """
 
     handles: tuple[int | None, ...]
     metas: tuple[Meta | None, ...]
@@ -31,7 +34,7 @@ class NoReplay:
     base = 0
 
     def advance(self) -> None:
-        """Do nothing; it is never called."""
+        """Do nothing; this method is never called, because `expected` stays None."""
 
 
 class PerCall:
@@ -39,7 +42,8 @@ class PerCall:
 
     follower: NoReplay | ReplayClient = NoReplay()
     batch = 64                          # number of dropped tensors that one message frees
-    # Number of replayed inferences, of known sequences, and of round trips in the last replay.
+    # Counters for the status: replayed inferences, known sequences, and the round trips of the last
+    # replayed inference.
     inferences = sequences = last = 0
 
     def __init__(self, port: Port, journal: Journal | None = None) -> None:
@@ -63,7 +67,10 @@ class PerCall:
         return result
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
-        """Copy bytes to the device; do not send a `weight` that the server has kept."""
+        """Copy bytes to the device.
+
+        If `weight`, send the bytes only if the server has not kept them.
+        """
         handle = self._upload(meta, data, weight)
         if self.journal is not None:
             self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
@@ -86,7 +93,10 @@ class PerCall:
         return meta, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Copy several tensors to the host; if possible, request all before waiting for any."""
+        """Copy several tensors to the host.
+
+        If possible, request all tensors before the first wait.
+        """
         if self.machine.mode != 'async':
             return [self.download(*tensor) for tensor in tensors]
         return self._settle_all([self.machine.download(handle) for handle, _ in tensors])
@@ -128,9 +138,10 @@ class PerCall:
         return self.settle(self.machine.query(name))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return (key, bytes, number of tensors) of the memory of a tensor.
+        """Return (key, size in bytes, number of tensors) for the memory of a tensor.
 
-        Tensors that share memory have equal keys; the number says how many there are.
+        Tensors that share memory have equal keys. The number says how many tensors share this
+        memory.
         """
         key, size, sharers = self.settle(self.machine.memory(handle))
         return key, size, sharers

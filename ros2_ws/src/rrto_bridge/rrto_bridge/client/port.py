@@ -15,7 +15,7 @@ from .machine import Awaited, ClientMachine, Ticket
 class Port(ABC):
     """Carries messages between `machine` and its server. Only one thread at a time may call it."""
 
-    idle = False    # whether a wait is at a point at which a signal handler may raise
+    idle = False  # whether a thread waits at a point where a signal handler may raise an exception
 
     def __init__(self, machine: ClientMachine) -> None:
         self.machine = machine
@@ -46,7 +46,10 @@ class Port(ABC):
 
     @abstractmethod
     def watch(self, back: Callable[[], bool]) -> None:
-        """After a loss, call `back` whenever some server is visible, until `back` returns True."""
+        """After the server is lost, call `back` each time a server is visible.
+
+        Stop when `back` returns True.
+        """
 
     @abstractmethod
     def close(self) -> None:

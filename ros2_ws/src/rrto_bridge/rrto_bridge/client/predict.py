@@ -1,11 +1,13 @@
 """Predict a call's result from the result of the same call for tensors of other sizes.
 
 A detector selects objects by score, so the shapes of all later tensors differ in every inference.
-Without predictions, the client would wait for the result of every later call. A shape rule is a
-function that computes the metas of results from the metas of arguments. The *kind* of a call is its
-operator, the types of its scalars, the dtypes, ranks and layouts of its tensors, and which of them
-are the same. A shape rule may predict the results of a kind only if it reproduces the recorded
-result of one call of this kind. The server compares every prediction with the real result.
+Without predictions, the client would wait for the result of every later call.
+
+A shape rule is a function that computes the metas of results from the metas of arguments. The
+*kind* of a call consists of its operator, the types of its scalars, and the dtypes, ranks and
+layouts of its tensors. The kind also says which arguments are the same tensor. A shape rule may
+predict the results of a kind only if it reproduces the recorded result of one call of this kind.
+The server compares every prediction with the real result.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
-WAITS = 16       # number of waits for calls of known kinds after which slow rules are tried, too
+WAITS = 16       # after this number of waits for calls of known kinds, the slow rules are used, too
 KINDS = 4096     # maximum number of remembered kinds of calls; beyond it, all are forgotten
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
@@ -33,11 +35,12 @@ class Predictor:
         self._rules = rules
         self._waits = 0
         self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
-        # Kind -> (rule that gives the recorded result, or None; number of rules tried).
+        # Maps a kind to (rule, number of rules tried so far). The rule gives the recorded result;
+        # it is None if no rule does.
         self._trusted: dict[Any, tuple[Rule | None, int]] = {}
 
     def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
-        """Record the server's answer; `inputs`: metas of `call.inputs()`."""
+        """Record the server's answer to a call, `described`; `inputs`: metas of `call.inputs()`."""
         kind = _kind(call, inputs)
         self._waits += kind in self._seen
         if len(self._seen) >= KINDS:
@@ -46,7 +49,10 @@ class Predictor:
         self._seen.setdefault(kind, (call, inputs, described))
 
     def predict(self, call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-        """Return the predicted result, as `execution.context.Context.execute` would; else None."""
+        """Return the predicted result of a call, or None if no rule can predict it.
+
+        The result has the form that `execution.context.Context.execute` returns.
+        """
         kind = _kind(call, inputs)
         if kind not in self._seen:
             return None
@@ -70,15 +76,19 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     try:
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
-    except Exception:   # no shape rule, or an invalid call, for which the server's error is clearer
+    # PyTorch has no shape rule, or the call is invalid; then the server's error is clearer
+    except Exception:
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
-        return metas    # not `_fill`, because the number of results may differ from `like`
+        return metas    # do not use `_fill`, because the number of results may differ from `like`
     return _fill(like, iter(metas))
 
 
 def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
-    """Replace each Meta in `like` by the next item of `metas`; by None if no item is left."""
+    """Replace each Meta and each None in `like` by the next item of `metas`.
+
+    If no item is left, the replacement is None.
+    """
     if type(like) is Meta or like is None:
         return next(metas, None)
     if type(like) is tuple:
@@ -87,7 +97,9 @@ def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
 
 
 def _kind(call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-    first: dict[int, int] = {}   # which arguments are the same tensor decides which is returned
+    # Maps a handle to the index of the first argument with this handle. The kind must say which
+    # arguments are the same tensor, because an operator may return one of its arguments.
+    first: dict[int, int] = {}
     same = tuple([first.setdefault(handle, k) for k, handle in enumerate(call.inputs())])
     return call.op, _form(call.arguments), _form(call.keywords), same, tuple(
         m and (m.dtype, _layout(m)) for m in inputs)

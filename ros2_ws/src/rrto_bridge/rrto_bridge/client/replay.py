@@ -10,9 +10,10 @@ for wanted values. A call that differs from the sequence is a mismatch: the serv
 then executes again the calls that the program has made.
 
 Several known sequences may begin with the same calls. A run follows one of them, the *leader*. The
-other sequences that have agreed so far are its *rivals*. Shortly before the step at which a
-rival differs, the client sends nothing, because this step may change the leader. Otherwise the
-server executes the leader's steps, and undoes them if the program then follows a rival.
+other sequences that agree with all calls so far are its *rivals*. At some step, a rival differs
+from the leader, and the program may follow the rival. Shortly before this step, the client sends
+nothing. At other times the server may execute steps of the leader that the program has not made.
+The server undoes these steps if the program then follows a rival.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Decision:
 
 @dataclass(slots=True)
 class _Run:
-    """The open run."""
+    """The state of the open run."""
 
     number: int
     leader: Known
@@ -61,13 +62,13 @@ class _Run:
     values: int = 0                    # number of wanted calls so far
     bound: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
-    sent: tuple[int, int] = (0, 0)     # number of inputs and bound tensors sent
+    sent: tuple[int, int] = (0, 0)     # how many of `inputs` and of `bound` have been sent
     dead: set[int] = field(default_factory=set)  # handles of this run that the program has freed
-    # Position -> returned metas, for steps whose shape depends on data.
+    # Maps the position of a step whose shape depends on data to the metas that the server returned.
     returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
 
     def alive(self, count: int) -> tuple[int, ...]:
-        """Return the handles that the first `count` steps create and that the program holds."""
+        """Return handles that the first `count` steps create and that the program still holds."""
         made = self.leader.sequence.made[count]
         return tuple([h for h in range(self.base, self.base + made) if h not in self.dead])
 
@@ -76,10 +77,12 @@ class ReplayClient:
     """Decides which calls of one program are replayed; a state machine.
 
     `allocate(n)` reserves n handles and returns the first. `meta_of(handle)` returns the meta of a
-    tensor that the program holds, None if unknown. `infer` infers shapes, see search/derive.py.
+    tensor that the program holds, or None if it is unknown. `infer` infers shapes, see
+    search/derive.py.
 
-    If the last `call`, `leave` or `received` has closed a run, `closed` is a function that returns
-    the calls of this run, as `pending` does; otherwise it is None.
+    `call`, `leave`, `received` and `failed` set the attribute `closed`. If they have closed a run,
+    `closed` is a function that returns the calls of this run, in the form of `pending`. Otherwise
+    `closed` is None.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -87,9 +90,10 @@ class ReplayClient:
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
         self.partial = PartialSequences(self.search.repetitions)
-        self.expected: Step | None = None  # a next call that matches this step goes to `advance`
+        # if the program's next call matches this step, the caller uses `advance` instead of `call`
+        self.expected: Step | None = None
         self.base = 0                      # handle of slot 0 of the open run
-        self.runs = self.finished = 0      # number of runs opened, and completed
+        self.runs = self.finished = 0      # number of opened runs and of completed runs
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
         self._tree = PrefixTree(meta_of, infer)
@@ -145,7 +149,10 @@ class ReplayClient:
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """Process a value that the program needed; end the run if its shape is unexpected."""
+        """Process a value that the program needed.
+
+        End the run if the value has an unexpected shape.
+        """
         run = self._run
         actions: list[Action] = []
         self.closed = None
@@ -175,10 +182,10 @@ class ReplayClient:
         return actions
 
     def failed(self) -> list[Action]:
-        """End the open run because an operator has failed; the other calls before now count."""
+        """End the open run because its last call has failed; the calls before it remain valid."""
         run = self._run
         assert run is not None
-        count = self._position - 1   # the last call, which has waited, has no result
+        count = self._position - 1   # without the last call: it has failed, so it has no result
         actions: list[Action] = [Abandon(run.number, count, run.alive(count), True)]
         self._tree.forget(run.leader, actions)
         self.search.restart()
@@ -237,7 +244,10 @@ class ReplayClient:
     # -- a run -----------------------------------------------------------------------------------
 
     def _follow(self, run: _Run, call: Call, actions: list[Action]) -> bool:
-        """Return whether the call matches the leader, or a rival; a matching rival then leads."""
+        """Return whether the call matches the leader or a rival.
+
+        A matching rival becomes the leader.
+        """
         position = self._position
         for known in (run.leader, *run.rivals):
             if position < len(known.sequence.steps) and \
@@ -247,7 +257,10 @@ class ReplayClient:
         return False
 
     def _lead(self, run: _Run, leader: Known, call: Call, actions: list[Action]) -> None:
-        """Let a sequence that matches the call lead the run; drop rivals that no longer agree."""
+        """Make `leader`, which matches the call, the leader.
+
+        Drop rivals that do not match the call.
+        """
         position = self._position
         run.bound += self._tree.bind(leader, position, call, run.base, run.bound) or ()
         if leader is not run.leader and run.started:
@@ -295,7 +308,8 @@ class ReplayClient:
     def _stop_is_near(self, run: _Run) -> bool:
         """Return whether to send nothing yet, because a step that needs a message follows soon.
 
-        A step needs a message if it needs data from the client, or if a rival differs there.
+        A step needs a message if it needs data from the client, or if a rival differs from the
+        leader at this step.
         """
         sequence = run.leader.sequence
         branches = {run.leader.common[r.sequence.number] for r in run.rivals}
@@ -307,7 +321,10 @@ class ReplayClient:
         return False
 
     def _send(self, run: _Run, actions: list[Action]) -> None:
-        """Send the inputs and bound handles that the server does not have; start the run first."""
+        """Send the inputs and bound handles that the server does not have yet.
+
+        Start the run first.
+        """
         inputs, bound = tuple(run.inputs[run.sent[0]:]), tuple(run.bound[run.sent[1]:])
         if not run.started:
             run.started = True
@@ -350,7 +367,7 @@ class ReplayClient:
         for call in calls[:-1]:
             self._observe(call, actions)
         # Drop these tensors first; otherwise a sequence that the last call completes would keep
-        # them.
+        # these tensors.
         for handle in run.dead - last:
             self._forget(handle)
         self._observe(calls[-1], actions)

@@ -27,7 +27,7 @@ class Replaying(PerCall):
     `repeats`: number of equal passes after which a sequence is replayed (R in the thesis).
     """
 
-    batch = 1   # report each dropped tensor at once, because `Finish` lists those still held
+    batch = 1   # report each dropped tensor at once, because `Finish` lists the tensors still held
 
     def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
         super().__init__(port, journal)
@@ -75,7 +75,10 @@ class Replaying(PerCall):
         return found, data
 
     def downloads(self, tensors: list[tuple[int, Meta | None]]) -> list[tuple[Meta, Any]]:
-        """Copy several tensors to the host; if possible, request all before waiting for any."""
+        """Copy several tensors to the host.
+
+        If possible, request all tensors before the first wait.
+        """
         asked: list[Any] = []
         for handle, meta in tensors:
             if meta is not None:
@@ -104,7 +107,7 @@ class Replaying(PerCall):
         super().synchronize()
 
     def seed(self, seed: int) -> None:
-        """Seed the random operators by an upload and a call, so that a replay can contain it."""
+        """Seed the random operators by an upload and a call, because a replay can contain both."""
         if self.journal is not None:
             self.journal.seed = seed
         number = self.upload(NUMBER, memoryview(struct.pack('Q', seed)), False)
@@ -114,7 +117,8 @@ class Replaying(PerCall):
     def random(self, state: bytes) -> bytes:
         """Return or set the state of the random generator.
 
-        First end the open run, because it may have drawn numbers for later calls.
+        First end the open run, because the server may already have drawn numbers for later calls of
+        the run.
         """
         self._leave()
         return super().random(state)
@@ -130,7 +134,7 @@ class Replaying(PerCall):
         self._act(actions)
 
     def lost(self) -> None:
-        """Record the calls of the open run in the journal, without the tensors dropped by now."""
+        """Record the open run's calls in the journal, without tensors that the program dropped."""
         assert self.journal is not None
         for call, data in self.replay.lost():
             self.journal.made(call, data)
@@ -145,7 +149,7 @@ class Replaying(PerCall):
         return decision
 
     def _note_closed(self) -> None:
-        """Record in the journal the calls of a closed run, and which results are dropped by now."""
+        """Record in the journal the calls of a closed run, and their already dropped results."""
         if self.journal is None or self.replay.closed is None:
             return
         calls = self.replay.closed()

@@ -10,11 +10,13 @@ from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
 HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
-STARTING = 'RRTO_STARTING'   # variable with the process id of a server started for the program
-START_LIMIT = 300.0          # maximum seconds until a server that was started is found
+# environment variable: process id of a server that was started for the program
+STARTING = 'RRTO_STARTING'
+START_LIMIT = 300.0  # maximum time in seconds that the program waits until it finds this server
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
 
-_VARIABLE = 'RRTO_SETTINGS'  # variable with the settings; our sitecustomize reads it in the program
+# environment variable with the settings; our sitecustomize.py reads it in the program
+_VARIABLE = 'RRTO_SETTINGS'
 
 
 class Settings(LinkSettings):
@@ -33,5 +35,5 @@ class Settings(LinkSettings):
         return cls.model_validate_json(environment.get(_VARIABLE, '{}'))
 
     def to_environment(self) -> dict[str, str]:
-        """Return the environment variable with the settings, name -> value."""
+        """Return the environment variable with the settings, as a dict from name to value."""
         return {_VARIABLE: self.model_dump_json()}

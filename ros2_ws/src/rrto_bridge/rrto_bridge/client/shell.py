@@ -51,12 +51,12 @@ from .port import Port
 from .settings import START_LIMIT, STARTING
 
 SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
-LINGER = 0.0005       # minimum s between two messages if the program waits for no reply
-TURN = 30.0           # seconds within which the server must have started the program's process
-ASKED = 4             # maximum number of requests for a session, within 2 * `LIMIT` seconds in all
+LINGER = 0.0005  # minimum time in seconds between two messages while the program waits for no reply
+TURN = 30.0  # time in seconds within which the server must have started a process for the program
+ASKED = 4  # maximum number of requests for a session; all of them together take 2 * `LIMIT` seconds
 GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too
 LOOK = 2.0            # seconds between searches for a server that has returned
-MESSAGE = 1 << 32     # maximum size of a reply, bytes
+MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
 
@@ -81,26 +81,28 @@ class Link(Port):
     server has been silent for its lease.
     """
 
-    _stood = 0.0           # longest time for which this process was suspended, s
-    _looked = math.inf     # time of the node's last timer call
+    _stood = 0.0           # longest time in seconds for which this process was suspended
+    _looked = math.inf     # time at which the node last called `_on_timer`
     _told = ''             # why the server has ended the session; '' if it has not
 
     def __init__(self, options: LinkOptions) -> None:
         super().__init__(ClientMachine('async' if options.mode == 'replay' else options.mode))
         self.mode = options.mode
         self._wanted = graph_name(options.server) if options.server else ''
-        self.lost = ''                       # reason why the link has ended
+        self.lost = ''                       # reason why the link has ended; '' while it has not
         self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
         self.sender, self.receiver = Sender(), Receiver(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        self._arrived: SimpleQueue[None] = SimpleQueue()   # wakes `receive`: message, or link lost
+        # an item wakes `receive`: a message has arrived, or the link is lost
+        self._arrived: SimpleQueue[None] = SimpleQueue()
         self._changed = threading.RLock()      # protects the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
-        if 'HOME' not in os.environ:  # as in a child of `env -i`; ROS 2 needs a folder for its log
+        # for example, in a child of `env -i`; ROS 2 needs a folder for its log
+        if 'HOME' not in os.environ:
             os.environ['ROS_HOME'] = str(ros_home())
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
@@ -117,7 +119,7 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # its numbers are in the status
+        self.engine: Any = None              # the status message contains the engine's counters
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
@@ -142,7 +144,8 @@ class Link(Port):
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
                                    incarnation=self._incarnation, operators=operators_digest())
         answers: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(ASKED):   # an answer is lost if DDS at the server has not found this node
+        # ask again: an answer is lost if DDS at the server has not yet found this node
+        for _ in range(ASKED):
             future = client.call_async(request)
             future.add_done_callback(lambda done: answers.put(done.result()))
             try:
@@ -234,7 +237,8 @@ class Link(Port):
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
-            except Empty:   # check here, too, because a wait must not rely on the node's thread
+            # check for silence here, too, because a wait must not rely on the node's thread
+            except Empty:
                 self._look_at_silence()
             finally:
                 self.idle = False
@@ -248,7 +252,8 @@ class Link(Port):
     def _let_signals_come(self) -> None:
         """Wait for a Ctrl+C that may have ended the server and may also reach this program.
 
-        If it comes, the program ends with KeyboardInterrupt instead of an error about the server.
+        If the Ctrl+C comes, the program ends with KeyboardInterrupt instead of an error about the
+        server.
         """
         if self.lost == ENDED and not self._waited:
             self._waited = self.idle = True
@@ -265,9 +270,9 @@ class Link(Port):
         self.transmit()
 
     def watch(self, back: Callable[[], bool]) -> None:
-        """After a loss, call `back` in the node's thread when a server is visible.
+        """After the server is lost, call `back` in the node's thread each time a server is visible.
 
-        Do this repeatedly, until `back` returns True.
+        Stop when `back` returns True.
         """
         def look() -> None:
             names = servers(self.node)
@@ -277,7 +282,10 @@ class Link(Port):
         timer = self.node.create_timer(LOOK, look)
 
     def transmit(self) -> None:
-        """Send the machine's messages. If the link is lost, drop them; `receive` reports that."""
+        """Send the machine's messages.
+
+        If the link is lost, drop them; `receive` reports the loss.
+        """
         messages = self.machine.outgoing()
         if not messages:
             return

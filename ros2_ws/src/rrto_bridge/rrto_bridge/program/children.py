@@ -1,10 +1,10 @@
 """Make the device visible in every process that a program starts, whatever its environment.
 
-A program gets the device through environment variables, which make Python load `bootstrap`. A child
-process with an empty environment, or a Python that ignores the environment, would therefore not get
-it, and would silently compute on the CPU, whereas it would see a real CUDA device. This file
-prevents that. It runs in every process, so it imports only modules that Python has loaded at its
-start.
+A program gets the remote device through environment variables, which make Python load `bootstrap`.
+A child process with an empty environment, or a Python that ignores the environment, would not get
+the device. It would silently compute on the CPU, although it would find a real CUDA device. To
+prevent this, this file changes the commands by which the program starts processes. This file runs
+in every process, so it imports only modules that Python itself loads when it starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(rrto_bridge.__file__)),
 # Variables that a process needs to find the server, besides PYTHONPATH.
 _NEEDED = re.compile('RRTO_SETTINGS|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|AMENT_PREFIX_PATH'
                      '|SKIP_DEFAULT_XML_FILE|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
-# Commands that start another command, which follows their own arguments.
+# Commands that start another command, as in `timeout 5 python ...`.
 _BEFORE = frozenset(('timeout', 'nice', 'nohup', 'setsid', 'stdbuf', 'taskset', 'chrt', 'ionice',
                      'numactl', 'xargs'))
 _PYTHON = re.compile(r'python[\d.]*')
@@ -66,22 +66,23 @@ def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mappin
 
 
 def _started(command: list[str]) -> int:
-    """Return the index of the command that a command of `_BEFORE` starts; if unknown, the length.
+    """Return the index at which the started command begins: 2 for `timeout 5 python x.py`.
 
-    The command begins with a Python, with `env` or with a command of `_BEFORE`. If another program
-    stands before it, the index is unknown.
+    `command` begins with a command of `_BEFORE`. The started command must be a Python, `env` or a
+    command of `_BEFORE`. If it is another program, return the length of `command`.
     """
     for at, word in enumerate(command[1:], 1):
         name = os.path.basename(word)
         if name in ('env', *_BEFORE) or _PYTHON.fullmatch(name):
             return at
-        if re.match('[a-z/.]', word):   # not an option, a duration, or a signal such as KILL
+        # Options, durations and signals such as KILL begin with other characters than a program.
+        if re.match('[a-z/.]', word):
             break
     return len(command)
 
 
 def _joined(*paths: str | None) -> str:
-    """Join search paths; drop repeated entries."""
+    """Join search paths, such as two values of PYTHONPATH, and drop repeated entries."""
     parts = [part for path in paths if path for part in path.split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(parts))
 
@@ -106,12 +107,16 @@ def _after_env(command: list[str], environment: Environment, ours: Mapping[str, 
 
 
 def _python(command: list[str], environment: Environment) -> tuple[list[str], Environment]:
-    """Change a Python command that ignores all variables, so that it reads our variables."""
+    """Change a Python command with `-E` or `-I` so that it reads the variables of the device.
+
+    The changed command does not have these options, so Python would also read the user's PYTHON*
+    variables. Therefore move those variables to `HIDDEN`; `install` restores them.
+    """
     made, ignores, at = command[:1], False, 1
     while at < len(command) and re.match('-[a-zA-Z]', command[at]):
         option = command[at]
         flags = re.match('-([a-bd-ln-zA-VY-Z]*)', option)[1]  # type: ignore[index]
-        rest = option[1 + len(flags):]      # -c, -m, -W or -X with its argument
+        rest = option[1 + len(flags):]      # the last option, if it has an argument: c, m, W or X
         if 'S' in flags:
             _say(_CANNOT.format('python -S'))
             return command, environment
@@ -139,7 +144,7 @@ def _python(command: list[str], environment: Environment) -> tuple[list[str], En
 
 
 def _ignores_by_itself(command: list[str]) -> bool:
-    """Return whether the command is a script whose `#!` line makes Python ignore variables."""
+    """Return whether the `#!` line of a script makes Python ignore environment variables."""
     try:
         with open(command[0], 'rb') as file:
             return bool(re.match(rb'#!.*python[\d.]*\s+-[a-zA-Z]*[IES]', file.readline(256)))

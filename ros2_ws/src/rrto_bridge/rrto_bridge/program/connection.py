@@ -29,8 +29,9 @@ class Connection:
 
     A thread must hold `lock` to use the engine.
 
-    `connect` connects to a server and returns an engine. It is called at the first use of the
-    device, and again when a lost server returns. In the second case it may raise RrtoError.
+    `connect` connects to a server and returns an engine. `Connection` calls `connect` at the first
+    use of the device, and again when a server becomes visible after a loss. If this later call
+    raises RrtoError, the program stays on this machine.
     """
 
     def __init__(self, connect: Callable[[], PerCall]) -> None:
@@ -41,13 +42,13 @@ class Connection:
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
         self.forked = False                     # whether the parent process had an engine
-        self._parents: PerCall | None = None    # engine of the parent process, never closed here
+        self._parents: PerCall | None = None    # engine of the parent process; do not close it
         self._seed: int | None = None           # seed to send at the first use of the device
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
 
     def _after_fork(self) -> None:
-        """Detach a forked child from the engine; the child lacks the threads of the link."""
+        """Remove the engine in a forked child, which does not have the threads of the link."""
         self.lock, self.follower = threading.RLock(), NoReplay()
         self.turns = Turns(self.lock)
         engine = self.__dict__.pop('engine', None)
@@ -72,7 +73,8 @@ class Connection:
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call the engine's method `what`; the caller must hold the lock.
 
-        If the server is lost and the user allows it, call the method of an engine on this machine.
+        If the server is lost, continue with an engine on this machine and call its method. Without
+        a journal, which the user must have requested, raise LinkError instead.
         """
         try:
             return getattr(self.engine, what)(*arguments)
@@ -82,7 +84,7 @@ class Connection:
             self._go_local(error)
             return getattr(self.engine, what)(*arguments)
 
-    # -- a server that is lost, and one that returns ---------------------------------------------
+    # -- loss and return of the server -----------------------------------------------------------
 
     def _go_local(self, error: LinkError) -> None:
         lost = self.engine
@@ -101,10 +103,10 @@ class Connection:
         self.follower = engine.follower
 
     def _found(self) -> bool:
-        """Connect to a server that has become visible; return whether it answers.
+        """Connect to a server that has become visible; return whether the server answers.
 
-        This waits for one answer, because a link may be too bad for data when a server is visible;
-        the program would wait for it in the middle of an inference.
+        Even if a server is visible, the link may be too bad for data. Therefore wait for one
+        answer. Otherwise the program might have to wait later, in the middle of an inference.
         """
         try:
             found = self._connect()
@@ -120,11 +122,11 @@ class Connection:
 
     @property
     def returning(self) -> bool:
-        """Whether `resume` has something to do."""
+        """Whether a server has returned, so that `resume` can continue on it."""
         return self._next is not None
 
     def resume(self) -> None:
-        """Continue on a server that has returned, if there is one.
+        """If a server has returned, move the program's tensors to it and continue there.
 
         Call this when an inference begins, and with the lock held.
         """
@@ -149,17 +151,18 @@ class Connection:
         self._lost = None
         print('rrto: the server is back; continuing there', file=sys.stderr)
 
-    # -- the device itself -----------------------------------------------------------------------
+    # -- requests that concern the whole device --------------------------------------------------
 
     def query(self, name: str) -> Any:
-        """Return a fact about the server's device; `execution.perform` has the possible names."""
+        """Return a fact about the server's device; `execution.perform` lists the names of facts."""
         with self.lock:
             return self.ask('query', name)
 
     def seed(self, seed: int) -> None:
-        """Seed the random operators. This does not connect to a server."""
+        """Seed the random operators; before the first use of the device, only store the seed."""
         with self.lock:
-            seed = torch.Generator().manual_seed(seed).initial_seed()   # makes it unsigned
+            # A Generator turns a negative seed into an unsigned number.
+            seed = torch.Generator().manual_seed(seed).initial_seed()
             self._seed = seed
             if 'engine' in self.__dict__:
                 self.turns.enter(True)
@@ -176,17 +179,17 @@ class Connection:
         return torch.initial_seed() if self._seed is None else self._seed
 
     def random(self, state: bytes = b'') -> bytes:
-        """Return the state of the random generator; set it first if `state` is not empty."""
+        """Return the state of the random generator; if `state` is not empty, first set `state`."""
         with self.lock:
             found: bytes = self.ask('random', state)
             return found
 
     def synchronize(self) -> None:
-        """Wait until the server has executed every call; raise an error not yet reported."""
+        """Wait until the server has executed every call; raise an error that a call has caused."""
         with self.lock:
             self.ask('synchronize')
 
     def clock(self) -> float:
-        """Wait until the server has executed every call; return the monotonic time, s."""
+        """Wait until the server has executed every call; return the monotonic time in seconds."""
         self.synchronize()
         return time.monotonic()

@@ -14,7 +14,7 @@ from .runner import Runner
 class CpuFallback:
     """Fetches the arguments of an operator that runs on this machine, and sends its results.
 
-    `device` moves the values; `arguments`: the arguments of the operator.
+    `device`: the remote device, which copies the values. `arguments`: the operator's arguments.
     """
 
     def __init__(self, device: Runner, arguments: Any) -> None:
@@ -23,7 +23,7 @@ class CpuFallback:
         for tensor in device.lifetimes.existing(arguments):
             given.setdefault(tensor.handle, tensor)
         values = device.downloads([*given.values()]) if given else []
-        self._values = dict(zip(given, values, strict=True))   # handle -> value
+        self._values = dict(zip(given, values, strict=True))   # handle -> its value on the CPU
         self._given: dict[int, torch.Tensor] = {id(t): t for t in _tensors(arguments)}
         self._given.update(zip(map(id, values), given.values(), strict=True))
 
@@ -44,7 +44,10 @@ class CpuFallback:
                 self.write(tensor)
 
     def fetched(self, value: Any) -> Any:
-        """Return an argument with the fetched values for remote tensors and 'cpu' for devices."""
+        """Return an argument for the CPU: replace remote tensors by their values, devices by 'cpu'.
+
+        Lists and tuples become lists of such arguments.
+        """
         if isinstance(value, RemoteTensor):
             return self._values[value.handle]
         if isinstance(value, (list, tuple)):
@@ -52,7 +55,7 @@ class CpuFallback:
         return torch.device('cpu') if isinstance(value, torch.device) else value
 
     def sent(self, value: Any) -> Any:
-        """Return a result with remote tensors in place of its tensors."""
+        """Return a result of the operator in which remote tensors replace the CPU tensors."""
         if isinstance(value, torch.Tensor):
             given = self._given.get(id(value))
             return self._device.upload(value) if given is None else given

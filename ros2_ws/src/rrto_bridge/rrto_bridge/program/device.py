@@ -42,13 +42,13 @@ class Device:
     def __init__(self, connect: Callable[[], PerCall]) -> None:
         self.connection = Connection(connect)
         self.lifetimes = Lifetimes(self.connection)
-        self._announced: set[str] = set()       # operators that `_run_on_cpu` has reported
+        self._announced: set[str] = set()       # operators that `_run_on_cpu` reported to the user
         self._thread = threading.local()
 
     # -- what PyTorch dispatches -----------------------------------------------------------------
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Run an operator with a remote tensor or the remote device among its arguments."""
+        """Run an operator whose arguments include a remote tensor or the remote device."""
         connection = self.connection
         with connection.lock:
             follower = connection.follower
@@ -63,7 +63,8 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                return self.dispatch(function, args, kwargs)   # other threads made calls in between
+                # While this thread waited, other threads made calls; find the expected step again.
+                return self.dispatch(function, args, kwargs)
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
@@ -77,7 +78,7 @@ class Device:
                 raise OUT_OF_MEMORY(str(error)) from None
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run any operator on the server, or on this machine if the server cannot."""
+        """Run any operator on the server; if the server refuses it, run it on this machine."""
         facts = operator(function)
         try:
             resolve(facts.name)
@@ -99,7 +100,8 @@ class Device:
             result = self._call(facts, facts.name, arguments, keywords, given)
         except NotOnDevice:
             return placement.execute(self, function, facts, args, kwargs)
-        except (Refused, Unsendable) as error:   # refused with these arguments only
+        except (Refused, Unsendable) as error:
+            # The server executes this operator, but not with these arguments.
             return self._run_on_cpu(function, facts, args, kwargs, error)
         return self._tensors(result, facts, given)
 
@@ -120,7 +122,8 @@ class Device:
         if not result.handles:
             return [] if facts.lists else result.value
         flat: list[Any] = []
-        order = given[::-1] if facts.out else given   # `out`, the last argument, is the result
+        # An `out=` tensor is the result. It is the last argument, so search from the end.
+        order = given[::-1] if facts.out else given
         for handle, meta in zip(result.handles, result.metas, strict=True):
             known = next((t for t in order if t.handle == handle), None)
             if known is not None and meta is not None and meta != meta_of(known):
@@ -133,10 +136,10 @@ class Device:
 
     def _move(self, facts: Operator, tensor: RemoteTensor, given: list[RemoteTensor],
               arguments: Any, keywords: Any) -> RemoteTensor:
-        """Run an in-place view, such as `t_`, as an ordinary view.
+        """Run an operator that makes a tensor a view of itself, such as `t_`, as an ordinary view.
 
-        The tensor then gets the handle of this view, because the shape of a handle's tensor is
-        fixed.
+        Then give `tensor` the handle of the new view, because the tensor with a given handle never
+        changes its shape.
         """
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)
@@ -154,7 +157,7 @@ class Device:
         check_dense(tensor)
         meta, data = pack(tensor)
         with self.connection.lock:
-            # A server that has returned gets no tensor that the program has dropped.
+            # If a server has returned, free all dropped tensors before the others move to it.
             self.lifetimes.collect(at_once=self.connection.returning)
             self.connection.resume()
             weight = getattr(self._thread, 'weights', False)
@@ -178,7 +181,7 @@ class Device:
     def loading_weights(self) -> Iterator[None]:
         """Return a context in which uploads of this thread count as weights.
 
-        A weight is not sent if the server has kept its bytes.
+        If the server has kept the bytes of a weight, the weight is not sent again.
         """
         before = getattr(self._thread, 'weights', False)
         self._thread.weights = True
@@ -221,13 +224,13 @@ class Device:
     # -- the memory of tensors ------------------------------------------------------------------
 
     def _own(self, tensor: Any) -> None:
-        """Give a tensor a handle of its own if it has aliases, because its shape may change."""
+        """Give a tensor that has aliases a handle of its own, because its shape may change."""
         if isinstance(tensor, RemoteTensor) and self.lifetimes.has_aliases(tensor):
             become(tensor, self.run(aten.alias.default, (tensor,), {}))
 
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                 ) -> RemoteTensor:
-        """Resize a tensor in place: to a view of its memory, or to new memory if this is too small.
+        """Resize a tensor in place; if its memory is too small, use new memory.
 
         Raises RuntimeError if the memory is too small and other tensors share it.
         """
@@ -257,8 +260,8 @@ class Device:
              ) -> torch.Tensor:
         """Return a copy of a tensor, on this machine if `away`, else on the server.
 
-        Tensors that share memory have copies that share memory. `copied`: key of shared memory ->
-        copy of this memory; this method adds to it.
+        The copies of tensors that share memory also share memory. For this purpose, `copied` maps
+        the key of each shared memory to the copy of that memory; this method adds missing entries.
         """
         with self.connection.lock:
             memory = self.lifetimes.memory(tensor)
@@ -277,7 +280,7 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run on the server an operator such as `is_conj`, which PyTorch would answer by itself."""
+        """Run an operator such as `is_conj` on the server; PyTorch would look at the wrapper."""
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 
@@ -300,7 +303,7 @@ class Device:
             raise RuntimeError(f'rrto: {why}; this machine cannot make a view: use .cpu()')
         if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
             return placement.execute(self, function, facts, args, kwargs)
-        wanted = kwargs.get('device')      # where the program wants the result
+        wanted = kwargs.get('device')      # the device that the program requests for the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
         fallback = CpuFallback(self, (*args, *kwargs.values()))
@@ -331,7 +334,7 @@ def _headroom(frames: int) -> None:
 
 
 def users_line() -> str:
-    """Return the file and line at which the program runs now, for messages."""
+    """Return the file and line of the program's own code that runs now, for messages."""
     frame = sys._getframe(1)
     ours = os.path.dirname(rrto_bridge.__file__), os.path.dirname(torch.__file__)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):

@@ -1,4 +1,4 @@
-"""Handlers of operators that the device does not simply send to the server."""
+"""Handlers: each replaces the normal way in which the device sends an operator to the server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _empty_strided(on: Runner, /, size: Any, stride: Any, **kwargs: Any) -> Remo
 
 
 def _native_batch_norm(on: Runner, /, *args: Any) -> Any:
-    """If training changes the running statistics, use the variant whose schema declares that."""
+    """Run batch norm; if it changes running statistics, use the variant whose schema says so."""
     changes = args[5] and args[3] is not None
     return on.run(aten._native_batch_norm_legit.default if changes
                   else aten.native_batch_norm.default, args, {})
@@ -88,7 +88,7 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
 def _recurrent(function: Any) -> Any:
     """Return a handler that tells the server whether gradients are possible.
 
-    If they are, a CPU multiplies differently (see `execution.checks`).
+    If gradients are possible, PyTorch multiplies differently on a CPU (see `execution.checks`).
     """
     def handler(on: Runner, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
@@ -134,7 +134,10 @@ def _has_same_storage_numel(on: Runner, /, one: RemoteTensor, other: RemoteTenso
 
 def _new_zeros_with_same_feature_meta(on: Runner, /, tensor: RemoteTensor, other: RemoteTensor, *,
                                       self_num_batch_dims: int = 0) -> Any:
-    """Return zeros that lie in their memory as `other` does, once for each item of a batch."""
+    """Return zeros with the shape and strides of `other`, once for each item of a batch.
+
+    `self_num_batch_dims`: how many of the first dimensions of `tensor` are the batch.
+    """
     batch = tensor.shape[:self_num_batch_dims]
     whole = torch.zeros(*batch, _storage_numel(on, other), dtype=tensor.dtype, device=CUDA)
     return on.run(aten.as_strided.default, (
@@ -167,7 +170,7 @@ def _encoder_layer(on: Runner, /, source: torch.Tensor, *args: Any, **kwargs: An
     return nested_tensor(padded, source.mask, True)
 
 
-# Operator -> its handler; the first argument of a handler is the device.
+# Maps each operator to its handler. The first argument of a handler is the device.
 HANDLERS: dict[Any, Handler] = {
     aten.detach.default: _alias,
     aten.alias.default: _alias,
@@ -176,7 +179,8 @@ HANDLERS: dict[Any, Handler] = {
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **{getattr(getattr(aten, name), which): _no_other_library   # exists only in older versions
+    # These operators exist only in older versions of PyTorch.
+    **{getattr(getattr(aten, name), which): _no_other_library
        for name in ('_use_cudnn_ctc_loss', '_use_miopen_ctc_loss') if hasattr(aten, name)
        for which in getattr(aten, name).overloads() if which != 'out'},
     aten.scaled_dot_product_attention.default: _attention,

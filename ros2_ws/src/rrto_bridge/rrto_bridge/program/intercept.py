@@ -22,10 +22,11 @@ from .device import Device
 from .remote import Hook, RemoteTensor
 from .torch_patches import cuda_api
 
-_KEPT: list[Any] = []   # library objects, kept because PyTorch removes the kernels of a deleted one
+_KEPT: list[Any] = []   # library objects; PyTorch removes their kernels when Python deletes them
 
-# Operators that PyTorch calls without dispatch to the tensor's class (in torch.tensor, and to read
-# a number), or that have kernels of their own in a CUDA build.
+# Operators for which the fallback kernel is not sufficient. Either PyTorch calls them without
+# dispatch to the tensor's class (in torch.tensor, and to read a number), or a CUDA build has its
+# own kernels for them.
 _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense',
               '_efficientzerotensor', 'tril_indices', 'triu_indices')
 
@@ -44,7 +45,7 @@ def install(device: Device) -> None:
         for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
                           ('sparse_coo', 'SparseCUDA'), ('quantised', 'QuantizedCUDA')):
             backend.fallback(partial(_not_dense, kind), key)
-            # A CUDA build has kernels of its own, which have precedence over the fallback.
+            # The kernels of a CUDA build have precedence over the fallback, so replace each one.
             for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
                 if name.startswith('aten::'):
                     kernels.impl(name.removeprefix('aten::'), partial(_not_dense, kind, name), key)
@@ -60,7 +61,7 @@ def install(device: Device) -> None:
 
 
 def _first(device: Device, *args: Any) -> Any:
-    """Dispatch the first operator, after `_without_dtensor`; later ones go directly to `device`."""
+    """Dispatch the first operator, after `_without_dtensor`; let `device` dispatch all others."""
     _without_dtensor()
     Hook.dispatch = device.dispatch
     return device.dispatch(*args)
@@ -102,7 +103,10 @@ def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
-    """Accept lengths on the CPU, as CUDA does; PyTorch would refuse them for remote tensors."""
+    """Run ctc_loss with lengths on the CPU, which CUDA accepts.
+
+    For remote tensors, PyTorch itself would refuse such lengths.
+    """
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
                                            target_lengths.tolist(), *more)
 

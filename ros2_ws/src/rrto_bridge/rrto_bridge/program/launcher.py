@@ -1,4 +1,4 @@
-"""Code inside the program: installs the device that `rrto run` requests in the environment."""
+"""Installs the remote device in the program's process, from the variables that `rrto run` sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..client.settings import HIDES_ALL, VISIBLE, Settings
 def install() -> None:
     """Make the remote device 'cuda:0' in this process; its first use connects to a server.
 
-    A process that has hidden all devices (CUDA_VISIBLE_DEVICES) gets none, as on CUDA.
+    If CUDA_VISIBLE_DEVICES hides all devices, do nothing. The process then has no device, as with
+    CUDA.
     """
     if os.environ.get(VISIBLE) in HIDES_ALL:
         return
@@ -22,7 +23,8 @@ def install() -> None:
     from .device import Device
     settings = Settings.from_environment(os.environ)
     intercept.install(Device(lambda: connect(settings)))
-    gc.freeze()   # otherwise Python scans all objects of PyTorch three times at exit
+    # Without this line, Python's garbage collector scans all objects of PyTorch 3 times at exit.
+    gc.freeze()
 
 
 def connect(settings: Settings) -> Any:

@@ -30,11 +30,11 @@ class Memory(NamedTuple):
 
     key: int
     size: int        # bytes
-    shared: bool     # whether other tensors of the program use it
+    shared: bool     # whether other tensors of the program use the same memory
 
 
 class Lifetimes:
-    """Creates and frees the program's tensors on the server; call it with the lock held.
+    """Creates and frees the program's tensors on the server; call its methods with the lock held.
 
     Several wrappers may have the same handle. An empty tensor is *deferred*: it is created on the
     server only when an operator needs it.
@@ -42,9 +42,11 @@ class Lifetimes:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._deferred: dict[int, Any] = {}     # temporary handle -> (function, args, kwargs)
-        self._shared: Counter[int] = Counter()  # handle -> number of its wrappers minus 1
-        self._temporary = NOTHING               # last temporary handle; the next one is 1 less
+        # Maps the temporary handle of each deferred tensor to the call that will create the tensor:
+        # (function, args, kwargs).
+        self._deferred: dict[int, Any] = {}
+        self._shared: Counter[int] = Counter()  # maps a handle to the number of its wrappers - 1
+        self._temporary = NOTHING               # the newest temporary handle; they count downwards
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
         """Return an empty tensor and defer the call that creates it on the server.
@@ -73,7 +75,7 @@ class Lifetimes:
             tensor.handle = handle
 
     def existing(self, values: Any) -> Iterator[RemoteTensor]:
-        """Yield the remote tensors in `values` and nested lists; create deferred tensors first."""
+        """Yield the remote tensors in `values` and in nested lists; create them if deferred."""
         for value in values:
             if isinstance(value, RemoteTensor):
                 self.materialise(value)
@@ -132,15 +134,15 @@ class Lifetimes:
             key, size, sharers = self._connection.ask('memory', tensor.handle)
         return Memory(key, size, sharers > 1 or self.has_aliases(tensor))
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- freeing tensors -------------------------------------------------------------------------
 
     def collect(self, at_once: bool = False) -> None:
         """Free on the server the tensors that the program no longer references.
 
-        Tensors are freed in batches of at least `engine.batch`, or all with ``at_once``. The
+        If fewer than `engine.batch` tensors wait to be freed, free them only with ``at_once``. The
         journal holds the calls from which the client can compute its tensors again. If a tensor
-        depends on a long chain of these calls, first fetch its values, which then replace the chain
-        in the journal.
+        depends on a long chain of these calls, first fetch the tensor's values. In the journal, the
+        values then replace the chain.
         """
         connection = self._connection
         engine = connection.engine

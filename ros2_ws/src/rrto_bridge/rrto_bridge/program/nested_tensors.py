@@ -23,7 +23,7 @@ class NestedTensor(torch.Tensor):
     is_nested = True
     padded: torch.Tensor
     mask: torch.Tensor
-    computed: bool    # whether it is the result of a layer, so its padding is zero
+    computed: bool    # whether a layer has returned this tensor; if so, its padding is zero
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any,  # type: ignore[override]

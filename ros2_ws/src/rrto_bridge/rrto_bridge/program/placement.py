@@ -1,8 +1,9 @@
-"""Runs operators whose tensors are partly on the device, partly on the CPU, as CUDA does.
+"""Runs operators with some tensors on the device and some on the CPU, as CUDA would.
 
-Such an operator is executed, refused with CUDA's error, or decomposed. A tensor to which the
-operator writes stays where it is. The operator's schema shows which arguments it writes to
-(aliases), and which are indices (lists of optional tensors).
+Such an operator is executed, refused with CUDA's error, or decomposed into other operators. If the
+operator writes to a tensor, this tensor stays where it is. The operator's schema shows to which
+arguments the operator writes (aliases), and which arguments are indices (lists of optional
+tensors).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 INDICES = 'List[Optional[Tensor]]'
 SEVERAL = 'List[Tensor]'
 
-# Arguments that kernels read with `item()`, on any device; the schemas do not show that.
+# For each operator, an argument that may be on any device, because the operator's kernel reads it
+# with `item()`. The schemas do not show this.
 _READ_BY_ITEM = {'aten.fill_.Tensor': 'value', 'aten.index_fill_.int_Tensor': 'value',
                  'aten.index_put_.default': 'values', 'aten._index_put_impl_.default': 'values'}
 _WORDS = {'aten.masked_fill_.Tensor': 'masked_fill_: Expected inputs to be on same device'}
@@ -32,9 +34,12 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 
 
 def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
-    """Run an operator with tensors on device and CPU; raise CUDA's error if CUDA refuses it."""
+    """Run an operator with tensors on device and CPU.
+
+    If CUDA would refuse the operator, raise CUDA's error.
+    """
     tensors = given(function, args, kwargs)
-    if facts.composite and not any(_remote(tensors)):   # only fake tensors, without values
+    if facts.composite and not any(_remote(tensors)):   # all tensors are fake: without values
         return function._op_dk(COMPOSITE, *args, **kwargs)
     if others(tensors):
         return NotImplemented
@@ -62,9 +67,9 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
 
 
 def others(tensors: Any) -> bool:
-    """Return whether the class of a tensor handles operators itself, as for jagged tensors.
+    """Return whether the class of any tensor handles operators itself, as jagged tensors do.
 
-    Such a class defines `__torch_dispatch__`; remote tensors and our `NestedTensor` do not count.
+    Such a class defines `__torch_dispatch__`. Remote tensors and our `NestedTensor` do not count.
     """
     return any(type(t).__torch_dispatch__ is not _PLAIN and not isinstance(t, NestedTensor)
                for _, t in _strays(tensors))
@@ -76,14 +81,14 @@ def writes_here(function: Any, facts: Operator, args: Any, kwargs: Any) -> bool:
 
 
 def given(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """Return (argument of the schema, value) for each argument of a call."""
+    """Return a pair for each argument of a call: the schema's argument, and the value."""
     arguments = function._schema.arguments
     return [*zip(arguments, args, strict=False),
             *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
 
 
 def _strays(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Yield (argument of the schema, tensor) for each tensor that is not on the device."""
+    """Yield a pair for each tensor that is not on the device: the schema's argument, the tensor."""
     return ((a, t) for a, t in _tensors(given) if not isinstance(t, RemoteTensor))
 
 
@@ -99,17 +104,19 @@ def _tensors(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 
 def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) -> bool:
-    """Return whether CUDA accepts this CPU tensor as an argument that it only reads."""
+    """Return whether CUDA accepts this CPU tensor as an argument that the operator only reads."""
     kind = str(argument.type)
-    if kind == INDICES or facts.name.endswith('.data'):   # the batch sizes of a packed sequence
+    # The CPU tensor of an operator with '.data' is the batch sizes of a packed sequence.
+    if kind == INDICES or facts.name.endswith('.data'):
         return isinstance(args[0], RemoteTensor)
-    if argument.name == 'src' and facts.name.endswith('_scatter.default'):   # CUDA copies `src`
+    # CUDA copies the `src` of these operators, so `src` may be on the CPU.
+    if argument.name == 'src' and facts.name.endswith('_scatter.default'):
         return isinstance(args[0], RemoteTensor)
     return not tensor.dim() and kind != SEVERAL
 
 
 def _is_read(facts: Operator, argument: Any, tensor: torch.Tensor) -> bool:
-    """Return whether an operator on the CPU accepts this remote tensor as an argument."""
+    """Return whether an operator with CPU tensors accepts this remote tensor as an argument."""
     return str(argument.type) == INDICES or (
         not tensor.dim() and _READ_BY_ITEM.get(facts.name) == argument.name)
 

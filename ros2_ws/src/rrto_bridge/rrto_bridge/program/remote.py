@@ -18,12 +18,14 @@ from ..protocol.record import Meta
 from ..protocol.tensors import DTYPES, meta_of
 
 CUDA = torch.device('cuda:0')
-SIZE = 1 << 60  # bytes of a wrapper's storage: so large that only the server checks bounds
+# Number of bytes of a wrapper's storage, as PyTorch sees it. It is so large that PyTorch never
+# finds a view out of bounds; the server checks the bounds.
+SIZE = 1 << 60
 
-PLACES = 1 << 62   # numbers that stand for memory on the server begin here, above all addresses
+PLACES = 1 << 62   # `data_ptr` of memory on the server is at least this, above all real addresses
 NOTHING = -1     # handle of a wrapper whose tensor has moved to another wrapper
 
-released: deque[int] = deque()   # handles of deleted wrappers
+released: deque[int] = deque()   # handles of deleted wrappers, which `Lifetimes.collect` frees
 _make = torch.Tensor._make_wrapper_subclass
 
 
@@ -38,7 +40,7 @@ class Hook:
     copy: Any = staticmethod(_not_installed)      # `Device.copy`
     memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
     ask: Any = staticmethod(_not_installed)       # `Device.ask`
-    saving = threading.local()                    # `saving.copied`: copies of one torch.save
+    saving = threading.local()    # `saving.copied`: the copies that the running torch.save has made
 
 
 class Storage(torch.UntypedStorage):
@@ -56,7 +58,7 @@ class Storage(torch.UntypedStorage):
         return CUDA
 
     def data_ptr(self) -> int:
-        """Return the number that identifies the memory; 0 if it is empty."""
+        """Return the number that identifies the memory; 0 for memory of 0 bytes."""
         return (self._key << 40) + PLACES if self._size else 0
 
     def nbytes(self) -> int:
@@ -108,7 +110,7 @@ class RemoteTensor(torch.Tensor):
             released.append(self.handle)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return the values if `force`; else raise CUDA's error."""
+        """Return the values if `force` is True; otherwise raise the error that CUDA raises."""
         if force:
             return self.detach().cpu().numpy(force=True)
         if self.requires_grad:
@@ -141,7 +143,7 @@ class RemoteTensor(torch.Tensor):
         return storage_of(self)
 
     def data_ptr(self) -> int:
-        """Return the `data_ptr` of the storage plus the offset in bytes; 0 for empty memory."""
+        """Return the storage's `data_ptr` plus the offset in bytes; 0 for memory of 0 bytes."""
         start = self.untyped_storage().data_ptr()
         return start and start + int(self.storage_offset()) * self.itemsize
 
@@ -195,20 +197,21 @@ class RemoteTensor(torch.Tensor):
         return made
 
 
-_INNER = frozenset(('handle', '_is_param', '_home'))   # attributes that `__deepcopy__` sets
+# Attributes that `__deepcopy__` does not copy from the original.
+_INNER = frozenset(('handle', '_is_param', '_home'))
 
 
 class Value(RemoteTensor):
-    """A result of a call. `handle` is in `__slots__`, because access is then 3 times as fast."""
+    """The wrapper of a call's result. `__slots__` makes access to `handle` 3 times as fast."""
 
     __slots__ = ('handle',)
 
 
 class Place(RemoteTensor):
-    """A tensor that can move to the CPU; its class then changes, so it cannot have `__slots__`."""
+    """A tensor that can move to the CPU. The move changes its class, which forbids `__slots__`."""
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
-        """Create a parameter, because programs call `type(parameter)(...)`."""
+        """Create a parameter, because some programs call `type(parameter)(...)` to do this."""
         return torch.nn.Parameter(data, requires_grad)
 
 
@@ -219,15 +222,18 @@ class Held(Place):
 class Guest(RemoteTensor):
     """A tensor of a subclass that the program defines.
 
-    The handle is in `__slots__`, so it stays when the subclass copies attributes from another
-    tensor.
+    The handle is in `__slots__`. So it does not change when the subclass copies all attributes
+    (`__dict__`) of another tensor.
     """
 
     __slots__ = ('handle',)
 
     @classmethod
     def __torch_function__(cls, *args: Any) -> Any:
-        """Run torch.Tensor's method; PyTorch would skip it in a class with `__torch_dispatch__`."""
+        """Run torch.Tensor's `__torch_function__`.
+
+        PyTorch would skip that method for a class with `__torch_dispatch__`.
+        """
         return vars(torch.Tensor)['__torch_function__'].__func__(cls, *args)
 
 
@@ -238,12 +244,12 @@ def seen_as(tensor: RemoteTensor) -> type:
 
 
 def of_program(kind: type) -> type | None:
-    """Return the program's class from which `_joined` has derived `kind`; None if it has not."""
+    """Return the program's class from which `_joined` has derived `kind`; None if there is none."""
     return getattr(kind, '_of_program', None)
 
 
 def _named_as(kind: type, ours: tuple[type, ...]) -> None:
-    """Give our classes the name and module of `kind`, because libraries test both."""
+    """Give our classes the name and module of `kind`, because libraries test name and module."""
     for one in ours:
         one.__module__, one.__name__ = kind.__module__, kind.__name__
         one.__qualname__ = kind.__qualname__
@@ -265,7 +271,10 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
-    """Replace `tensor.as_subclass(kind)`; while it runs, `alias_kind` returns the new class."""
+    """Do what `tensor.as_subclass(kind)` does, also for a remote tensor.
+
+    While PyTorch's method runs, `alias_kind` returns the new class.
+    """
     kind = of_program(kind) or kind
     if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
             or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -278,14 +287,14 @@ def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
 
 
 def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:
-    """Replace `torch.Tensor._make_subclass`."""
+    """Do what `torch.Tensor._make_subclass` does, also for a remote tensor."""
     if not isinstance(data, RemoteTensor):
         return _make_subclass(cls, data, requires_grad, **kwargs)
     return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
 
 
 def alias_kind() -> type[RemoteTensor]:
-    """Return the class that a new alias must have from the start; PyTorch cannot change it."""
+    """Return the class of a new alias; PyTorch cannot change the class of an existing alias."""
     return getattr(_alias, 'kind', Value)
 
 
@@ -315,12 +324,12 @@ def make_view(handle: int, meta: Meta, of: torch.Tensor, kind: type[RemoteTensor
     return make(handle, meta, kind)
 
 
-_data: Any = torch._C.TensorBase.data   # the attribute as PyTorch defines it
+_data: Any = torch._C.TensorBase.data   # PyTorch's own attribute `data`
 _new_parameter = torch.nn.Parameter.__new__
 
 
 def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """Replace `nn.Parameter(...)`; the parameter can move to the CPU and back."""
+    """Do what `nn.Parameter(...)` does; a remote parameter can move to the CPU and back."""
     cls = of_program(cls) or cls
     if not isinstance(data, RemoteTensor):
         return _new_parameter(cls, data, requires_grad)
@@ -338,15 +347,15 @@ def _place(value: Any, home: type = torch.Tensor) -> Place:
 
 
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
-    """Replace reading `tensor.data`: return the same values without gradient history."""
+    """Return `tensor.data`: a tensor with the same values, but without gradient history."""
     return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Replace `tensor.data = value`, by which modules move parameters, also to another device.
+    """Do what `tensor.data = value` does: give `tensor` new values, also on another device.
 
-    Swap `tensor` and an alias of `value`, as `torch.utils.swap_tensors` does. Autograd graphs keep
-    the old values.
+    Modules use this assignment to move their parameters. Swap `tensor` and an alias of `value`, as
+    `torch.utils.swap_tensors` does. Autograd graphs keep the old values.
     """
     here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
     if not here and not there:

@@ -16,7 +16,7 @@ class Runner(Protocol):
     lifetimes: Lifetimes
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run any operator on the server, or on this machine if the server cannot."""
+        """Run any operator on the server; if the server refuses it, run it on this machine."""
     def upload(self, tensor: torch.Tensor) -> RemoteTensor:
         """Copy a CPU tensor to the device; return the copy."""
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
@@ -25,6 +25,6 @@ class Runner(Protocol):
         """Copy remote tensors to the CPU, with one round trip for all if possible."""
     def resize(self, tensor: RemoteTensor, size: Any, *, memory_format: Any = None
                ) -> RemoteTensor:
-        """Resize a tensor in place; use new memory if its memory is too small."""
+        """Resize a tensor in place; if its memory is too small, use new memory."""
     def overwrite(self, tensor: RemoteTensor, values: torch.Tensor) -> None:
         """Copy values that were computed on this machine into a remote tensor."""

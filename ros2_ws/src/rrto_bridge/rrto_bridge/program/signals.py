@@ -1,8 +1,8 @@
-"""Delay signal handlers until the device is consistent, since a handler may raise.
+"""Delay signal handlers until the device is consistent, because a handler may raise an exception.
 
 Python runs a handler between any two instructions of the main thread. If the device is busy at this
 moment, this file sends the signal again `LATER` seconds later. The handler runs when the device has
-finished, or has nothing to do but wait for the server. The handler is also delayed during the
+finished its work, or only waits for the server. The handler is also delayed during the
 `__del__` of a remote tensor: Python prints and ignores an exception in `__del__` or in a function
 that `__del__` calls, so Ctrl+C would be lost. Ordinary tensors have no `__del__`.
 """

@@ -22,7 +22,8 @@ from .remote import CUDA, SIZE, Value, _make, move
 MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# Operator -> additional condition of a match: the operator's handler must change nothing.
+# Operators that have handlers (see `handlers.HANDLERS`), each with an additional condition of a
+# match, as code. Where the condition is true, the handler would send the call unchanged.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
             for name in ('svdvals', 'eigvalsh')},
@@ -30,10 +31,10 @@ _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
 
 
 def compiled(step: Step) -> Matcher:
-    """Return the matcher of a step whose tensors are `Own` or `Persistent`; keep it in the step.
+    """Return the matcher of a step whose tensors are `Own` or `Persistent`; store it in the step.
 
-    Call the matcher with (function, args, kwargs, base); base: handle of slot 0 in this pass. It
-    returns the results of the call, or MISS.
+    Call the matcher with (function, args, kwargs, base), where `base` is the handle of slot 0 in
+    this pass. The matcher returns the results of the call, or MISS if the call does not match.
     """
     _, base, overload = step.op.split('.')
     function = getattr(getattr(torch.ops.aten, base), overload)
@@ -55,7 +56,8 @@ def compiled(step: Step) -> Matcher:
                '    if not (' + ' and '.join(tests) + '): return MISS',
                '  except AttributeError: return MISS']
               + _results(step, operator(function), names, places))
-    exec('\n'.join(source), names)  # the source has only numbers, our names and quoted strings
+    # This is safe, because the source contains only numbers, names of this file and quoted strings.
+    exec('\n'.join(source), names)
     step.compiled = names['match']
     return step.compiled
 

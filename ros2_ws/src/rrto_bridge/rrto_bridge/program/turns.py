@@ -1,7 +1,8 @@
 """Turns of threads that use the device: a thread keeps its turn for a whole inference.
 
-If the threads took turns for each call, their interleaved calls would form no sequence to replay. A
-thread keeps its turn until it uploads the next input, or makes no call for `GAP` s.
+If the threads took turns for each call, their calls would alternate and form no sequence to replay.
+A thread keeps its turn until it uploads the next input, or makes no call for `GAP` seconds. The
+*holder* is the thread whose turn it is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import time
 from typing import Any
 
 GAP = 0.003      # seconds without a call after which another thread may continue
-LONGEST = 0.1    # s; after waiting so long, a thread continues once the holder has read a value
+# Time in seconds: when a thread has waited for this time, it gets its turn as soon as the thread
+# whose turn it is has read a value.
+LONGEST = 0.1
 
 
 class Turns:
@@ -23,10 +26,10 @@ class Turns:
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)
         self.contended = False      # whether several threads use the device
-        self._holder = 0
-        self._open = False          # whether the holder has made a call since it read a value
+        self._holder = 0            # identifier of the thread whose turn it is; 0 for no thread
+        self._open = False          # whether the holder has made a call since it last read a value
         self._last = 0.0            # time of the holder's last call
-        self._waiting = 0
+        self._waiting = 0           # number of threads that wait for their turn
 
     def enter(self, begins: bool) -> bool:
         """Wait for this thread's turn and record a call; return whether the thread waited.
@@ -52,7 +55,7 @@ class Turns:
         return waited
 
     def made_call(self) -> None:
-        """Record a call of the holder."""
+        """Record that the thread whose turn it is has made a call."""
         self._open = True
         self._last = time.monotonic()
 

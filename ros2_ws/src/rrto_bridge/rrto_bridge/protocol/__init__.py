@@ -1,1 +1,1 @@
-"""Code of both ends: calls, tensors and messages as values, their checks and their encoding."""
+"""Code for client and server: calls, tensors and messages as values, with checks and encoding."""

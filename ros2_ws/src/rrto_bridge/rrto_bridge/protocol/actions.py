@@ -16,7 +16,7 @@ from .sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Define:
-    """Register `sequence` on the server under its number, until `Forget`."""
+    """Register `sequence` on the server under its number; `Forget` removes it."""
 
     sequence: Sequence
 
@@ -33,8 +33,8 @@ class Start:
     """Begin run `run` of sequence `number`; slot s of the sequence gets handle `base` + s.
 
     `inputs`: bytes of the first host-to-device copies of the pass. `bound`: handles of the first
-    `Bound` tensors of the pass. `More` brings the rest. The server executes all steps for which it
-    has the data.
+    `Bound` tensors of the pass. `More` brings the other inputs and handles. The server executes all
+    steps for which it has the data.
     """
 
     run: int
@@ -57,9 +57,9 @@ class More:
 class Switch:
     """Undo the open run `run`, and run the sequence `number` from its beginning instead.
 
-    The inputs and bound handles received so far stay valid, because both sequences agree up to
-    here. The run gets the number `new`, so that the client does not take values of the undone run
-    for values of the new run.
+    The inputs and bound handles received so far stay valid, because both sequences are equal up to
+    the present step. The new run gets the number `new`, so that the client does not mistake values
+    of the undone run for values of the new run.
     """
 
     run: int
@@ -69,9 +69,10 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Undo the run, execute its first `count` steps again, and end it; keep `alive` (handles).
+    """Undo the run, execute its first `count` steps again, and end the run.
 
-    `failed`: the client ends the run because of an error in it; do not report this error again.
+    `alive`: handles of the tensors to keep. `failed`: whether the client ends the run because of an
+    error in the run; if so, the server does not report this error again.
     """
 
     run: int
@@ -82,7 +83,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the run after a complete pass; keep its effects and the tensors `alive` (handles)."""
+    """End the run after a complete pass; keep its effects, and the tensors with handles `alive`."""
 
     run: int
     alive: tuple[int, ...]
@@ -104,11 +105,12 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The server's result of wanted step number `index` of a run.
+    """The server's result of one wanted step of a run.
 
-    `metas`: metas of the returned tensors, if a shape depends on data. If these metas differ from
-    the metas in the sequence, the server stops after this step and waits for `Abandon`. `error`:
-    why the run stopped before this step; empty if the step succeeded.
+    `index`: number of the step among the wanted steps of the run, from 0. `metas`: metas of the
+    returned tensors, if a shape depends on data. If these metas differ from the metas in the
+    sequence, the server stops after this step and waits for `Abandon`. `error`: why the run stopped
+    before this step; empty if the step succeeded.
     """
 
     run: int

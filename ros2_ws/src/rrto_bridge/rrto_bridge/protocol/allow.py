@@ -136,7 +136,7 @@ def resolve(name: str) -> Any:
             raise Refused(f'{name} takes {argument.type}, which is neither tensor nor plain scalar')
     if not any('Tensor' in str(value.type) for value in (*op._schema.arguments,
                                                          *op._schema.returns)):
-        # Such operators exist for TorchScript; nothing checks their arguments.
+        # Operators without tensors exist for TorchScript; nothing checks their arguments.
         raise Refused(f'{name} computes with plain numbers')
     return op
 

@@ -12,12 +12,12 @@ from .stream import Frame
 
 
 def frame_of(message: Any) -> Frame:
-    """Return the frame in a ROS message."""
+    """Return the `Frame` that a ROS message contains."""
     return Frame(message.number, message.last, memoryview(message.data).cast('B'))
 
 
 def to_ros(action: SendFrame | SendAck) -> Any:
-    """Return the ROS message for an action."""
+    """Return the ROS message that carries out a send action."""
     if isinstance(action, SendAck):
         return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
     frame = action.frame

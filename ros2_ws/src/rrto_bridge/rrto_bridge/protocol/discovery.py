@@ -15,7 +15,8 @@ LIMIT = 3.0   # seconds within which a running server is discovered
 
 def servers(node: Node) -> list[str]:
     """Return the names of the servers that `node` has discovered."""
-    # A client of the service puts its name on the graph, too; only a server publishes a status.
+    # Clients of the service `open` also make its name visible, so check for a publisher of the
+    # status: only a server has this publisher.
     names = (re.fullmatch(r'/rrto/(\w+)/open', n) for n, _ in node.get_service_names_and_types())
     return sorted(found[1] for found in names
                   if found and node.count_publishers(f'/rrto/{found[1]}/status'))
@@ -23,7 +24,7 @@ def servers(node: Node) -> list[str]:
 
 def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: str = ''
                      ) -> list[str]:
-    """Wait at most `limit` s for a server; return the names of all servers found.
+    """Wait at most `limit` seconds for a server; return the names of all servers found.
 
     `wanted`: name of the server to wait for; '': any server. `without`: a name to ignore.
     """
@@ -38,7 +39,7 @@ def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: 
 def find_server(node: Node, limit: float = LIMIT, wanted: str = '', without: str = '') -> str:
     """Return the name of a server in the DDS domain; raises ConfigError if none is found.
 
-    ``wanted``: the only acceptable name, if given. ``without``: a name to ignore.
+    ``wanted``: name that the server must have; '': any name. ``without``: a name to ignore.
     """
     wanted = graph_name(wanted) if wanted else ''
     names = [n for n in wait_for_servers(node, limit, wanted, without) if wanted in ('', n)]

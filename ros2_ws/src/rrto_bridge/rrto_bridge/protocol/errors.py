@@ -1,4 +1,4 @@
-"""Errors, grouped by their cause, and their form in messages: a name and a text."""
+"""The package's errors, and the form in which a message carries an error: a name and a text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class OutOfMemory(RrtoError):
 
 _KINDS: tuple[type[Exception], ...] = (Refused, OutOfMemory, RemoteError, RuntimeError, IndexError,
                                        ValueError, TypeError, NotImplementedError)
-# Name of an error -> class. OutOfMemoryError is the name of PyTorch's own error.
+# Maps the name of an error in a message to its class. PyTorch's own error for a lack of memory is
+# called OutOfMemoryError.
 _NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMemory}
 
 

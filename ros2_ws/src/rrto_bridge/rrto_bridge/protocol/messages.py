@@ -1,4 +1,4 @@
-"""Messages of a session between program and server, as values; `convert` makes ROS messages."""
+"""Messages of a session between program and server; `convert` turns them into ROS messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from .stream import Frame
 
 PROTOCOL = 2
-# Reasons that a program receives when the server ends, and when the program was silent.
+# The reason that the server gives to a program when the server ends the session: because the server
+# itself ends, or because the program was silent.
 ENDED, SILENT = 'the server has ended', 'it was silent for too long'
 
 
@@ -33,7 +34,7 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class SendAck:
-    """Acknowledge the peer's frames before `number`; an `error` that is not '' ends the session.
+    """Acknowledge the peer's frames before `number`; if `error` is not empty, end the session.
 
     `program`: name of the program, '' if the program is the sender.
     """

@@ -1,4 +1,4 @@
-"""Names on the ROS graph, created and checked in one place for both sides."""
+"""Creates and checks the names that client and server use on the ROS graph."""
 
 from __future__ import annotations
 

@@ -12,16 +12,16 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
-# Extra keywords that the program adds to calls of `RECURRENT` operators.
-LEARNT = 'learnt'   # weights may require gradients
-GRADED = 'graded'   # gradients are enabled
+# Extra keywords that `program.handlers` adds to calls of `RECURRENT` operators.
+LEARNT = 'learnt'   # whether a weight requires gradients
+GRADED = 'graded'   # whether gradients are enabled
 
-# The operator _transformer_encoder_layer_fwd.
+# Constants for the operator `_transformer_encoder_layer_fwd`.
 LAYER = 17     # number of arguments between `src` and `mask`
 NESTED_MASK = -1    # mask type: `mask` is the padding mask of a nested tensor
 
-# Extra keyword of every call while the program's default dtype is not `USUAL`. PyTorch converts
-# integers to the default dtype.
+# Extra keyword of every call while the program's default dtype is not `USUAL`; its value is this
+# dtype. The server needs the dtype because PyTorch converts integers to the default dtype.
 DEFAULT = 'default_dtype'
 USUAL = torch.float32
 
@@ -35,7 +35,7 @@ WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg
 
 
 def overload(name: str) -> Any:
-    """Return ATen's operator for 'gru.input' or 'gru_cell'."""
+    """Return the ATen operator with a name such as 'gru.input' or 'gru_cell'."""
     base, _, which = name.partition('.')
     return getattr(getattr(torch.ops.aten, base), which or 'default')
 
@@ -46,7 +46,7 @@ class Operator:
 
     name: str
     composite: bool     # it calls other operators; its result may or may not be a view
-    decomposes: bool    # a composite that is not sent whole: the device decomposes it
+    decomposes: bool    # it is composite and not sent whole, so the device decomposes it
     wanted: bool        # it returns values, or shapes that depend on values
     index: bool         # its shapes depend on values, but only if an index is a mask
     view: bool          # it only creates views
@@ -54,7 +54,7 @@ class Operator:
     writes: tuple[str, ...]  # names of the arguments that it changes
     lists: bool         # it returns one list of tensors
     out: bool           # it has an `out=` argument, which it resizes to the result
-    python: bool        # an operator of a library, not of ATen, with one kernel for all devices
+    python: bool        # it belongs to a library, not to ATen, and has one kernel for all devices
 
 
 @lru_cache(1)
@@ -64,7 +64,7 @@ def _whole() -> frozenset[Any]:
 
 @lru_cache(None)
 def operator(function: Any) -> Operator:
-    """Return the facts about an overload."""
+    """Return the facts about an operator, given as PyTorch's `OpOverload` object."""
     schema, tags = function._schema, function.tags
     name = str(function)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), COMPOSITE)
@@ -85,9 +85,10 @@ def operator(function: Any) -> Operator:
 
 
 def _functional(name: str, schema: Any) -> str:
-    """Return the name of the operator that does the same, but not in place; '' if there is none.
+    """Return the name of the variant of an in-place operator that does not work in place.
 
-    'aten.t_.default' gives 'aten.t.default'. The arguments of both operators have equal types.
+    'aten.t_.default' gives 'aten.t.default'. The arguments of both operators have equal types. If
+    there is no such variant, return ''.
     """
     space, base, _ = name.split('.')
     packet = getattr(torch.ops.aten, base.removesuffix('_'), None)

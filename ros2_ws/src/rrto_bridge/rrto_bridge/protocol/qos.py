@@ -9,4 +9,5 @@ __all__ = ['LAST_WORDS', 'STATUS', 'STREAM']
 STREAM = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 
-LAST_WORDS = 0.5   # maximum s that an ending process waits for its peer's acknowledgement
+# Maximum time in seconds for which an ending process waits for its peer's acknowledgement.
+LAST_WORDS = 0.5

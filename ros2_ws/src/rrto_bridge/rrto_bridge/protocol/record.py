@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 # Names of calls that are not ATen operators.
 HTOD = 'htod'  # copy from host to device: no arguments, one result; `Call` does not hold the bytes
-SEEDING = 'rrto.seed.default'  # set the random seed; argument: a tensor that holds it; no result
+SEEDING = 'rrto.seed.default'  # set the random seed; argument: a tensor with the seed; no result
 DTOH = 'dtoh'  # copy from device to host: one Ref, no result, always wanted; its value is the bytes
 
 GIVEN = 'given'  # `Special(GIVEN, k)` in a result: the operator has returned tensor argument k
@@ -38,13 +38,16 @@ class Ref(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Stands for the distinct tensor number `place` in a `signature`, which has no handles."""
+    """Stands for a tensor in a `signature`, which contains no handles.
+
+    `place`: number of the tensor in the call, in order of first use.
+    """
 
     place: int
 
 
 class Special(NamedTuple):
-    """An argument that is neither scalar nor tensor, such as kind 'dtype' with name 'float32'."""
+    """An argument that is neither scalar nor tensor; float32 has kind 'dtype', name 'float32'."""
 
     kind: str
     name: str
@@ -90,9 +93,10 @@ def _handles(value: Any) -> Iterator[int]:
 def signature(call: Call, input_metas: tuple[Meta | None, ...]) -> tuple[Any, ...]:
     """Return a hashable value that identifies a call and contains no handles.
 
-    A call that two inferences make alike has equal signatures in both. `input_metas`: metas of
-    `call.inputs()`. The signature distinguishes the types of scalars (1, 1.0 and True differ), and
-    says which arguments are the same tensor, and which results are returned arguments.
+    If two inferences make the same call with other tensors, both signatures are equal.
+    `input_metas`: metas of `call.inputs()`. The signature distinguishes the types of scalars (1,
+    1.0 and True differ). It also says which arguments are the same tensor, and which results are
+    returned arguments.
     """
     given = call.inputs()
     template = _template((call.arguments, call.keywords), {})
@@ -107,7 +111,7 @@ def _template(value: Any, slots: dict[int, int]) -> Any:
     if type(value) is tuple:
         return tuple(_template(item, slots) for item in value)
     if type(value) is float:
-        return ('float', value.hex())  # as text, NaN equals NaN, and -0.0 differs from 0.0
+        return ('float', value.hex())  # as text, NaN equals NaN, but -0.0 differs from 0.0
     if type(value) is complex:
         return ('complex', value.real.hex(), value.imag.hex())
     if type(value) in (bool, int):

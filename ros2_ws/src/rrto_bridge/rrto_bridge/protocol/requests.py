@@ -1,4 +1,4 @@
-"""Conversion of replay actions to items of messages and back, with all checks.
+"""Conversion of replay actions to items of messages and back; it checks each received item.
 
 A message contains items. An item is a tuple: its kind, then its fields.
 """
@@ -84,12 +84,15 @@ def _step(fields: Any) -> Step:
 
 
 def value_to_message(value: Value) -> tuple[Any, ...]:
-    """Return the message to the client that contains a value of a run."""
+    """Return the message that carries a value of a run to the client."""
     return value.run, value.index, value.value, value.metas, value.error
 
 
 def value_of(message: tuple[Any, ...]) -> Value:
-    """Return the value in a message to the client; raises RemoteError."""
+    """Return the value of a run that a message to the client carries.
+
+    Raises RemoteError if the message is malformed.
+    """
     run, index, value, metas, error = message
     if type(run) is not int or type(index) is not int or type(metas) is not tuple \
             or type(error) is not str:

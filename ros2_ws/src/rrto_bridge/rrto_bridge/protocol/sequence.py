@@ -47,9 +47,9 @@ class Step:
     """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
 
     `results`: `Own` for a new tensor, the argument's role for a returned argument, None for a
-    result that is not a tensor. `metas`: None for a result that is not a tensor, and for one whose
-    shape varies from pass to pass. `compiled`: the code that executes or matches steps may store
-    its own data here.
+    result that is not a tensor. `metas`: the meta of each result; None for a result that is not a
+    tensor, and for a tensor whose shape varies from pass to pass. `compiled`: the code that
+    executes or matches steps may store its own data here.
     """
 
     op: str
@@ -65,12 +65,15 @@ class Step:
         return list(_roles((self.arguments, self.keywords)))
 
     def made(self, metas: tuple[Meta | None, ...]) -> dict[int, Meta]:
-        """Return a dict slot -> meta for the new tensors; `metas`: metas of all results."""
+        """Return a dict that maps the slot of each new tensor to its meta.
+
+        `metas`: the metas of all results of the step.
+        """
         return {role.slot: meta for role, meta in zip(self.results, metas, strict=False)
                 if isinstance(role, Own) and meta is not None}
 
     def differs(self, metas: tuple[Meta | None, ...]) -> bool:
-        """Return whether `metas` differ from `self.metas`, in which None equals any meta."""
+        """Return whether `metas` differ from `self.metas`; a None in `self.metas` fits any meta."""
         return any(mine is not None and mine != other
                    for mine, other in zip(self.metas, metas, strict=True))
 
@@ -89,7 +92,8 @@ class Sequence:
     slots: int = 0        # number of tensors that the pass creates
     number: int = -1      # assigned by the client when it adds the sequence
     keys: list[str] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)   # slots made before step i; last: all
+    # `made[i]`: number of tensors that the pass creates before step i; the last item counts all.
+    made: list[int] = field(default_factory=list)
     metas: dict[int, Meta] = field(default_factory=dict)  # slot -> meta at the end of the pass
     needs: list[int] = field(default_factory=list)  # positions of steps that need the client's data
 
@@ -112,7 +116,7 @@ class Sequence:
         return [instantiate(step, base, bound) for step in self.steps[:count]]
 
     def common(self, other: Sequence) -> int:
-        """Return how many steps at the beginning are equal in both sequences."""
+        """Return the number of steps from the beginning in which both sequences are equal."""
         pairs = zip(self.keys, other.keys, strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b),
                     min(len(self.keys), len(other.keys)))
@@ -157,8 +161,9 @@ def instantiate(step: Step, base: int, bound: Items[int]) -> Call:
 def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[int]) -> Sequence:
     """Build the sequence of a recorded pass.
 
-    `changing`: handle -> meta of the tensors from before the pass that differ from pass to pass.
-    `alive`: handles of the tensors that the program still holds at the end of the pass.
+    `changing`: the tensors that exist before the pass and differ from pass to pass; it maps the
+    handle of each tensor to its meta. `alive`: handles of the tensors that the program still holds
+    at the end of the pass.
     """
     roles: dict[int, StepRole] = {}
     bound: list[Meta] = []
@@ -182,9 +187,9 @@ def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[in
 
 
 def changed(new: Sequence, old: Sequence) -> set[int] | None:
-    """Return the handles of the persistent tensors in which `new` differs from `old`.
+    """Return the handles of the persistent tensors of `new` that are other tensors in `old`.
 
-    Return None if the sequences differ in anything else.
+    Return None if the sequences also differ in anything else.
     """
     if len(new.steps) != len(old.steps):
         return None
@@ -213,9 +218,9 @@ def changed(new: Sequence, old: Sequence) -> set[int] | None:
 def loosen(sequence: Sequence, changing: Mapping[int, Meta]) -> Sequence:
     """Return a copy of the sequence in which the persistent tensors in `changing` become `Bound`.
 
-    `changing`: handle -> meta.
+    `changing` maps the handle of each of these tensors to its meta.
     """
-    base = 1 << 62          # above all real handles, for the temporary handles of this function
+    base = 1 << 62          # the temporary handles of this function begin here, above all real ones
     bound = range(base + sequence.slots, base + sequence.slots + len(sequence.bound))
     calls = sequence.calls(len(sequence.steps), base, bound)
     return build(calls, {**changing, **dict(zip(bound, sequence.bound, strict=True))},

@@ -1,8 +1,8 @@
 """Splits messages of any size into frames, and joins frames to messages. Sans-I/O.
 
 The ROS topics that carry the frames are reliable and keep the order. The sender has at most
-`WINDOW` frames in transit, so the queue of the middleware stays short. So the sender notices a dead
-link, and can abandon a message.
+`WINDOW` frames in transit, so the queue of the middleware stays short. With a short queue, the
+sender notices a dead link, and can abandon a message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVERY = 16       # the receiver acknowledges every EVERY-th frame
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Fields of rrto_msgs/Frame without the incarnation."""
+    """A part of a message: the fields of rrto_msgs/Frame without the incarnation."""
 
     number: int
     last: bool
@@ -31,7 +31,7 @@ class Sender:
     """The sender of one direction of a stream."""
 
     def __init__(self) -> None:
-        self.next = 0            # number of the next frame
+        self.next = 0            # number of the frame that is sent next
         self.acknowledged = 0           # number of the first frame that is not acknowledged
         self.bytes = 0
         self.waiting = 0         # bytes not sent yet
@@ -82,11 +82,11 @@ class Receiver:
 
     @property
     def pending(self) -> int:
-        """Number of bytes that have arrived of an incomplete message."""
+        """Number of bytes received so far of the message that is still incomplete."""
         return self._size
 
     def take(self, frame: Frame) -> tuple[bytes | None, bool]:
-        """Process a frame; return (completed message or None, whether to acknowledge now).
+        """Process a frame; return (the message if it is now complete, whether to acknowledge now).
 
         Raises LinkError if frames are missing, RemoteError if the message is too long.
         """

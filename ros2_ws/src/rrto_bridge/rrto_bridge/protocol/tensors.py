@@ -1,4 +1,4 @@
-"""Conversions at both ends: tensors to metas and bytes, and arguments such as dtypes to names."""
+"""Converts tensors to metas and bytes, and arguments such as dtypes to names; and converts back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def check_device(device: torch.device) -> None:
 
 
 def from_special(value: Special, device: torch.device) -> Any:
-    """Return the dtype, format, layout or device for a result of `special`; raises RemoteError."""
+    """Return the dtype, format, layout or device from which `special` has made `value`.
+
+    Raises RemoteError for an unknown value.
+    """
     found = {'dtype': DTYPES.get(value.name), 'memory_format': _FORMATS.get(value.name),
              'layout': torch.strided if value.name == 'strided' else None,
              'device': device if not value.name else None}.get(value.kind)
@@ -90,8 +93,8 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
     if tensor.is_conj() or tensor.is_neg():
         with ordinary():
             tensor = tensor.resolve_conj().resolve_neg()
-    # PyTorch's ZeroTensor (`_is_zerotensor`), which autograd makes, has no memory; `clone` gives it
-    # some.
+    # PyTorch's autograd makes tensors without memory (`_is_zerotensor`). `clone` returns a tensor
+    # that has memory.
     if not dense(tensor.shape, tensor.stride()) or tensor._is_zerotensor():
         tensor = tensor.clone()
     meta = meta_of(tensor)._replace(offset=0)
@@ -122,10 +125,11 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
 def ordinary() -> Any:
     """Return a context for computation with CPU tensors inside the implementation of an operator.
 
-    While an implementation runs, PyTorch skips steps that it has already done for the arguments of
-    this operator. Other tensors still need these steps: without them, PyTorch would ignore that a
-    tensor is lazily conjugated or negated, or that a weight may require gradients (by which it
-    multiplies differently). In the context, PyTorch does all steps.
+    While an implementation runs, PyTorch skips the steps that it has already done for the arguments
+    of this operator. Other tensors still need these steps. Without the steps, PyTorch would ignore
+    that a tensor is lazily conjugated or negated. It would also ignore that a weight may require
+    gradients, although it multiplies differently by such weights. In the context, PyTorch does all
+    steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)
@@ -141,14 +145,14 @@ def size_of(meta: Meta) -> int:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of a dense CPU tensor on the device; for the device CPU, the tensor itself."""
+    """Return a copy of a dense CPU tensor on `device`; for the CPU, return the tensor itself."""
     if device.type == 'cpu':
         return tensor
     return uploaded(_flat(tensor), device).as_strided(tensor.shape, tensor.stride())
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU; for a CPU tensor, the tensor itself."""
+    """Return a copy of a tensor on the CPU; if it is already there, return the tensor itself."""
     if tensor.device.type == 'cpu':
         return tensor
     tensor = tensor.resolve_conj().resolve_neg()
@@ -172,7 +176,10 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Meta:
 
 
 def dense(shape: Any, stride: Any) -> bool:
-    """Return whether elements fill memory without gaps and overlap, in any order of dimensions."""
+    """Return whether the elements fill memory without gaps and without overlap.
+
+    The dimensions may be in any order in memory.
+    """
     if 0 in shape:
         return True
     expected = 1

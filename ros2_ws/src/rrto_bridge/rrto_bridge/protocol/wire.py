@@ -1,4 +1,6 @@
-"""Encodes values (calls, metas, scalars) as bytes. No pickle; every length is checked before use.
+"""Encodes values (calls, metas, scalars) as bytes, and decodes them without pickle.
+
+The decoder checks every length before it uses the length.
 
 A value is a tag byte and its content. Integers have 64 bits, little endian; strings are UTF-8.
 Tuples nest at most `DEPTH` deep. The size of a message limits the size of its decoded value.
@@ -83,7 +85,10 @@ def _encode(value: Any, out: bytearray) -> None:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """Return the value encoded in all of `data`; raises RemoteError."""
+    """Return the value that `data` encodes.
+
+    Raises RemoteError if `data` is invalid, or if bytes follow the value.
+    """
     reader = _Reader(memoryview(data))
     value = reader.value(0)
     if reader.at != len(reader.data):

@@ -1,10 +1,10 @@
 """Derive the sequence for another batch size from a known one (Algorithm 13, RRTOFIXARGS).
 
-Then the client need not record inferences with this batch size. Shape inference gives the metas for
-the new input. Arguments that are sizes (of view, expand, zeros) are derived from the known
-sequence. If the batch size of the known sequence is 1, these arguments are a guess, because a 1 in
-a size need not be the batch size. A wrong guess costs one mismatch, because the client compares
-every call with the sequence.
+With the derived sequence, the client need not record inferences with this batch size. Shape
+inference gives the metas for the new input. Arguments that are sizes (of view, expand, zeros) are
+derived from the known sequence. If the batch size of the known sequence is 1, these arguments are a
+guess, because a size of 1 is not always the batch size. A wrong guess costs only one mismatch,
+because the client compares every call with the sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 from ..protocol.record import HTOD, Meta, Persistent
 from ..protocol.sequence import ROLES, Sequence, Step, StepRole, substitute
 
-# infer(op, arguments with Meta for tensors, keywords) -> metas of the results; raises if impossible
+# Type of a function that infers shapes. Its parameters are an operator's name, the arguments, in
+# which a Meta stands for each tensor, and the keywords. It returns the metas of the results. It
+# raises an error if it cannot infer them.
 Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
 
@@ -34,7 +36,7 @@ def derive(sequence: Sequence, given: Meta | None, infer: Infer,
     try:
         return _Derivation(sequence, given, infer, meta_of).run()
     except (ValueError, RuntimeError, TypeError, IndexError, KeyError):
-        return None     # impossible, so the client must record inferences of this size
+        return None     # no derivation, so the client must record inferences of this batch size
 
 
 class _Derivation:
@@ -44,7 +46,7 @@ class _Derivation:
         old = sequence.steps[0].metas[0]
         assert old is not None
         self.old, self.new = old.shape[:1], given.shape[:1]
-        # Role -> (meta in `sequence`, meta in the derived sequence).
+        # Maps each role to a pair: its meta in `sequence`, and its meta in the derived sequence.
         self.metas: dict[StepRole, tuple[Meta, Meta]] = {}
 
     def run(self) -> Sequence:
@@ -88,8 +90,8 @@ class _Derivation:
               inputs: list[tuple[Meta, Meta]]) -> tuple[int, ...]:
         """Return the value of the argument `size` for the new batch size.
 
-        `shape`: shape of the result in the known sequence. `inputs`: (old, new) meta of each tensor
-        argument.
+        `shape`: shape of the result in the known sequence. `inputs`: for each tensor argument, its
+        metas in the known sequence and in the derived sequence.
         """
         before, now = (m.shape for m in inputs[0]) if inputs else ((), ())
         if before != now and prod(before) == prod(shape):
@@ -97,9 +99,10 @@ class _Derivation:
             begin, end = prod(before[:at]), prod(before[:at + 1])
             inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
-            # If the batch size is 1, several dimensions can be the batch. Order of preference: a
-            # dimension whose size is the old batch size; a dimension that does not lie wholly
-            # before the batch of the input (not used if dimensions were merged); the first.
+            # If the batch size is 1, several dimensions can be the batch. Prefer a dimension whose
+            # size is the batch size of the known sequence. Among several of them, prefer one that
+            # does not lie wholly before the input's batch dimension, unless the operator merges
+            # dimensions. Among several of these, take the one with the lowest index.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))
@@ -119,7 +122,10 @@ def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
-    """Return `meta` with first size `new`, contiguous, if its first size is `old`; else `meta`."""
+    """Replace the first size of `meta`, the batch size `old`, by `new`; make it contiguous.
+
+    If the first size is not `old`, return `meta` unchanged.
+    """
     if not old or meta.shape[:1] != old:
         return meta
     shape = new + meta.shape[1:]

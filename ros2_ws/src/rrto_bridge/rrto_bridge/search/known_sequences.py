@@ -1,4 +1,4 @@
-"""The known sequences, with the number of equal first steps of every pair (a prefix tree)."""
+"""Holds the known sequences, and for each pair the number of equal first steps (a prefix tree)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
-PATIENCE = 3          # failed runs in a row after which a sequence pauses
-MAX_LOOSE = 4         # maximum tensors that `add` makes `Bound`; if more differ, the model differs
+PATIENCE = 3          # number of failed runs in a row that do not make a sequence pause yet
+# Maximum number of tensors that `add` makes `Bound`; if more tensors differ, the model differs.
+MAX_LOOSE = 4
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
-MAX_PAUSE = 64        # possible starts that a failing sequence skips in a row are fewer than this
+MAX_PAUSE = 64        # a failing sequence skips at most MAX_PAUSE - 1 possible starts in a row
 
-ANY = 1 << 62         # base, above every handle, of a pass that has not created a tensor yet
+# Used as `base` for a pass that has not created a tensor yet; larger than every handle.
+ANY = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +27,8 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    common: dict[int, int] = field(default_factory=dict)  # sequence's number -> equal first steps
+    # Maps the number of each other sequence to the number of steps that are equal at the beginning.
+    common: dict[int, int] = field(default_factory=dict)
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts to skip
     persistent: frozenset[int] = frozenset()
@@ -41,16 +44,17 @@ class Known:
                      or any(type(r) is Bound for r in row) else step for step, row in roles]
 
     def failed(self) -> None:
-        """Count a run that failed because of a mismatch; after several, the sequence pauses."""
+        """Count a run that failed because of a mismatch; after several, let the sequence pause."""
         self.failures += 1
         self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
 
 
 class PrefixTree:
-    """Known sequences in order of use; the last used sequence is the last.
+    """The known sequences in order of use; the most recently used sequence is at the end.
 
-    `meta_of(handle)` returns the meta of a tensor that the program holds, None if unknown. `infer`
-    infers shapes, to derive sequences for other batch sizes; None: derive none.
+    `meta_of(handle)` returns the meta of a tensor that the program holds, and None for any other
+    handle. `infer` infers shapes, to derive sequences for other batch sizes; if it is None, no
+    sequence is derived.
     """
 
     def __init__(self, meta_of: Callable[[int], Meta | None], infer: Infer | None) -> None:
@@ -75,11 +79,11 @@ class PrefixTree:
         return False
 
     def add(self, sequence: Sequence, actions: list[Action]) -> Known:
-        """Add a sequence; if a known one differs only in the kept tensors, replace that one.
+        """Add a sequence; replace a known sequence that differs only in the kept tensors.
 
         If the sequence differs from a sequence in `_former` only in a few persistent tensors, these
-        tensors differ from pass to pass, such as the features of the last key frame. So they become
-        `Bound`.
+        tensors change from pass to pass, as the features of a video's last key frame do. So they
+        become `Bound`.
         """
         for former in self._former:
             loose = changed(sequence, former)
@@ -128,7 +132,7 @@ class PrefixTree:
         self.known.append(known)
 
     def openers(self, call: Call, actions: list[Action]) -> list[Known]:
-        """Return the sequences that begin with the call and do not pause, the last used first."""
+        """Return the sequences that begin with the call and do not pause, recently used first."""
         able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
         if not able and call.op == HTOD and self._infer is not None:
             able = self._specialise(call, self._infer, actions)

@@ -26,7 +26,8 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-# Maximum sum of known tags and calls of the open partial sequence; beyond it, all are forgotten.
+# When the number of known tags plus the number of calls in the open partial sequence reaches this
+# limit, `PartialSequences` forgets all observations.
 LIMIT = 1 << 15
 FED = 16           # number of partial sequences after which a tree node gets a new `Search`
 
@@ -40,15 +41,15 @@ Metas = tuple[Meta | None, ...]
 class _Node:
     """A node of the tree: the position after a fragment."""
 
-    varies: bool = False                # the shape that the fragment returns varies
-    ends: bool = False                  # partial sequences end here
-    following: Fragment | None = None   # the only fragment that has followed
-    child: _Node | None = None          # the node after that fragment
+    varies: bool = False                # whether the shape that the fragment returns varies
+    ends: bool = False                  # whether partial sequences end at this node
+    following: Fragment | None = None   # the only fragment that has ever come after this node
+    child: _Node | None = None          # the node after the fragment `following`
     search: Search | None = None        # finds the sequences among the calls that ended here
     fed: int = 0                        # number of partial sequences that ended here
 
     def after(self, fragment: Fragment, known: bool) -> _Node | None:
-        """Return the node after this fragment; None if the partial sequence ends before it."""
+        """Return the node after `fragment`; None if the partial sequence ends before `fragment`."""
         if self.following not in (None, fragment):
             self.ends, self.child = True, None
         if self.ends or not known:
@@ -69,13 +70,14 @@ class PartialSequences:
     def restart(self) -> None:
         """Forget all observations."""
         self._tags: dict[tuple[object, ...], int] = {}
-        self._seen: dict[Fragment, Metas] = {}    # fragment -> metas of its last call's results
+        # Maps each known fragment to the metas of the results of its last call.
+        self._seen: dict[Fragment, Metas] = {}
         self._roots: dict[Fragment, _Node] = {}
         self._leave()
 
     def _leave(self) -> None:
         self._fragment: list[Call | int] = []  # calls and freed handles since the last fragment
-        self._key: list[int] = []              # tags of these calls
+        self._key: list[int] = []              # tags of the calls in `_fragment`
         # Calls and freed handles of the open partial sequence, up to the end of its last fragment.
         self._items: list[Call | int] = []
         self._root: Fragment = ()              # first fragment of the open partial sequence
@@ -86,7 +88,7 @@ class PartialSequences:
         self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that the calls use
 
     def observe(self, call: Call) -> Sequence | None:
-        """Record a call; if a sequence is found that ends with or before this call, return it."""
+        """Record a call; return a sequence if one is found that ends with or before this call."""
         if len(self._tags) + len(self._items) + len(self._fragment) >= LIMIT:
             self.restart()
         found = None
@@ -140,9 +142,9 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: whether it ends only because its first fragment occurs again. If so, search it only
-        if a partial sequence has ended at this node for another reason, because otherwise no shape
-        varies.
+        `again`: whether the partial sequence ends only because its first fragment occurs again. In
+        this case, search it only if an earlier partial sequence has ended at the same node for
+        another reason, because otherwise no shape varies.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None
@@ -173,7 +175,7 @@ class PartialSequences:
             self._items.append(handle)
 
     def interrupt(self, left: dict[int, Meta]) -> Sequence | None:
-        """Record that an inference was replayed; return a sequence found before it, or None.
+        """Record the replay of an inference; return a sequence found before the replay, or None.
 
         `left`: handle -> meta of the tensors that remain after the replay.
         """

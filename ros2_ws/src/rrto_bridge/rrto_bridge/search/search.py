@@ -8,8 +8,8 @@ host), because an inference can end only there. Sections with equal tags get the
 number. A pass is the calls of one inference: one or more sections. It is found if R passes in a row
 (`REPETITIONS`) are equal:
 
-- Candidates (boundary statistics): how many sections ago the last 1, 2, 4, ... sections occurred
-  before. Each of these numbers may be the number of sections of a pass.
+- Candidates (boundary statistics): if the last 1, 2, 4, ... sections also occurred n sections ago,
+  a pass may consist of n sections.
 - FastCheck: the tags of R passes are equal.
 - FullCheck: every tensor argument has the same role in R passes.
 
@@ -27,8 +27,10 @@ from typing import Any
 from ..protocol.record import HTOD, Call, Meta, Ref
 from ..protocol.sequence import Sequence, build
 
-REPETITIONS = 3       # R; 3, because the first pass may still initialise data (thesis 5.3.3)
-WITHOUT_INPUT = 8     # factor on R for a pass without input, which may be just a small loop
+# R, the number of equal passes in a row. It is 3, because the first pass may still initialise data
+# (thesis 5.3.3).
+REPETITIONS = 3
+WITHOUT_INPUT = 8     # R is multiplied by this if a pass has no input: it may be just a small loop
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
@@ -67,17 +69,20 @@ class Search:
         self._row: list[int] = []                 # tags of the calls in `_log`
         self._given = array('q')                  # handles of the tensor arguments of all calls
         self._from = array('q')                   # origins of the tensors in `_given`
-        self._first = [0]                         # for each call: first index in `_given`, `_from`
+        # For each call: the index in `_given` and `_from` at which its tensor arguments begin.
+        self._first = [0]
         self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
         self._outside: dict[int, Meta] = {}       # handle -> meta of tensors from replayed passes
-        self._breaks: list[int] = []              # positions just before which calls are missing
+        self._breaks: list[int] = []              # positions before which calls are not in the log
         self._input = -1                          # position of the last host-to-device copy
-        self._names: dict[Any, int] = {}          # (k, contents) -> name of 2^k sections in a row
+        # Maps (k, contents of 2^k sections in a row) to the name of these sections.
+        self._names: dict[Any, int] = {}
         # For each k and each section: name of the 2^k sections that end with this section.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
         self._seen: dict[int, int] = {}           # name -> section at which it was last seen
         self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
-        self._blocked: dict[int, int] = {}        # pass length -> first possible start of R passes
+        # Maps the length of a pass to the position before which R equal passes cannot begin.
+        self._blocked: dict[int, int] = {}
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call with its results; return a sequence if one is found."""
@@ -113,9 +118,9 @@ class Search:
     def interrupt(self, left: Mapping[int, Meta]) -> None:
         """Record that calls outside the log were made here, such as a replayed pass.
 
-        No pass that is found later spans this position. So the calls after the last wanted call can
-        no longer be in a pass; remove them from the log. `left`: handle -> meta of the tensors that
-        remain after the calls outside the log.
+        A pass cannot contain calls from before and after this position. So the calls after the last
+        wanted call can no longer be in a pass; remove them from the log. `left` maps handles to
+        metas, for the tensors that remain after the calls outside the log.
         """
         self._outside.update(left)
         keep = self._ends[-1] + 1
@@ -143,7 +148,8 @@ class Search:
     def _add_section(self, end: int) -> set[int]:
         """Name the section that ends at position `end`; return the candidates.
 
-        Each candidate says how many sections ago the last 1, 2, 4, ... sections occurred before.
+        A candidate is a number of sections that a pass may have: the last 1, 2, 4, ... sections
+        also occurred that number of sections ago.
         """
         section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
@@ -164,7 +170,7 @@ class Search:
         return periods
 
     def _fill(self, order: int, section: int) -> None:
-        """Give unique names to the groups that end with `section` but begin before the log."""
+        """Give unique names to groups that end with `section` and begin before the log."""
         for row in self._contexts[order:]:
             if len(row) <= section:
                 row.append(-1 - section)
@@ -178,8 +184,8 @@ class Search:
         first = end + 1 - repetitions * length
         if first < self._blocked.get(length, 0):
             return None
-        # Compare the sections by name, in all passes but the first. The first section of the first
-        # pass may also contain calls from before this pass, and then has another name.
+        # Compare the sections by name in all passes except the first pass. The first section of the
+        # first pass may also contain calls from before this pass, and then has another name.
         whole = (repetitions - 2) * period
         if whole > begin or names[begin - whole:begin] != names[count - whole:count]:
             return None
@@ -200,11 +206,11 @@ class Search:
     def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
         """Check that every tensor argument has the same role in all passes.
 
-        There are two roles. Either the argument is one tensor in all passes. Or it is a result of
-        the call that lies a certain number of calls earlier, in the same pass or in a recent one
-        (in the first pass: a result of any call before it). If the check succeeds, return a list
-        over all tensor arguments of the pass: True for the first role. Else return the position
-        where a later check must begin.
+        There are two roles. Either the argument is one tensor in all passes. Or the argument is a
+        result of the call that lies a fixed number of calls earlier, in the same pass or in a
+        recent pass. (In the first pass, it may be a result of any call before the pass.) If the
+        check succeeds, return a list with a bool for each tensor argument of the pass: True for the
+        first role. Otherwise return the position where a later check must begin.
         """
         last = first + (repetitions - 1) * length
         for start in range(last, first - 1, -length):
@@ -223,7 +229,7 @@ class Search:
     def _arguments(self, start: int, length: int) -> tuple[array[int], array[int]]:
         """Return the handles of the tensor arguments of a pass, and the origin of each tensor.
 
-        The origin says which call made the tensor; it is negative if this was before the log.
+        The origin says which call made the tensor; it is negative if the call is not in the log.
         """
         row = slice(self._first[start], self._first[start + length])
         return self._given[row], self._from[row]
@@ -232,7 +238,7 @@ class Search:
                     is_first: bool) -> int | None:
         """Return the index of an argument whose roles in the passes `start` and `last` differ.
 
-        Return None if there is none. `fixed`: for each argument, whether its role is to be one
+        Return None if all roles are equal. `fixed`: for each argument, whether it must be one
         tensor in all passes. `is_first`: whether `start` is the first pass.
         """
         shift = (last - start) << _SHIFT
@@ -244,7 +250,7 @@ class Search:
             if same:
                 if a != b:
                     return index
-            elif one < 0:                  # from before the log: a replayed pass may have kept it
+            elif one < 0:    # the tensor is from before the log; a replayed pass may have kept it
                 if two >= 0 or a not in outside or b not in outside:
                     return index
             elif (two < 0 or one - two != shift) and not (is_first and one < end and two < begin):
@@ -294,7 +300,7 @@ class Search:
 
 
 def _span(begin: int, size: int, change: list[int]) -> None:
-    """Add a tensor to `change` that is live during `size` calls from `begin` on, cyclically."""
+    """Add to `change` a tensor that is live for `size` calls from `begin` on, cyclically."""
     length = len(change) - 1
     if not size:
         return
@@ -308,9 +314,9 @@ def _span(begin: int, size: int, change: list[int]) -> None:
 
 
 def skeleton(call: Call) -> tuple[list[Any], list[int]]:
-    """Return the part of a call's tag without its results, and the handles of its arguments.
+    """Return what identifies a call except its results, and the handles of its tensor arguments.
 
-    This part is [op, wanted, metas, arguments without handles ...].
+    The first value is a list: [op, wanted, metas, arguments without handles ...].
     """
     given: list[int] = []
     key: list[Any] = [call.op, call.wanted, call.metas]
@@ -345,7 +351,7 @@ def _exact(value: Any, given: list[int]) -> Any:
         given.append(value[0])
         return _TENSOR
     if kind is float:
-        return '\0' + value.hex()  # NaN equals itself, -0.0 differs from 0.0
+        return '\0' + value.hex()  # as text, NaN equals NaN, but -0.0 differs from 0.0
     if kind is int or kind is str or value is None:
         return value
     if kind is bool:
