@@ -75,7 +75,7 @@ class Codec(ABC):
 
     def difference(self, partition: Segments, master: Array, mirror: Array, ids: np.ndarray,
                    magnitude: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids`` of master - mirror, uint8; do not change master and mirror."""
+        """Encode the segments ``ids`` of master - mirror as uint8; change neither of the two."""
         return self._encode(partition, master, mirror, ids, magnitude)
 
     def _encode(self, partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray,

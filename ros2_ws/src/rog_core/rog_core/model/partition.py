@@ -105,7 +105,7 @@ class RowPartition:
 
     @cached_property
     def raw_partition(self) -> RowPartition:
-        """This partition with the same rows, but segments so short that raw float32 fits a datagram.
+        """The same rows, with segments so short that raw float32 values fit a datagram.
 
         Model values (snapshots) are sent raw with any codec. A segment for the codec onebit would
         take 32 kB as raw float32, or 23 IP fragments. If one fragment is lost, the whole segment is
@@ -159,7 +159,7 @@ class RowPartition:
         return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError` if ``other`` differs; the text names the first difference."""
+        """Raise `PartitionMismatchError`, with the first difference, if ``other`` differs."""
         if self.digest == other.digest:
             return
         require_same(Listing(self.parameters, self.granularity), other)
