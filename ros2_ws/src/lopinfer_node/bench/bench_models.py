@@ -1,9 +1,10 @@
-"""Every model of the issue: seconds to trace it and to plan 31 bandwidths; one JSON line.
+"""Measures how long it takes to trace each model and to plan 31 bandwidths; prints one JSON line.
 
-The robot is this machine on one thread, the server ten times as fast. `best_baseline`: least and
-greatest latency of LOSS over that of the best baseline, over the bandwidths.
+The robot is this machine with one thread; the server is ten times as fast. `best_baseline`: latency
+of LOSS divided by the latency of the best baseline, as the least and the greatest value over the
+bandwidths.
 
-`bench_models.py [MODEL ...]`: names of test/models.py, default all.
+`bench_models.py [MODEL ...]`: names in test/models.py; by default all models.
 """
 
 import json
@@ -29,7 +30,7 @@ def row(name):
     """Return the figures of one model."""
     model = named(name)
     begin = time.perf_counter()
-    # includes the proof of the trace, as `offload` does
+    # the time includes the verification of the trace, which `offload` does, too
     traced = trace(model, torch.zeros(1, 3, 224, 224))
     tracing = time.perf_counter() - begin
     graph = traced.graph

@@ -1,10 +1,10 @@
 """Measures how long planning takes and how good plans are; prints one JSON line.
 
-The line has: microseconds of an evaluation; seconds of the first call (kernels compiled or loaded),
-of a plan, and of a table of 31 bandwidths; the latency of LOSS over that of the best baseline; the
-gap between LOSS and the proven optimum on random graphs of up to 12 operators. The networks have
-the shapes of VGG19, ResNet152 and DenseNet121 from the tests, with costs in proportion to
-multiplications.
+The line has: microseconds of an evaluation; seconds of the first call (in which the kernels are
+compiled or loaded), of a plan, and of a table of 31 bandwidths; the latency of LOSS divided by the
+latency of the best baseline; the gap between LOSS and the proven optimum on random graphs of up to
+12 operators. The networks have the shapes of VGG19, ResNet152 and DenseNet121 from the tests, with
+costs in proportion to multiplications.
 
 `bench_planner.py [GRAPHS]`: number of random graphs (default 100; the published figure has 1000).
 """
@@ -34,7 +34,7 @@ NETWORKS = {'chain': (chain, 0.087, 0.008, 2e-5), 'residual': (residual, 0.06, 0
 
 @kernel
 def repeat(p, w, most, least, times):
-    """Evaluate this many times."""
+    """Evaluate a candidate ``times`` times; return the sum of the scores."""
     total = 0.0
     for _ in range(times):
         total += compiled.evaluate(p, w, most, least, False)[0]

@@ -1,9 +1,9 @@
-"""The fastest plan of a small graph, by constraint programming, to know how far LOSS is from it.
+"""Finds the fastest plan of a small graph by constraint programming, to compare LOSS with it.
 
-The same plans (two cuts per operator), rules and timeline as LOSS, as an OR-tools CP-SAT model:
-footprints and costs are element constraints, the links are FIFO in topological order, and time is
-counted in integers of a 50,000th of the device-only latency (1 us for 50 ms). OR-tools is needed
-here alone, and only when it is used.
+The OR-tools CP-SAT model has the same plans (two cuts per operator), rules and timeline as LOSS.
+Footprints and costs are element constraints, and the links are FIFO in topological order. Times are
+integers in ticks; a tick is 1/50,000 of the device-only latency (1 us for 50 ms). Only this file
+needs OR-tools, and it imports OR-tools only when `plan_exact` runs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def plan_exact(graph: Graph, costs: Costs, link: Link, small_transfers: bool = T
 
     :param known: a valid plan, which may save most of the solver's time.
     :param seconds: time limit of the solver; a plan found at the limit is not proved optimal.
-    :raises ImportError: without OR-tools.
-    :raises ValueError: for a link where a transfer costs more than its bytes.
+    :raises ImportError: OR-tools is not installed.
+    :raises ValueError: a transfer on this link costs time beyond its bytes (`Link.message`).
     """
     from ortools.sat.python import cp_model
     if link.message:
@@ -53,7 +53,7 @@ def plan_exact(graph: Graph, costs: Costs, link: Link, small_transfers: bool = T
 
 
 class _Model:
-    """Variables and constraints; all times are in ticks."""
+    """Variables and constraints of the solver; all times are in ticks."""
 
     def __init__(self, cp: Any, graph: Graph, costs: Costs, link: Link,
                  small_transfers: bool) -> None:
@@ -76,7 +76,7 @@ class _Model:
         cp.minimize(self.latency)
 
     def hint(self, plan: Plan, latency: float) -> None:
-        """Start from a plan; exclude slower plans, up to rounding."""
+        """Start from a plan; exclude slower plans, except for rounding."""
         for node in self.graph.nodes:
             if node.kind is Kind.OPERATOR:
                 lo, hi = plan.interval(SERVER, node.index)
@@ -108,7 +108,7 @@ class _Model:
         return value
 
     def _needs(self, side: int) -> list[tuple[Any, Any, dict[int, tuple[Any, Any]]]]:
-        """Return for each node the hull of a side's needs, and the need of each consumer."""
+        """Return for each node (lo, hi) of all that a side needs, and the need of each consumer."""
         found: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.graph.nodes]
         for node in self.graph.nodes:
             n = node.extent
@@ -156,14 +156,14 @@ class _Model:
             self._send(node, side)
 
     def _holds(self, value: Any, least: int) -> Any:
-        """Return a boolean variable: value >= least."""
+        """Return a boolean variable that is true if value >= least, and false otherwise."""
         truth = self.cp.new_bool_var('')
         self.cp.add(value >= least).only_enforce_if(truth)
         self.cp.add(value < least).only_enforce_if(~truth)
         return truth
 
     def _wait(self, node: Node, side: int, begin: Any) -> None:
-        """Let an operator start only after the transfers of which it needs a part."""
+        """Let an operator start only after the arrival of each transfer that it needs."""
         for u in node.inputs:
             lo, hi = self.needs[side][u][2][node.index]
             short = hi - self.cut[DEVICE][u] if side == DEVICE else self.cut[SERVER][u] - lo

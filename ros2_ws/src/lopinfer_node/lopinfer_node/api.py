@@ -35,7 +35,7 @@ LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
 _tracing = threading.Lock()  # one trace at a time, because torch patches itself during a trace
-_names: set[str] = set()     # names of robots that this process uses
+_names: set[str] = set()     # namespaces of the clients of this process
 _names_lock = threading.Lock()
 
 
@@ -54,18 +54,18 @@ class OffloadedModel:
         self._warned: set[str] = set()
         self._name, self._options = robot, options
         self._client: Client | None = None
-        self._opening = threading.Lock()   # several threads may make the first call
+        self._opening = threading.Lock()   # makes other threads wait during the first call
         self._closed = threading.Event()
         self._traced: Snapshot      # state of the model when it was traced
         self._inputs: Any = None    # how tensors are nested in arguments and results
         self._outputs: Any = None
         self._devices: list[torch.device] = []   # devices of the inputs
         self._default = torch.get_default_dtype()
-        self._repeats = False       # whether the example contains one tensor twice
+        self._repeats = False       # whether the example passes one tensor as two inputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one inference."""
-        kwargs = dict(sorted(kwargs.items()))  # a caller may give arguments in any order
+        kwargs = dict(sorted(kwargs.items()))  # the order of keyword arguments does not matter
         with self._opening:
             if self._client is None and not self._reason:
                 self.connect(*args, **kwargs)
@@ -174,7 +174,10 @@ class OffloadedModel:
 
     @property
     def reason(self) -> str:
-        """Return why inferences are not shared, or why the server refused the model; else ''."""
+        """Return why inferences are not shared, or why the server refused the model.
+
+        It may be ''.
+        """
         return self._reason or self._whole_reason or (
             '' if self._client is None else self._client.machine.reason)
 
@@ -184,10 +187,7 @@ class OffloadedModel:
         return None if self._client is None else self._client.machine.report
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` until the server is ready.
-
-        Return whether the server is ready.
-        """
+        """Wait at most ``seconds`` until the server is ready; return whether it is ready."""
         return self._client is not None and self._client.wait_until(
             lambda: self.shared, time.monotonic() + seconds)
 
@@ -295,7 +295,7 @@ def _overlap(leaves: list[torch.Tensor]) -> bool:
 
 
 def _modes() -> str:
-    """Return the PyTorch mode that makes results differ from the trace; '' if there is none."""
+    """Describe the PyTorch mode that makes results differ from the trace; '' if there is none."""
     if torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda'):
         return 'torch.autocast is on'
     modes = [torch._C._get_function_stack_at(k) for k in range(

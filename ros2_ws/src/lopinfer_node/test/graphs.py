@@ -67,7 +67,8 @@ def chain(channels=(64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512
                     512, 512, 0), extent=224):
     """Return the graph of VGG19 with batch norms.
 
-    3x3 convolutions, poolings (0), three linear operators.
+    Each number in ``channels`` stands for a 3x3 convolution with so many output channels, and 0
+    stands for a pooling. Three linear operators follow.
     """
     b = Builder()
     at = b.input(3, extent, extent)
@@ -125,7 +126,8 @@ def dense(blocks=(6, 12, 24, 16), extent=224):
 def work_costs(graph, device, server, launch=0.0):
     """Return costs in proportion to multiplications, plus a constant per operator.
 
-    The total of each side is given in seconds.
+    ``device``, ``server``: total of each side, in seconds, without the constants. ``launch``: the
+    constant of the device in seconds.
     """
     flops = np.zeros(len(graph))
     for n in graph.nodes:
@@ -185,7 +187,7 @@ def _append(b, rng, source, made):
 def random_costs(graph, seed):
     """Return costs of a slow device, a faster server and a slow link.
 
-    Operators have launch costs.
+    The costs contain a constant for the launch of each operator.
     """
     rng = np.random.default_rng([seed, 1])
     size = len(graph)

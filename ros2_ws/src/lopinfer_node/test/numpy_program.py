@@ -44,7 +44,7 @@ def small_graph(extent=12):
 def random_plan(graph, random):
     """Return a valid plan: random cuts at which both sides overlap or meet.
 
-    Global operators on one side.
+    One side computes a global operator whole.
     """
     device_to, server_from = np.zeros(len(graph), int), np.zeros(len(graph), int)
     for node in graph.nodes:
@@ -123,7 +123,7 @@ def expected(graph, inputs):
 
 
 def alike(bandwidths, plans, estimates):
-    """Return the table with plans that do not depend on the rate of the down link."""
+    """Return a table in which the plan depends only on the bandwidth of the uplink."""
     bins = len(bandwidths)
     return PlannedTable(bandwidths, plans, np.repeat(range(bins), bins).reshape(bins, bins),
                         np.repeat(estimates, bins).reshape(bins, bins))

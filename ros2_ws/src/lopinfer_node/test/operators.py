@@ -38,7 +38,7 @@ def _inverse_functions(x):
 
 
 def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
-    """Return name -> (module, shapes of its inputs)."""
+    """Return a mapping from the name of each case to its module and the shapes of its inputs."""
     one: dict[str, nn.Module] = {
         'relu in place': nn.Sequential(nn.ReLU(inplace=True)),
         'conv 3x3': nn.Conv2d(6, 4, 3, padding=1),

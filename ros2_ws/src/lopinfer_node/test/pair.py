@@ -56,7 +56,7 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     one_side = np.array([n.is_global for n in graph.nodes])
     here = np.where(rng.random(nodes) < 0.5, extents, 0)
     plan = Plan.of_cuts(graph, np.where(one_side, here, end), np.where(one_side, here, begin))
-    if rng.random() < 0.3:  # the device has the lower part, the server the upper
+    if rng.random() < 0.3:  # the device gets the lower part, and the server gets the upper part
         own = plan.own.copy()
         for node in graph.nodes:
             if node.kind.value == 'operator' and not node.is_global:

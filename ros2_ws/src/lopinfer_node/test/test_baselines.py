@@ -65,7 +65,7 @@ def test_dsccs_has_the_smallest_sum_of_all_layer_partitions(seed):
 
 
 class _hulled(Plan):
-    """Return a layer partition whose transfers are what all consumers need, as papers count."""
+    """A layer partition in which a transfer carries what all consumers need, as in papers."""
 
     def __init__(self, graph, cuts):
         own = Plan.of_cuts(graph, cuts, cuts).own

@@ -56,7 +56,7 @@ def closing(limits):
 
 
 class Reads(nn.Module):
-    """A module that reads every kind of value, besides its arguments, that code can read."""
+    """A module that reads values of all kinds that code can read besides its arguments."""
 
     factor = 2.0
     limits = [0.0, 1.0]
@@ -86,7 +86,7 @@ def model():
 
 
 def seen(snapshot):
-    """Return the changes that are found now, after as many looks as it takes to see all values."""
+    """Return the changes that are found now; look as often as is necessary to check all values."""
     found = snapshot.change()
     for _ in range(64):
         found = found or (snapshot.look() and snapshot.change())
@@ -187,7 +187,7 @@ class Box(nn.Module):
 
 
 class Defaults:
-    """An attribute of the class, which an object may replace by its own."""
+    """Has a class attribute, which an object may hide by an attribute of its own."""
 
     gain = 2.0
 
@@ -206,7 +206,7 @@ def attribute(box):
 
 attribute.gain = 2.0
 DICTIONARY, VIEWED, REFERENT = {'gain': 2.0}, bytearray(2), Config()
-BOXES = {   # (box, the expression with which the code reads it, a change of it)
+BOXES = {  # each row: the box, the expression with which the code reads it, and a change of the box
     'argparse.Namespace': (argparse.Namespace(gain=2.0), gain, lambda b: setattr(b, 'gain', 3.0)),
     "an object's own value of its class": (Defaults(), gain, lambda b: setattr(b, 'gain', 3.0)),
     'an attribute that was not there': (Config(), lambda b: getattr(b, 'gain', 2.0),
@@ -316,14 +316,14 @@ def test_any_element_of_a_weight_counts(shape, layout):
 
 
 class Answers:
-    """Has an attribute of every name, which is the object itself."""
+    """Returns itself as the value of every attribute, whatever the name."""
 
     def __getattr__(self, name):
         return self
 
 
 class Refuses:
-    """Has no attribute, and raises an error of its own for every name."""
+    """Raises RuntimeError, instead of AttributeError, for every attribute."""
 
     def __getattr__(self, name):
         raise RuntimeError(name)
@@ -376,7 +376,7 @@ def test_values_that_the_code_changes_in_a_run_are_results(monkeypatch):
     snapshot = Snapshot(model, lambda: model(x))
     assert model.log == []
     for _ in range(3):
-        model(x)         # called in another part of the program
+        model(x)         # stands for a call in another part of the program
         assert not seen(snapshot)
     model.log.clear()
     assert not seen(snapshot)

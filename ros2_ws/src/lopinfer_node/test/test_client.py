@@ -30,7 +30,7 @@ REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
 
 
 def answer(machine, actions, now, rate=20e6, status=0):
-    """Acknowledge the pieces in the actions as a link of that rate would.
+    """Acknowledge the pieces in ``actions`` as a link with ``rate`` would.
 
     Return the next actions.
     """
@@ -42,7 +42,7 @@ def answer(machine, actions, now, rate=20e6, status=0):
 
 
 def opened(rate=20e6):
-    """Return a machine in state OPEN that has measured a link of that rate."""
+    """Return a machine in state OPEN that has measured a link with ``rate``."""
     machine = ClientMachine(5)
     assert machine.on_time(0.0) == [CallOpen()]
     assert isinstance(machine.on_open(REPLY, 0.1)[0], MakePlans)
@@ -90,7 +90,7 @@ def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
     machine = opened(20e6)
     plans, chosen = TABLE.plans, np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2]])
     machine.choice.table = PlannedTable(TABLE.bandwidths, plans, chosen, 0.1 + chosen)
-    # until it is measured, the down link counts as fast as the up link
+    # until the down link is measured, its rate counts as equal to that of the up link
     assert machine.choose(1.0) == 2
     probe = machine.on_time(1.0)
     for piece in probe:
@@ -132,7 +132,7 @@ def test_a_server_that_does_not_answer_costs_its_deadline_and_is_then_left_alone
     assert pieces
     limit = 1.0 + max(2 * 0.05, 0.05 + 0.1)
     assert machine.limit == pytest.approx(limit)
-    assert machine.work(limit - 1e-3) == range(1, 1)     # it waits
+    assert machine.work(limit - 1e-3) == range(1, 1)     # the request waits
     assert machine.work(limit) is None
     assert run.finish_alone() == expected(GRAPH, INPUT)
     machine.end(limit, 1.0)
@@ -248,9 +248,10 @@ HERE, THERE = Plan.device_only(GRAPH), Plan.server_only(GRAPH)
 
 
 def with_others(here, there):
-    """Return a machine whose plan shares in 0.1 s.
+    """Return a machine whose chosen plan uses the server and takes 0.1 s.
 
-    It may switch to the robot or the server alone.
+    The alternatives are the robot alone (``here`` seconds) and the server alone (``there``
+    seconds).
     """
     machine = opened()
     machine.on_plans_made(PlannedTable(

@@ -1,4 +1,4 @@
-"""The result of a call depends only on the inputs of that call, and each input on its own."""
+"""A call's result must depend only on the inputs of that call, and each input counts separately."""
 
 import dataclasses
 
@@ -77,7 +77,7 @@ class Base(nn.Module):
 
 
 class SmallCount(Base):
-    """Returns a count times about 1e-5."""
+    """Multiplies its result by 1e-5 and by the number of its calls."""
 
     def __init__(self):
         super().__init__()
@@ -89,7 +89,7 @@ class SmallCount(Base):
 
 
 class Drifts(Base):
-    """Adds 1e-5 more in each call."""
+    """Adds an offset that grows by 1e-5 with each call."""
 
     def __init__(self):
         super().__init__()

@@ -44,7 +44,10 @@ def test_plans_are_valid_and_never_worse_than_a_baseline(seed):
 @PROFILE
 @given(SEEDS)
 def test_any_cuts_are_bettered_by_their_bounds(seed):
-    """So a search over bounds is also a search over cuts, and misses no better plan."""
+    """The bounds of any cuts give a plan that is at least as good as the cuts.
+
+    So a search over bounds misses no better plan.
+    """
     graph = random_graph(seed)
     costs, link = random_costs(graph, seed)
     rng = np.random.default_rng(seed)

@@ -85,7 +85,7 @@ def test_a_plan_must_gain_more_than_a_margin_over_the_robot_and_the_server_alone
             more = len(plan.transfers) - len(best.transfers)
             assert least - made.estimates[i, i] > MARGIN * least + TRANSFER * max(more, 0)
         assert [made.plans[k] for k in made.others[-2:, i, i]] == simple
-    # some plans do gain that much
+    # some plans do save more than the margin
     assert {made.plans[k] for k in made.chosen.ravel()} - set(simple)
 
 

@@ -47,7 +47,7 @@ def test_phases_of_the_extremes():
     assert (link, server, overlap, nobody) == (0, 0, 0, 0) and robot > 0
     robot, link, server, overlap, nobody = plots.phases(view(0).timeline)
     assert (robot, overlap) == (0, 0) and link > 0 and server > 0
-    assert nobody == pytest.approx(2e-3)      # once up and once back
+    assert nobody == pytest.approx(2e-3)      # the delay of the link, once up and once down
 
 
 def test_overlap_appears_when_both_compute():

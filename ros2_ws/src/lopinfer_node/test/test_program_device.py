@@ -1,4 +1,4 @@
-"""Which threads use the device that computes."""
+"""Tests which threads may use the device that computes."""
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ def traced():
 
 
 def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
-    """On a GPU a copy may block, but messages are accepted under the lock of the machine."""
+    """A copy to a GPU may block. So it must not happen when a message is accepted.
+
+    The thread that accepts a message holds the lock of the state machine.
+    """
     brought = []
     monkeypatch.setattr(program, 'uploaded', lambda flat, device: brought.append(flat) or flat)
     plan = Plan.server_only(traced.graph)
@@ -31,7 +34,7 @@ def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
 
 
 def shared(traced, there, x):
-    """Return the outputs when the server computes everything with the model on its device."""
+    """Return the model's outputs when the server computes everything, with the model ``there``."""
     plan = Plan.server_only(traced.graph)
     programs = Program(traced, plan, DEVICE), Program(there, plan, SERVER)
     robot, server = programs[DEVICE].start([x]), programs[SERVER].start()

@@ -195,7 +195,8 @@ def compute_a_part(traced, at):
 
 
 ATEN = torch.ops.aten
-LEFT_OUT = {   # calls without arguments that have a default, and the same calls with them
+# calls that leave out arguments with defaults, and the same calls with these arguments
+LEFT_OUT = {
     'pad': (lambda m, x: ATEN.pad(x, [1, 1, 2, 0]),
             lambda m, x: ATEN.pad(x, [1, 1, 2, 0], 'constant')),
     'pad without a value': (lambda m, x: ATEN.constant_pad_nd(x, [1, 1, 2, 0]),

@@ -1,4 +1,7 @@
-"""Both machines over a bad channel in virtual time: every result is right, and nothing hangs."""
+"""Client and server machines over a bad channel in virtual time.
+
+Results are right, nothing hangs.
+"""
 
 import pytest
 from fleet_testing import examples
@@ -20,7 +23,7 @@ def all_open(world):
 
 
 def infer(world, rounds=5, patience=5.0):
-    """Let each client make requests one after another; return when all have all results."""
+    """Let each client make requests one after another; return when all clients have all results."""
     for _ in range(rounds):
         for client in world.clients:
             client.request()
@@ -60,7 +63,7 @@ def test_each_direction_of_the_link_is_measured_by_itself(down):
 @given(st.integers(0, 2 ** 32), BAD, st.integers(1, 3))
 def test_results_are_right_whatever_the_channel_does(seed, channel, clients):
     world = World(GRAPH, seed, channel, clients)
-    infer(world, 2)                     # before a client is connected
+    infer(world, 2)                     # these requests begin before a client is connected
     wait(world, 3.0)
     infer(world, 6)
 
@@ -76,7 +79,7 @@ def test_a_server_that_dies_and_comes_back_is_used_again(seed, moment, clients):
     world.run(lambda: not any(c.machine.state == OPEN for c in world.clients), world.now + 60.0)
     world.start_server()
     world.run(all_open(world), world.now + 60.0)
-    wait(world, 31.0)     # no penalty after a fallback lasts longer
+    wait(world, 31.0)     # longer than any penalty after a fallback
     before = [c.machine.report.offloaded for c in world.clients]
     infer(world, 20)
     for client, shared in zip(world.clients, before, strict=True):

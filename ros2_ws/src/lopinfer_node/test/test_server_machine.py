@@ -56,7 +56,7 @@ def plans_request(client='robot1', incarnation=5):
 
 
 def serving(*clients, limits=None):
-    """Return a server with these clients, all ready."""
+    """Return a server that has accepted the model and the plans of each of these clients."""
     server = ServerMachine(9, {DIGEST}, limits)
     for client in clients:
         reply, actions = server.on_open(open_request(client), 0.0)
@@ -204,7 +204,7 @@ def test_server_refuses_an_invalid_open_request_with_the_reason(request_, says):
 def test_another_life_of_a_client_takes_over_when_the_former_is_silent():
     server = serving('robot1')
     assert server.on_open(open_request(incarnation=6), 3.0)[0].status == READY
-    # plans of the client's former process
+    # these are plans of the client's former process
     assert server.on_set_plans(plans_request(), 3.0)[0] == REFUSED
 
 
@@ -274,7 +274,7 @@ MIB = 1 << 20
 def having(limit, *models, kept=()):
     """Return a server with `limit` MiB of memory for models.
 
-    `models` maps a digit to MiB for loading the model, and for one of its requests.
+    Each of `models` is (digit of the digest, MiB of the loaded model, MiB of one request).
     """
     server = ServerMachine(9, limits=Limits(memory=limit))
     for digit, loaded, request in models:

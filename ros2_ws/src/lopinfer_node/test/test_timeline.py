@@ -16,7 +16,10 @@ PROFILE = examples(300)
 
 
 def settled(graph, costs, link, seed, small_transfers=False):
-    """Return a random valid plan as cuts, and what the kernels compute for it."""
+    """Derive the cuts and needs of random bounds.
+
+    Return the problem, the working arrays with the cuts, and whether the cuts are valid.
+    """
     p = compiled.problem(graph, costs, link, small_transfers=small_transfers)
     w = compiled.work(len(graph))
     valid = compiled.settle(p, w, *random_plan_bounds(graph, seed), False)

@@ -34,9 +34,9 @@ class Squares(torch.nn.Module):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Return the folder of a model as a robot sends it.
+    """Return a function that stores a model, as a robot sends it, and returns its folder.
 
-    Models differ in size and number of products.
+    Its arguments are the size of the matrix and the number of products.
     """
     store = tmp_path_factory.mktemp('store')
 

@@ -309,7 +309,7 @@ def test_hooks_of_libraries_are_no_reason_and_no_change():
 
     def gathers(*arguments):
         pass
-    # transformers adds them at the first run
+    # transformers adds such hooks at the first run
     gathers.__module__ = 'transformers.utils.output_capturing'
     model.register_forward_hook(gathers)
     assert not snapshot.change()

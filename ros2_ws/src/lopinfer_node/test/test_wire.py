@@ -1,4 +1,4 @@
-"""Pieces, acknowledgements, the window and the estimate of the link."""
+"""Tests of pieces, acknowledgements, the window and the estimate of the link."""
 
 import math
 import random

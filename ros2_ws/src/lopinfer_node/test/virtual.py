@@ -50,7 +50,7 @@ class Channel:
     jitter: float = 0.0
     latency: float = 0.002
     rate: float = 10e6
-    down: float | None = None   # rate of the down link, if it differs
+    down: float | None = None   # rate of the down link; None: the same as `rate`
 
 
 class World:

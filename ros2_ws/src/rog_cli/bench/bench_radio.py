@@ -1,8 +1,10 @@
-"""The emulated radio beside the kernel's token bucket (`tc tbf`), in the same namespaces; as root.
+"""Compares the emulated radio with the kernel's token bucket (``tc tbf``) in the same namespaces.
 
-Robots send more than their links carry. `used`: what arrives, as a share of what the link offers:
-one robot on a trace that changes every 0.5 s, then two robots that share the air of two links of
-20 Mbit/s, where 1 is all of the air. The bucket is told its rate every 0.1 s and knows no air.
+The bench needs root. Robots send more than their links can carry. The result ``used`` is the data
+that arrives, as a share of what the links offer. The first case is one robot on a trace that
+changes every 0.5 s. The second case is two robots that share the air of two links of 20 Mbit/s;
+here 1 means all of the air. The bench sets the rate of the token bucket every 0.1 s. A token bucket
+cannot model that robots share the air.
 """
 
 import json
@@ -47,7 +49,7 @@ def flood(sender: socket.socket, target: tuple[str, int], over: threading.Event)
 
 
 def arrived(network: EmulatedNetwork, during: Callable[[float], None]) -> float:
-    """Return the Mbit that arrive from all robots in SECONDS, including the headers."""
+    """Return how many Mbit arrive from all robots within `SECONDS` seconds, headers included."""
     over, server = threading.Event(), bound(network, SERVER)
     server.settimeout(STEP)
     target = (addresses(network.robots)[SERVER], 5000)

@@ -1,4 +1,4 @@
-"""Read statuses of a fleet from a rosbag2 recording: play them, or write run records."""
+"""Reads the statuses of a fleet from a rosbag2 recording, to play them or to write run records."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from .fleet_state import APART, NAME, FleetState, changes
 
 FLEET, ROBOT = 'rog_msgs/msg/FleetStatus', 'rog_msgs/msg/TrainingStatus'
 CLASSES: dict[str, Any] = {FLEET: FleetStatus, ROBOT: TrainingStatus}
-Played = Iterator[tuple[float, Any]]  # (time in s on the recorder's clock, status)
+# yields tuples: a time in seconds on the recorder's clock, and a status
+Played = Iterator[tuple[float, Any]]
 
 
 def is_bag(path: Path) -> bool:
-    """Return whether a path is a rosbag2 recording: its folder, or its file."""
+    """Return whether ``path`` is the folder or the file of a rosbag2 recording."""
     return path.suffix in ('.mcap', '.db3') or (path / 'metadata.yaml').exists()
 
 
@@ -66,12 +67,12 @@ def played(path: Path, namespace: str = '') -> Played:
 
 
 def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str, str]:
-    """Return name -> message type of the status topics of one fleet."""
+    """Return a dict from the name of each status topic of one fleet to its message type."""
     found = {name: kind for name, kind in sorted(types.items()) if kind in CLASSES}
     if not found:
         raise RecordError(f'holds no statuses of a fleet ({", ".join(CLASSES)}); its topics are '
                           f'{some(sorted(types)) or "none"}', str(path))
-    fleets = [fleet_namespace(fleet_namespace(name))  # '/blue' from '/blue/rog/fleet_status'
+    fleets = [fleet_namespace(fleet_namespace(name))  # gives '/blue' for '/blue/rog/fleet_status'
               for name, kind in found.items() if kind == FLEET]
     if len(fleets) > 1 and namespace not in fleets:
         raise RecordError(f'holds {len(fleets)} fleets; choose one by --namespace: {some(fleets)}',
@@ -84,7 +85,10 @@ def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str
 
 
 def _last_run(path: Path, topics: dict[str, tuple[str, ...]]) -> float:
-    """Return the time in s of the server's first status in the last run; -inf for a single run."""
+    """Return the time in seconds of the server's first status in the last run.
+
+    The time is -inf if the recording has only one run.
+    """
     begin, run = -math.inf, None
     for _, now, message in Recording(str(path), topics) if topics else ():
         if run is not None and message.run != run:
@@ -103,7 +107,9 @@ def _same_fields(path: Path, kind: str, message: Any) -> None:
 
 
 def state_of_bag(path: Path, namespace: str = '') -> tuple[FleetState, float]:
-    """Return the state of a fleet at the end of a recording, and the time of its last status, s.
+    """Return the state of a fleet at the end of a recording, and the time of its last status.
+
+    The time is in seconds.
 
     :raises RecordError: see `played`.
     """

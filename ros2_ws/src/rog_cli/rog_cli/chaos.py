@@ -34,12 +34,12 @@ from .option_types import place
 from .processes import LINGER
 
 ROBOTS = '5'
-DISK_MIB = 64        # size of the server's disk, which the disk-full fault fills, MiB
+DISK_MIB = 64        # size in MiB of the server's disk, which the fault "disk full" fills
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
 DRAIN = 120.0        # seconds that the run may take beyond its minutes and the server's absences
 START = 60.0         # seconds that a process may take from its start to its first status
-HELD_UP = 1.0        # seconds; the machine counts as overloaded if it delays this process longer
+HELD_UP = 1.0        # seconds; if the machine delays this process longer, it counts as overloaded
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
 FADED = 0.05         # Mbit/s; a link counts as faded if its rate, or its share of the air, is lower
 SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
@@ -84,21 +84,22 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Run:
-    """One run: inject the scheduled faults and pass observations to the watch."""
+    """One run: inject the scheduled faults and pass observations to `Watch`."""
 
     def __init__(self, fleet: FleetConfig, out: Path, faults: list[plan.Fault], bound: float
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # Allow heartbeat periods in addition: the server counts the silence of a robot from its
-        # last heartbeat, which may be a period old, and looks for silent robots once in a period.
+        # The watch allows some heartbeat periods in addition. The server counts the silence of a
+        # robot from its last heartbeat, which may be a period old, and looks for silent robots once
+        # in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # processes that were killed and not started again
         self.checkpoints = 0
         self.held_up = 0                    # how often the machine was overloaded
         self._held_until = -math.inf
-        self._started: dict[str, float] = {}  # process -> time of its last restart
+        self._started: dict[str, float] = {}  # maps each process to the time of its last restart
         self.ended = 0.0
         self._traces = {robot.name: link_trace(robot.link) for robot in fleet.robots
                         if robot.link.trace or robot.link.rate}
@@ -106,11 +107,11 @@ class _Run:
         self._order = itertools.count()
         self._newest: tuple[int, int] = (0, 0)   # number and iteration of the last checkpoint
         self._sampled = 0.0
-        self._states: dict[str, str] = {}     # robot -> its state at the server
-        self._offered: dict[str, float] = {}  # robot -> Mbit/s that the air offers it
+        self._states: dict[str, str] = {}     # maps each robot to its state at the server
+        self._offered: dict[str, float] = {}  # maps each robot to the Mbit/s that the air offers it
 
     def do(self) -> None:
-        """Run the fleet until it ends or a signal comes; `watch` collects the violations."""
+        """Run the fleet until it ends or a signal comes; `self.watch` collects the violations."""
         from fleet_ros.ending import ORDERLY
 
         from .emulated_fleet import EmulatedFleet

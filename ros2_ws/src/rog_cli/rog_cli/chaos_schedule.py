@@ -1,4 +1,4 @@
-"""The faults that `rog chaos` injects and their times: a pure function of the seed."""
+"""Contains the faults that `rog chaos` injects; `schedule` chooses their times from a seed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from fleet_env.radio import Conditions
 
-# Faults of a robot in the first line, faults of the server in the second line.
+# The first line lists the faults of a robot, the second line the faults of the server.
 KILL, PAUSE, BLACKOUT, LINK_IMPAIRMENT = 'kill', 'pause', 'blackout', 'link impairment'
 RESTART, DISK_FULL = 'restart', 'disk full'
 SERVER = 'server'
 
-# Fault -> (shortest duration, s; longest duration, s; relative frequency).
+# Maps each fault to its shortest and its longest duration, in seconds, and its relative frequency.
 OF_A_ROBOT = {KILL: (0.5, 60.0, 3), PAUSE: (1.0, 60.0, 3), BLACKOUT: (1.0, 120.0, 3),
               LINK_IMPAIRMENT: (5.0, 120.0, 4)}
 OF_THE_SERVER = {RESTART: (0.5, 10.0, 1), DISK_FULL: (5.0, 30.0, 1)}
 _ALL = {**OF_A_ROBOT, **OF_THE_SERVER}
-GAP = 8.0        # mean time between the starts of two successive faults, s
+GAP = 8.0        # mean time, in seconds, between the starts of two successive faults
 QUIET = 60.0     # seconds without faults at the beginning and at the end of a run; see `quiet`
-APART = 30.0     # least time between two faults that must not overlap (see `schedule`), s
+APART = 30.0     # least time, in seconds, between two faults that must not overlap (see `schedule`)
 PRESENT = 2      # least number of robots that are neither killed, paused nor in a blackout
 
 
@@ -28,10 +28,10 @@ PRESENT = 2      # least number of robots that are neither killed, paused nor in
 class Fault:
     """A fault of ``target``, a robot or the server, from ``start`` for ``duration`` seconds.
 
-    ``kill``: kill -9, and a new start at the end. ``pause``: SIGSTOP, then SIGCONT at the end.
-    ``blackout``: no link. ``link impairment``: the link has ``conditions``. ``restart``: kill -9 of
-    the server, and a new start from its checkpoint at the end. ``disk full``: the disk of the
-    server's directory is full.
+    ``kill``: SIGKILL; the robot starts again at the end. ``pause``: SIGSTOP, then SIGCONT at the
+    end. ``blackout``: no link. ``link impairment``: the link has ``conditions``. ``restart``:
+    SIGKILL of the server, which starts again from its checkpoint at the end. ``disk full``: the
+    disk of the server's directory is full.
     """
 
     start: float
@@ -42,7 +42,7 @@ class Fault:
 
     @property
     def end(self) -> float:
-        """Return the time at which the fault ends, s."""
+        """Return the time, in seconds, at which the fault ends."""
         return self.start + self.duration
 
     @property

@@ -1,4 +1,4 @@
-"""Checks what was observed of a fleet with faults: progress, memory and equal rows.
+"""Checks observations of a fleet with faults: progress, memory, and equal rows on both sides.
 
 The checks use no I/O and no clock.
 """
@@ -15,7 +15,7 @@ from typing import Any
 CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
 # A process may grow by FLAT_MIB or by FLAT_SHARE of its memory, whichever is more.
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15
-AGE = 120.0                        # least lifetime of a process whose memory is judged, s
+AGE = 120.0                        # least lifetime, in seconds, of a process whose memory is judged
 # Uplink or downlink counts as busy if it had frames to send for at least this share of the time.
 BUSY = 0.95
 
@@ -53,7 +53,7 @@ def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Violation:
-    """A violation: the time in s, what went wrong, and at which robot or server (``target``)."""
+    """A violation: time in seconds, what went wrong, and at which robot or server (``target``)."""
 
     t: float
     what: str
@@ -64,10 +64,11 @@ class Violation:
 @dataclass
 class _Robot:
     iteration: int = -1
-    moved: float = -math.inf      # time at which its iteration last changed, s
+    moved: float = -math.inf      # time in seconds at which the iteration last changed
     able_since: float = math.inf
     away: bool = False
-    returned: float = math.inf    # time at which it could work again; infinity after an iteration
+    # time at which the robot could work again; infinity after it has made an iteration
+    returned: float = math.inf
     cause: str = ''               # why the robot could not work before `returned`
     told: bool = False            # whether this standstill has been reported
 
@@ -76,16 +77,18 @@ class _Robot:
 class Watch:
     """Check observations in order of time and collect violations.
 
-    :param bound: s within which a robot that can work must make an iteration.
-    :param limit: s of silence after which the server may count a robot as away.
+    :param bound: seconds within which a robot that can work must make an iteration.
+    :param limit: seconds of silence after which the server may count a robot as away.
     """
 
     bound: float
     limit: float
     violations: list[Violation] = field(default_factory=list)
-    # Cause of an absence -> for each return of a robot, the seconds until its next iteration.
+    # Maps each cause of an absence to a list: for each return of a robot, the seconds until its
+    # next iteration.
     returns: dict[str, list[float]] = field(default_factory=dict)
-    # Robot -> longest time without an iteration while it could work, s.
+    # Maps each robot to the longest time, in seconds, that it made no iteration although it could
+    # work.
     pauses: dict[str, float] = field(default_factory=dict)
     _robots: dict[str, _Robot] = field(default_factory=dict)
 
@@ -129,10 +132,12 @@ class Watch:
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> float | None:
-    """Return by how many MiB the memory of a process grew; ``samples``: (time s, MiB).
+    """Return by how many MiB the memory of a process grew.
 
     The growth is the median of the last quarter minus the median of the second quarter. Returns
     None if the samples cover less than `AGE` seconds.
+
+    :param samples: tuples: time in seconds, and memory in MiB.
     """
     if not samples or samples[-1][0] - samples[0][0] < AGE:
         return None
@@ -152,7 +157,7 @@ def grew(samples: Sequence[tuple[float, float]]) -> bool:
 
 
 def checksums(lines: Iterable[str]) -> dict[str, str]:
-    """Return transfer -> checksum of the model's rows after it, from the log lines of a node.
+    """Return the checksum of the model's rows after each transfer, from the log lines of a node.
 
     If several lines name a transfer, the first line counts.
     """

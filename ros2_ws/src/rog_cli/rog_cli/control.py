@@ -1,6 +1,6 @@
 """`rog control`: stop a running fleet, save it, or change its method.
 
-If the fleet has a key, each request is signed with it.
+If the fleet has a key, each request is signed with this key.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def _wait(monitor: Monitor, end: float, otherwise: str) -> None:
 
 
 class Controls:
-    """Calls the control services of the server that a monitor hears; calls do not block.
+    """Calls the control services of the server whose statuses a monitor receives.
+
+    The calls do not block.
 
     :param key: key of the fleet, if it has one.
     """

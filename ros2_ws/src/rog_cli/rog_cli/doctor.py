@@ -29,9 +29,9 @@ from rog_ros.servers import is_there, this_version
 GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 
-BUFFER = 10_000_000   # receive buffer that the profile of docs/network.md requests, B
-CLOCK = 0.5           # s; largest allowed difference between the clocks of two machines
-ROOM = 1_000_000_000  # space on the disk that a run and its checkpoints may need, B
+BUFFER = 10_000_000   # receive buffer in bytes that the DDS profile in docs/network.md requests
+CLOCK = 0.5           # largest allowed difference, in seconds, between the clocks of two machines
+ROOM = 1_000_000_000  # free space on the disk, in bytes, that a run and its checkpoints may need
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
 # The first `_SETTLED` statuses of a process are not compared with the clock, because they may be
@@ -51,7 +51,10 @@ class Finding:
 
 @dataclass
 class Heard:
-    """The statuses of one process. ``late``: s from each status's time stamp to its arrival."""
+    """The statuses of one process.
+
+    ``late``: for each status, the seconds from its time stamp to its arrival.
+    """
 
     role: str
     host: str
@@ -60,7 +63,10 @@ class Heard:
 
     @property
     def offset(self) -> float | None:
-        """Return by how many s its clock is behind ours, plus the least delay; None if unknown."""
+        """Return by how many seconds the process's clock is behind the clock of this machine.
+
+        The value includes the smallest delay of a status. None means that it is unknown.
+        """
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
 
@@ -118,7 +124,10 @@ def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> 
 
 
 def interface(name: str, flags: int | None, known: list[str]) -> Finding:
-    """Check that an interface exists and is up; ``flags``: its kernel flags, None if missing."""
+    """Check that an interface exists and is up.
+
+    ``flags``: its kernel flags, None if it is missing.
+    """
     if flags is None:
         return Finding('interface', BAD, f'{name} is not here; there are {", ".join(known)}',
                        'set network.interface to one of them')

@@ -39,7 +39,7 @@ class EmulatedFleet(FleetProcesses):
                                    robot=name != SERVER)
 
     def follow(self, status: Any) -> None:
-        """Start the traces as soon as all robots train, or `JOIN_LIMIT` is over."""
+        """Start the traces as soon as all robots train, or after `JOIN_LIMIT` seconds."""
         if self.network.began or status is None:
             return
         training = {robot.robot for robot in status.robots if robot.state != 'joining'}

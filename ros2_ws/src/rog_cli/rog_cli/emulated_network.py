@@ -1,11 +1,11 @@
 """A fleet's network on one machine: every robot in a network namespace, behind an emulated radio.
 
-The server's namespace holds a bridge: the access point. Each robot's namespace has a TAP device.
-For each robot the bridge has a port, which is a TAP device, too; `rog_cli.radio` carries frames
-between these two devices. The namespaces have no route to the outside and no names. A namespace
-exists as long as a process runs in it or a file descriptor refers to it; afterwards the kernel
-removes the namespace and its devices. The processes in the namespaces end with this process, even
-if this process is killed.
+The server's namespace holds a bridge, which acts as the access point. Each robot's namespace has a
+TAP device. For each robot the bridge has a port, which is a TAP device, too; `rog_cli.radio`
+carries frames between these two devices. The namespaces have no route to the outside, and ``ip
+netns`` does not list them. A namespace exists as long as a process runs in it or a file descriptor
+refers to it; afterwards the kernel removes the namespace and its devices. The processes in the
+namespaces end with this process, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rog_core.errors import RogError
 from .fork_server import kill
 from .radio import BEGIN, end_processes_in
 
-INTERFACE = 'radio0'  # in every namespace
+INTERFACE = 'radio0'  # name of the network interface in every namespace
 START_LIMIT = 60.0    # seconds within which the radio must start, also on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 _LINES = 1 << 17      # bytes read at the end of AIR_FILE; enough for two lines with 100 robots
@@ -61,7 +61,7 @@ def addresses(robots: Sequence[str]) -> dict[str, str]:
 
 
 def ports(robots: Sequence[str]) -> dict[str, str]:
-    """Return robot -> name of its port of the bridge; Linux allows at most 15 characters."""
+    """Return the name of each robot's port of the bridge; Linux allows at most 15 characters."""
     return {name: f'to{index}' for index, name in enumerate(robots)}
 
 
@@ -84,8 +84,8 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
 def without_shaping(fleet: FleetConfig) -> FleetConfig:
     """Return the settings of the fleet for its nodes on the emulated network.
 
-    In it the nodes do not emulate links. The network is isolated, so it needs no key, although its
-    interface is not the loopback.
+    The nodes do not emulate links, because the network does. The network is isolated, so it needs
+    no key, although its interface is not the loopback.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
@@ -107,10 +107,12 @@ def ip_counters(snmp: str) -> dict[str, int]:
 
 
 class EmulatedNetwork:
-    """Namespaces and radio of a fleet. The context moves its thread to the server's namespace.
+    """Namespaces and radio of a fleet.
+
+    Entering the context moves the calling thread to the server's namespace.
 
     :param fleet: the fleet with the traces of its robots.
-    :param out: directory of the run; its file ``air.jsonl`` receives the radio's counters line by
+    :param out: directory of the run. Its file ``air.jsonl`` receives the radio's counters line by
         line, and ``air.json`` receives a summary at the end.
     :param every: seconds between two lines of counters.
     :raises NetworkError: the user is not root, or the kernel lacks a feature.

@@ -201,7 +201,10 @@ def _end(processes: FleetProcesses, interruption: Interruption) -> None:
 
 
 def _version(out: Path) -> tuple[int, int] | None:
-    """Return a value that each new summary in a directory changes; None without a summary."""
+    """Return a value that identifies the summary in ``out``; None if there is no summary.
+
+    Each new summary gives another value.
+    """
     try:
         found = (out / SUMMARY_FILE).stat()
     except FileNotFoundError:

@@ -98,8 +98,8 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 def _true_rates(fleet: FleetConfig) -> dict[str, float]:
     """Return the overrides that make links follow the trace of the option ``--trace``.
 
-    The ``link.scale`` of a fleet file is meant for the trace that this file names. So it becomes 1,
-    also for each robot whose link follows the fleet's trace.
+    The ``link.scale`` of a fleet file is meant for the trace that this file names. So the scale
+    becomes 1, also for each robot whose link follows the fleet's trace.
     """
     def scale(link: LinkConfig) -> float:
         return 1.0 if link.trace == fleet.link.trace and not link.rate else link.scale

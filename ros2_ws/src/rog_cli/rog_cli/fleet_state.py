@@ -24,7 +24,10 @@ APART = ('away', 'retired')  # states that only the server can report
 
 
 class Event(NamedTuple):
-    """What happened at ``t`` s of the run; ``robot`` is empty for the fleet."""
+    """An event at ``t`` seconds of the run.
+
+    ``robot`` is empty if the event concerns the whole fleet.
+    """
 
     t: float
     robot: str
@@ -37,9 +40,10 @@ class Robot:
 
     ``state``: the state that the robot reports, or ``away`` or ``retired`` if the server says so.
     ``doing``: the state, and the robots for which this robot waits. ``why``: why other robots wait
-    for this robot, or why they no longer do. ``heard``: whether the robot has sent a status; before
-    its first status all numbers are unknown. ``silent``: s since its last status. ``link``: rate in
-    Mbit/s, emulated or measured. Other units are s, W and J.
+    for this robot, or why they no longer wait. ``heard``: whether the robot has sent a status;
+    before its first status all numbers are unknown. ``silent``: seconds since its last status.
+    ``link``: rate in Mbit/s, emulated or measured. Other times are in seconds, power is in W, and
+    energy in J.
     """
 
     name: str
@@ -62,7 +66,7 @@ class Robot:
     energy: float = math.nan
 
     def cells(self) -> dict[str, str]:
-        """Return column -> number as text; the texts are empty before the first status."""
+        """Return the number of each column as text; all texts are empty before the first status."""
         if not self.heard:
             return dict.fromkeys(COLUMNS, '')
         texts = (str(self.iteration), number(self.loss, '.3f'),
@@ -73,16 +77,17 @@ class Robot:
         return dict(zip(COLUMNS, texts, strict=True))
 
 
-# Name of a column -> unit of its numbers; empty for numbers without a unit.
+# Maps the name of a column to the unit of its numbers, which is empty for numbers without a unit.
 COLUMNS = {'iter': '', 'loss': '', 'acc': '%', 'stale': '', 'pushed': 'rows', 'link': 'Mbit/s',
            'compute': 's', 'comm': 's', 'stall': 's', 'energy': 'J', 'power': 'W'}
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet at one moment. ``found``: whether the server has sent a status.
+    """A fleet at one moment.
 
-    ``silent``: s since the last status of the server; ``keyed``: whether the fleet has a key.
+    ``found``: whether the server has sent a status. ``silent``: seconds since the last status of
+    the server. ``keyed``: whether the fleet has a key.
     """
 
     robots: tuple[Robot, ...] = ()
@@ -113,12 +118,12 @@ class Fleet:
                                         self.above)))
 
     def causes(self) -> list[str]:
-        """Return for each robot why others wait for it, or no longer wait."""
+        """Return for each robot why other robots wait for it, or no longer wait for it."""
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 
     def complete(self) -> bool:
-        """Return whether each robot that is there has sent a status."""
+        """Return whether each robot that is not away has sent a status."""
         return all(robot.heard or robot.state == 'away' for robot in self.robots)
 
     def lines(self) -> list[str]:
@@ -156,7 +161,10 @@ class Curve:
         self._every, self._left = 1, 0
 
     def add(self, t: float, value: float) -> None:
-        """Add a point if it is finite and due; of a long curve only every n-th point is due."""
+        """Add a point if both numbers are finite and the point is due.
+
+        A long curve takes only every n-th point.
+        """
         if not (math.isfinite(t) and math.isfinite(value)):
             return
         if self._left:
@@ -174,11 +182,11 @@ CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a 
 
 
 class FleetState:
-    """The received statuses of a fleet. ``now`` is the listener's time in s, from any origin.
+    """The received statuses of a fleet.
 
-    ``above``: which robot of a parent fleet this fleet is, in words. ``minutes``: duration of the
-    run, 0 if unknown. ``starting``: whether the listener has started the server itself. No status
-    contains these three.
+    ``now`` is the listener's time in seconds, from any origin. ``above``: which robot of a parent
+    fleet this fleet is, in words. ``minutes``: duration of the run, 0 if unknown. ``starting``:
+    whether the listener has started the server itself. No status contains these last three values.
 
     When another run begins, all events and curves are dropped, because the times of the new run
     start at 0 again.
@@ -189,10 +197,10 @@ class FleetState:
         self.minutes = minutes
         self.fleet: Any = None
         self.robots: dict[str, Any] = {}
-        self.heard: dict[str, float] = {}     # robot -> time of its last status
+        self.heard: dict[str, float] = {}     # maps each robot to the time of its last status
         self.heard_fleet = -math.inf
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        # Name in `CURVES` -> robot -> curve.
+        # Maps each name in `CURVES` to a dict from robot to curve.
         self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}
 
     def on_fleet(self, message: Any, now: float) -> None:
@@ -224,7 +232,7 @@ class FleetState:
         self.curves[curve].setdefault(robot, Curve()).add(t, value)
 
     def elapsed(self, now: float) -> float:
-        """Return the time of the run in s; NaN before a robot has joined it."""
+        """Return the time of the run in seconds; NaN before a robot has joined the run."""
         if self.fleet is None or not self.fleet.robots:
             return math.nan
         over = self.fleet.state == 'stopped'
@@ -291,6 +299,7 @@ def changes(former: Any, message: Any) -> Sequence[Event]:
                 filter(None, (robot.state, shown(robot.why))))))
         elif robot.state not in APART and was in APART:
             found.append(Event(t, shown(robot.robot, NAME), 'is back'))
-        elif not was and former is not None:  # without a former status the time is unknown
+        # without a former status, it is unknown when the robot joined
+        elif not was and former is not None:
             found.append(Event(t, shown(robot.robot, NAME), 'has joined'))
     return found

@@ -3,10 +3,10 @@
 A fork needs milliseconds; loading PyTorch needs four seconds of a core in every process. Forked
 processes also share the loaded code in memory.
 
-`python -m rog_cli.fork_server FD` is the fork server. It starts no thread and uses neither ROS
-nor a device, because these do not survive a fork. Each forked process becomes a child of the
-launcher and runs like a process that was started directly. The fork server ends when the launcher
-ends.
+`python -m rog_cli.fork_server FD` is the fork server; FD is its socket to the launcher. The fork
+server starts no thread and uses neither ROS nor a device, because these do not survive a fork. Each
+forked process becomes a child of the launcher and runs like a process that was started directly.
+The fork server ends when the launcher ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ LIMIT = 600.0  # seconds within which the fork server must load everything, also
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
 _GONE = 10.0        # seconds within which a killed process ends, unless it waits for a device
-_MESSAGE = 1 << 18  # largest datagram, B; it holds the environment variables of a process
-_TITLE = 250        # B reserved in the command line, in which each process writes its own command
+# largest size of a datagram in bytes; it holds the environment variables of a process
+_MESSAGE = 1 << 18
+# bytes reserved in the command line, so that each process can write its own command there
+_TITLE = 250
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -112,7 +114,7 @@ class ForkServer:
         try:
             socket.send_fds(self._link, [asked], [log.fileno()])
             return Child(int(self._link.recv(_MESSAGE)))
-        except (ConnectionError, ValueError) as error:  # ValueError: empty answer
+        except (ConnectionError, ValueError) as error:  # an empty answer gives a ValueError
             raise ChildProcessError('the process that loads PyTorch for the fleet has ended') \
                 from error
         finally:
@@ -131,7 +133,7 @@ class ForkServer:
 
 
 def _adopt(wanted: bool) -> None:
-    """Start adopting descendants whose parent process ends; stop it if not ``wanted``."""
+    """If ``wanted``, adopt descendants whose parent process ends; otherwise stop adopting them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
@@ -156,7 +158,11 @@ def _load() -> None:
 
 
 def _serve(link: socket.socket) -> Callable[[], Any] | None:
-    """Fork until the launcher is gone, then return None; in a fork, return the fork's program."""
+    """Fork a process for each request of the launcher.
+
+    In a forked process, return its program. In the fork server, return None when the launcher has
+    ended.
+    """
     while True:
         asked, files, *_ = socket.recv_fds(link, _MESSAGE, 1)
         if not asked:
@@ -169,7 +175,7 @@ def _serve(link: socket.socket) -> Callable[[], Any] | None:
         between = os.getpid()
         if os.fork():
             os._exit(0)
-        while os.getppid() == between:  # wait until its parent is the launcher
+        while os.getppid() == between:  # wait until the parent of this process is the launcher
             time.sleep(0.001)
         command, env = json.loads(asked)
         link.send(str(os.getpid()).encode())

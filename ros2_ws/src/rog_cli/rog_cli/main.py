@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser(name).parse_args(arguments)
         return _run(options)
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # receives the output that is not flushed yet
+        # the null device receives the output that is not flushed yet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)

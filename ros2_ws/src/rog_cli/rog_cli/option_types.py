@@ -19,7 +19,7 @@ def place(text: str) -> Path:
 
 
 def seconds(text: str) -> float:
-    """Return a time to wait, in s; refuse negative numbers, infinity and NaN.
+    """Return a time to wait, in seconds; refuse negative numbers, infinity and NaN.
 
     With infinity or NaN the wait would never end.
     """

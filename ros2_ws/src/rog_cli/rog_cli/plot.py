@@ -1,4 +1,4 @@
-"""`rog plot`: the figures of a run or of a comparison, from the records alone."""
+"""`rog plot`: draw the figures of a run or of a comparison, from the records alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
-    """Return the directory of a run; for a recording, a temporary one that ``stack`` removes."""
+    """Return the directory that holds the records of a run.
+
+    For a recording, this is a temporary directory, which ``stack`` removes.
+    """
     from .bag import is_bag, write_run
 
     if not is_bag(path):

@@ -43,10 +43,10 @@ def _all(fleet: FleetConfig) -> list[str]:
 
 
 class FleetProcesses:
-    """Starts the server and the robots, and ends them in order. Logs go to ``out``/logs.
+    """Starts the server and the robots, and ends them in an orderly way. Logs go to ``out``/logs.
 
-    If a child fleet is the robot ``robot`` here, its processes are called ``robot/server``,
-    ``robot/robot1``, ..., and their files lie in ``out``/robot.
+    If the robot ``robot`` is a child fleet, the processes of this child fleet are called
+    ``robot/server``, ``robot/robot1``, ..., and their files are in ``out``/robot.
 
     :param names: `server` and names of robots: the processes that run on this machine.
     """
@@ -69,7 +69,7 @@ class FleetProcesses:
     # -- starting ---
 
     def start(self, name: str, fork_server: ForkServer | None = None) -> None:
-        """Start the process of ``server`` or of a robot, also again after the process has ended."""
+        """Start the process of ``server`` or of a robot, or start it again after it has ended."""
         command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
@@ -94,7 +94,10 @@ class FleetProcesses:
                 self.start(name, fork_server)
 
     def _whose(self, name: str) -> tuple[FleetProcesses, str]:
-        """Return the fleet of a process, this or a child fleet, and the process's name in it."""
+        """Return the object that manages a process, and the name of the process in this object.
+
+        The object is ``self``, or belongs to a child fleet.
+        """
         below, _, own = name.rpartition('/')
         return (self.below[below] if below else self), own
 
@@ -153,15 +156,15 @@ class FleetProcesses:
     def running(self) -> bool:
         """Return whether the server and at least one robot still run.
 
-        If only robots were started here, one running robot suffices; if only the server was, the
-        server.
+        If only robots were started here, return whether a robot still runs. If only the server was
+        started here, return whether it still runs.
         """
         alive = self.alive()
         return bool(alive) and ('server' not in self.processes or 'server' in alive) \
             and (alive != ['server'] or len(self.processes) == 1)
 
     def failures(self) -> dict[str, int]:
-        """Return process -> exit code of the processes that failed.
+        """Return a dict from each process that failed to its exit code.
 
         A process fails if its exit code is not 0, unless it ended by a signal that asked it to end.
         If the server has failed, the result holds only the server.
@@ -190,10 +193,12 @@ class FleetProcesses:
         self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
-        """Wait until all processes have ended; ask late ones to end, and finally kill them.
+        """Wait until all processes have ended.
 
-        :param patience: s until the processes are asked, then s until they are asked again, and so
-            on.
+        Ask those that still run to end, and finally kill them.
+
+        :param patience: seconds until the processes are asked to end, then seconds until they are
+            asked again, and so on.
         :param hurry: function that returns whether to end the first of these waits at once.
         """
         for index, seconds in enumerate((*patience, LAST)):

@@ -36,7 +36,8 @@ def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
 def runs_progress(runs: int) -> Iterator[Callable[[str, int], None]]:
     """Yield a function to call with label and seed of each finished run.
 
-    The function shows a bar and the time passed on a terminal, else one line per finished run.
+    On a terminal, the function shows a bar and the time passed. Otherwise it prints one line for
+    each finished run.
     """
     finished = 0
     if not sys.stdout.isatty():

@@ -4,14 +4,15 @@
 
 READY and FD are numbers of open files. READY receives one byte as soon as the process carries
 frames. SPACES are the inode numbers of the namespaces, separated by commas. There are two FD for
-each robot, in the order of the fleet file: its TAP device, and the TAP device that is its port of
-the bridge.
+each robot, in the order of the fleet file. The first FD is the robot's TAP device. The second FD is
+the TAP device that is the robot's port of the bridge.
 
-Each line of standard input is JSON: an object with ``robot`` and the fields of
+Each line of standard input is JSON. It is either an object with ``robot`` and the fields of
 `fleet_env.radio.Conditions`, which changes the link of this robot, or ``"begin"``, which starts the
-traces. When standard input ends, this process ends all processes that are left in the namespaces;
-processes that are stopped would not notice that their launcher is gone. Then it ends, too. Every
-EVERY seconds it writes the counters to standard output as a line of JSON.
+traces. When standard input ends, this process ends all processes that are left in the namespaces,
+because processes that are stopped would not notice that their launcher has ended. Then this process
+ends, too. Every EVERY seconds, this process writes the counters to standard output as a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the device is down, or its q
 
 
 def traces_of(fleet: FleetConfig) -> dict[str, LinkTrace]:
-    """Return robot -> trace of its link, as the fleet file says."""
+    """Return the trace of each robot's link, according to the fleet file."""
     links = {robot.name: robot.link for robot in fleet.robots}
     return {name: link_trace(link) if link.trace or link.rate else LinkTrace([0.0], [UNLIMITED])
             for name, link in links.items()}
@@ -58,8 +59,8 @@ def radio_of(fleet: FleetConfig) -> Radio:
 class Forwarder:
     """Moves frames between devices and radio.
 
-    ``devices``: (robot, uplink) -> file descriptor of the device that supplies the frames of this
-    direction; it receives the frames of the opposite direction.
+    ``devices``: maps (robot, uplink) to the file descriptor of a device. The device supplies the
+    frames of this direction, and receives the frames of the opposite direction.
     """
 
     def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:
@@ -67,7 +68,7 @@ class Forwarder:
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
-        self.late = 0.0     # longest time by which a frame was sent too late, s
+        self.late = 0.0     # longest time, in seconds, by which a frame was sent too late
         self.dropped = 0    # number of frames that a full device did not take
 
     def run(self, every: float) -> None:
@@ -118,7 +119,10 @@ class Forwarder:
 
 
 def processes_in(spaces: Collection[int]) -> list[int]:
-    """Return the ids of the other processes in network namespaces with these inode numbers."""
+    """Return the ids of all processes in network namespaces with these inode numbers.
+
+    The id of this process is left out.
+    """
     found = []
     for process in Path('/proc').glob('[0-9]*'):
         with suppress(OSError):

@@ -118,7 +118,7 @@ def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
     """Add the rate of a robot's link in each of its iterations to ``recorder``.
 
     The rate is the emulated link's rate or, for a real link, the measured throughput. ``seconds``:
-    time of the run after which iterations are left out.
+    time of the run, in seconds, after which iterations are left out.
     """
     iterations = [event for event in read_run(directory) if isinstance(event, Iteration)]
     there = sorted({event.robot for event in iterations})

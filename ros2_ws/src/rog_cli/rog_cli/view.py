@@ -35,7 +35,9 @@ from .processes import FleetProcesses
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
           'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
 
-COMPLETE = 3.0  # s; a table that is shown once waits at most this long for all robots' statuses
+# With the option --once, the table waits at most this number of seconds for the statuses of all
+# robots.
+COMPLETE = 3.0
 
 
 class Monitor:
@@ -69,11 +71,14 @@ class Monitor:
 
     @property
     def robots(self) -> dict[str, Any]:
-        """Return robot -> its last `TrainingStatus`."""
+        """Return the last `TrainingStatus` of each robot, by the robot's name."""
         return self.state.robots
 
     def heard(self, name: str) -> float:
-        """Return when the last status of `SERVER` or of a robot came, s of the monotonic clock."""
+        """Return the time of the last status of `SERVER` or of a robot.
+
+        The time is in seconds of the monotonic clock.
+        """
         if name == SERVER:
             return self.state.heard_fleet
         return self.state.heard.get(name, -math.inf)

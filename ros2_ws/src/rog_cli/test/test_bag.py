@@ -21,7 +21,10 @@ KINDS = {'FleetStatus': 'rog_msgs/msg/FleetStatus', 'TrainingStatus': 'rog_msgs/
 
 
 def run(robots=('robot1', 'robot2'), run=7, start=5.0, steps=12, fleet=True, space=''):
-    """Yield (topic, seconds, status) of a run that begins before the recording and ends in it."""
+    """Yield the statuses of a run that begins before the recording and ends in the recording.
+
+    Each item is a tuple: topic, time in seconds, and status.
+    """
     for step in range(steps):
         now = start + step
         if fleet:
@@ -41,7 +44,10 @@ def run(robots=('robot1', 'robot2'), run=7, start=5.0, steps=12, fleet=True, spa
 
 
 def write(path, statuses, storage='mcap', without=()):
-    """Write a recording of (topic, seconds, message), as rosbag2 does."""
+    """Write a recording, as rosbag2 does.
+
+    ``statuses``: tuples (topic, time in seconds, message).
+    """
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
     store = get_typestore(Stores.ROS2_JAZZY)
     for name in ('RobotStatus', 'FleetStatus', 'TrainingStatus'):
@@ -61,7 +67,7 @@ def write(path, statuses, storage='mcap', without=()):
 
 
 def converted(store, kind, message):
-    """Return a message as rosbags represents it, with the fields of its definition there."""
+    """Return a message in the form of rosbags, with the fields of its definition in ``store``."""
     values = {}
     for name in store.types[kind].__dataclass_fields__.keys() - {'__msgtype__'}:
         value = getattr(message, name)

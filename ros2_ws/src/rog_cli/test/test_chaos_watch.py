@@ -1,4 +1,4 @@
-"""Which behaviour `rog chaos` reports as a violation, and which not."""
+"""`rog chaos` reports wrong behaviour of a fleet as violations, and nothing else."""
 
 import math
 
@@ -9,10 +9,10 @@ BOUND, LIMIT = 60.0, 4.0
 
 
 def watched(*seen):
-    """Return what a watch reports of one robot.
+    """Return a `Watch` that has observed one robot in several phases.
 
-    Each phase is (duration in seconds, iterations per second, whether it is away, whether it can
-    train).
+    ``seen``: for each phase a tuple: duration in seconds, iterations per second, whether the server
+    counts the robot as away, and whether the robot can train.
     """
     watch, now, iteration = Watch(BOUND, LIMIT), 0.0, 0.0
     for duration, speed, away, able in seen:

@@ -67,7 +67,10 @@ def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, argume
     ['chaos', 'indoor']])
 def test_an_out_that_is_empty_is_not_where_the_user_is(
         capsys, monkeypatch, tmp_path, arguments):
-    """A script used --out "$OUT" without OUT, and the run went into the user's directory."""
+    """Refuse ``--out ""``, which a script can cause by an unset variable.
+
+    An earlier version wrote the run into the working directory of the user.
+    """
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main([*arguments, '--out', ''])
@@ -150,7 +153,7 @@ def record(directory):
 
 
 class Ended:
-    """The processes of a fleet that has ended; the server has this exit code."""
+    """The processes of a fleet that has ended; ``code`` is the exit code of the server."""
 
     names, killed, fleet = ['server'], (), load_fleet('indoor', [FLEETS])
 
@@ -187,7 +190,7 @@ def test_the_table_of_a_former_run_is_not_taken_for_that_of_one_that_failed(caps
     former = fleet_module._version(tmp_path)
     code, text, error = ended(capsys, tmp_path, 1, former)
     assert (code, text) == (1, '') and 'its own words' in error
-    record(tmp_path)  # this run is complete
+    record(tmp_path)  # now write the results of a complete run
     assert 'robot2' in ended(capsys, tmp_path, 1, former)[1]
 
 

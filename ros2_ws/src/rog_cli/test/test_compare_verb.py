@@ -23,7 +23,7 @@ def simulate(fleet, out, progress, server_every=0.0):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let runs be invented; return the list of requested runs."""
+    """Replace simulated runs by invented runs; return the list of requested runs."""
     asked = []
 
     def run(fleet, out, progress):

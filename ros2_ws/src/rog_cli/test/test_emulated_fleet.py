@@ -1,4 +1,4 @@
-"""Real nodes on the emulated network, started by the command, as root."""
+"""Real nodes train on the emulated network; the tests start them by ``rog`` and need root."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def fleet_file(tmp_path):
 
 
 def rog(*arguments):
-    """Run the command until it ends."""
+    """Run the command ``rog`` until it ends, and return its output."""
     done = subprocess.run([str(Path(sys.executable).parent / 'rog'), *map(str, arguments)],
                           capture_output=True, text=True, timeout=2 * LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,7 +42,8 @@ def test_a_fleet_trains_behind_the_radio_and_shapes_nothing_itself(fleet_file, t
     assert 'Results in' in rog('fleet', 'up', fleet_file, '--emulate', '--plain', '--out', out)
     assert all(robot.iterations > 1 for robot in read_summary(out).robots.values())
     rates = [e.link_rate for e in read_run(out) if isinstance(e, Iteration)]
-    assert rates and all(rate != rate for rate in rates)  # NaN: to the node the link is a real one
+    # NaN, because the nodes treat the emulated links as real links
+    assert rates and all(rate != rate for rate in rates)
     air = json.loads((out / 'air.json').read_text())
     for robot in ('robot1', 'robot2', 'robot3'):
         assert air['robots'][robot]['capacity_mbit'] > 0

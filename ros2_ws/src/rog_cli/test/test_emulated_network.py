@@ -118,7 +118,7 @@ def socket_in(network, name, port=5000):
 
 
 def arrives(network, sender, receiver, name, text=b'hello'):
-    """Return whether at least one of some datagrams to ``name`` arrives."""
+    """Return whether at least one of five datagrams to ``name`` arrives."""
     for _ in range(5):
         sender.sendto(text, (addresses(network.robots)[name], 5000))
         try:
@@ -169,7 +169,7 @@ def test_a_robot_out_of_range_is_not_heard_and_then_is(tmp_path):
 
 @as_root
 def test_a_robot_sends_at_the_rate_of_its_trace(tmp_path):
-    """The rate is measured at the receiver: the air carries what the trace allows."""
+    """The counters of the radio show that the air carries what the trace allows."""
     with network_of(fleet_of(1, **{'link.rate': 4}), tmp_path) as network, \
             socket_in(network, SERVER), socket_in(network, 'robot1') as robot:
         network.begin()

@@ -80,7 +80,7 @@ def test_curves_are_over_the_time_of_the_run(state):
 
 
 def trained(state, now, *robots, **fields):
-    """Return a status of the server, and one of each of its robots."""
+    """Give ``state`` a status of the server, and a status of each of its robots."""
     state.on_fleet(server(*((name, 'training', {}) for name in robots), **fields), now)
     for name in robots:
         state.on_robot(own(name, iteration=3, rows_total=4, accuracy=.5, bandwidth=2.0), now)

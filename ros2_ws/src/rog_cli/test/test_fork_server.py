@@ -31,9 +31,9 @@ def fork_server():
 
 @pytest.fixture
 def light(tmp_path):
-    """Return the environment of a fork server in which its first import fails, so it loads nothing.
+    """Return the environment of a fork server that loads nothing, because its first import fails.
 
-    It is ready at once, and the tests that use it need no PyTorch.
+    This fork server is ready at once, and the tests that use it need no PyTorch.
     """
     (tmp_path / 'light/rog_ps').mkdir(parents=True)
     (tmp_path / 'light/rog_ps/__init__.py').touch()
@@ -78,7 +78,7 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         assert shown == 'python -m says_what_it_is stay'
         process.send_signal(number)
         assert process.wait(LIMIT) == -number
-        process.send_signal(number)  # no process receives it
+        process.send_signal(number)  # no process receives this signal
 
 
 def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, light):
@@ -107,7 +107,7 @@ def test_it_says_nothing_of_the_threads_of_libraries(tmp_path, capfd, light):
 
 @pytest.mark.parametrize('answered', mostly_long([False, True], True))
 def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, answered):
-    """The launcher ends between its request and the answer, or before it has read the answer."""
+    """The launcher ends before the fork server answers, or before the launcher reads the answer."""
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     fork_server = ForkServer(light)
     read, write = os.pipe()
@@ -121,6 +121,6 @@ def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, ans
     fork_server._link.close()
     fork_server._process.send_signal(signal.SIGCONT)
     assert fork_server._process.wait(LIMIT) == 0
-    with open(read) as log:  # until the requested process has ended, too
+    with open(read) as log:  # the reading ends when the requested process has ended, too
         assert bool(log.read()) == answered
     assert capfd.readouterr().err == ''

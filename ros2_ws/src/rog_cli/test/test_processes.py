@@ -62,9 +62,9 @@ def test_the_processes_of_child_fleets_are_started_in_their_own_domains(tmp_path
     ('network', {'domain_id': 1}, 'network is DDS domain 1, like that of two_level_blue;')])
 def test_fleets_that_cannot_meet_or_would_meet_each_other_are_refused(
         section, changes, words, tmp_path, capsys):
-    """In one such fleet a robot trained by itself without a warning.
+    """An earlier version started such fleets.
 
-    In another, two servers ran.
+    In one of them, a robot trained by itself without a warning. In another one, two servers ran.
     """
     for name in ('two_level', 'two_level_blue', 'two_level_red'):
         data = yaml.safe_load((FLEETS / f'{name}.yaml').read_text())

@@ -143,7 +143,8 @@ def test_a_task_beside_the_fleet_file_is_found_from_anywhere(capsys, mine, tmp_p
     assert 'beside the fleet file' in error and not (elsewhere / 'out' / 'run.jsonl').exists()
     (folder / 'beside_the_fleet.py').write_text(TASK)
     assert sim(capsys, *options)[0] == 0
-    assert str(folder) in os.environ['PYTHONPATH'].split(os.pathsep)  # for the processes of robots
+    # so that the processes of robots find the task
+    assert str(folder) in os.environ['PYTHONPATH'].split(os.pathsep)
 
 
 @pytest.mark.long
@@ -180,7 +181,8 @@ def test_a_link_recorded_from_a_run_is_replayed_at_its_own_rates(capsys, mine, t
 
 @pytest.mark.parametrize(('arguments', 'scales'), [
     ([], [0.05, 0.05, 0.5, 0.05]),
-    (['--trace', 'outdoor'], [0.05, 0.05, 0.5, 0.05]),  # a built-in trace replaces another one
+    # a built-in trace leaves the scales unchanged
+    (['--trace', 'outdoor'], [0.05, 0.05, 0.5, 0.05]),
     (['--trace', 'mine.txt'], [1, 0.05, 1, 1]),
     (['--trace', 'mine.txt', '--set', 'link.scale=0.3'], [0.3, 0.3, 0.5, 0.3]),
     (['--trace', 'mine.txt', '--set', 'robots.robot1.link.scale=0.05'], [0.05, 0.05, 1, 1]),

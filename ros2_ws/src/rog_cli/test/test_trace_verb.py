@@ -92,7 +92,7 @@ def test_record_takes_the_link_of_one_robot_from_a_run(tmp_path):
 
 
 class Wifi:
-    """Stands for iw and for the clock: each look takes no time, each sleep as long as requested."""
+    """Replaces ``iw`` and the clock: a call takes no time, a sleep takes the requested time."""
 
     def __init__(self, answers):
         self.answers, self.now = list(answers), 10.0

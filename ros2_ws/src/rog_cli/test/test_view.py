@@ -14,7 +14,10 @@ from rog_ros.message_auth import Signature, new_key
 
 
 def drawn(*robots):
-    """Return the table of robots; each is (name, state, fields of the server's view of it)."""
+    """Return the table of robots as text.
+
+    ``robots``: for each robot a tuple: name, state, and further fields of its `RobotStatus`.
+    """
     state = FleetState()
     state.on_fleet(FleetStatus(sync='rsp:4', state='training', robots=[
         RobotStatus(robot=name, state=seen, **fields) for name, seen, fields in robots]), 0.0)
@@ -61,9 +64,9 @@ class Sends:
 
 
 @pytest.mark.parametrize(('speaks', 'state', 'until', 'heard'), [
-    (2.0, 'training', 2.0, True),   # the table waits for the robot,
-    (60.0, 'training', 3.5, False),  # but not for ever,
-    (60.0, 'away', 0.5, False)])     # nor for a robot that is away
+    (2.0, 'training', 2.0, True),   # the table waits until the robot has sent a status
+    (60.0, 'training', 3.5, False),  # but the table waits for a limited time only
+    (60.0, 'away', 0.5, False)])     # and the table does not wait for a robot that is away
 def test_a_table_shown_once_waits_for_each_robot(monkeypatch, capsys, speaks, state, until, heard):
     monitor = Sends(speaks, state)
     monkeypatch.setattr(view, 'time', monitor)
@@ -88,7 +91,10 @@ def test_a_status_that_names_what_cannot_be_a_robot_does_no_harm():
 
 
 def test_with_a_key_an_old_status_that_is_repeated_does_not_count():
-    """Control calls go to the server process of the last status, so they would all be refused."""
+    """Control calls go to the server process that sent the last status.
+
+    After a repeated old status, the server would refuse all calls.
+    """
     key = new_key()
 
     def status(process, count, start=1, sec=5):

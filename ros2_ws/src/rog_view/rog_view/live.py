@@ -54,8 +54,8 @@ class Live:
     def _inquire(self) -> None:
         """Ask each new server process for its parameters `CONTROL` and `MINUTES`, until it answers.
 
-        A server whose time for such calls is used up gives an empty answer; it is asked again
-        later.
+        A server that has no time left for such calls gives an empty answer. Then the function asks
+        this server again later.
         """
         fleet, now = self._monitor.fleet, time.monotonic()
         if fleet is None or not self._parameters.service_is_ready():

@@ -17,7 +17,8 @@ from rog_cli.fleet_state import COLUMNS, CURVES, SILENT, Robot
 from .source import Source, View
 
 REFRESH = 1.0  # seconds between two updates of the page
-# State -> CSS class with its colour; red (bad) and violet (odd) states need attention.
+# Maps each state to the CSS class with its colour. States in red (bad) and violet (odd) need
+# attention.
 LOOKS = {'computing': 'good', 'training': 'good', 'pushing': 'busy', 'pulling': 'busy',
          'waiting': 'late', 'retired': 'odd', 'away': 'bad', 'paused': 'over',
          'starved': 'odd', 'stopped': 'over'}
@@ -125,7 +126,8 @@ class Page:
         with ui.element('div').classes('card row-of'):
             self._buttons = [self._button('Save a checkpoint', 'save', lambda: self._ask(
                 'save_checkpoint', name=''))]
-            with ui.element('div').classes('pair'):  # keeps both together in a narrow window
+            # keeps the button and its input together in a narrow window
+            with ui.element('div').classes('pair'):
                 self._buttons.append(self._button('Change the method', 'set_sync', self._set_sync))
                 self._method = ui.input(placeholder='for example rsp:4').props(
                     'dense outlined maxlength=200').classes('method')
@@ -202,7 +204,8 @@ def _chart(title: str) -> ui.echart:
             'grid': {'left': 44, 'right': 16, 'top': 40, 'bottom': 40},
             'legend': {'top': 0, 'left': '45%', 'right': 0, 'type': 'scroll', 'icon': 'roundRect',
                        'itemHeight': 4},
-            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},  # never as HTML
+            # texts are never shown as HTML
+            'tooltip': {'trigger': 'axis', 'renderMode': 'richText'},
             'textStyle': {'fontFamily': 'Roboto, sans-serif'},
             'xAxis': {'type': 'value', 'name': 's', 'nameLocation': 'middle', 'nameGap': 24},
             'yAxis': {'type': 'value', 'scale': title.startswith('accuracy')},

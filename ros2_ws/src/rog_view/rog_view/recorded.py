@@ -18,7 +18,7 @@ from .source import view_of
 
 
 class Recorded:
-    """The recorded run at a path. It is read once.
+    """The recorded run at ``path``, which is read only once.
 
     :param namespace: namespace of the fleet, for a recording with several fleets.
     :raises RecordError: the run cannot be read.

@@ -33,9 +33,9 @@ POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
 class Guard:
     """Rejects requests that pages of other sites send from the user's browser.
 
-    Such a page can reach this server under a host name of its own (DNS rebinding), or open a
-    WebSocket to it. Therefore the host of a request must be an IP address or a name of this
-    machine, and its origin must be a page of this server.
+    Such a page can reach this server under its own host name (DNS rebinding), or open a WebSocket
+    to this server. Therefore the host of a request must be an IP address or a name of this machine,
+    and the origin of a request must be a page of this server.
     """
 
     def __init__(self, app: Any) -> None:

@@ -14,9 +14,9 @@ Points = list[tuple[float, float]]
 class View:
     """The content of a page at one moment; immutable.
 
-    ``curves``: name as in `rog_cli.fleet_state.CURVES` -> robot -> points (time s, value).
-    ``notice``: message at the top of the page. ``unable``: reason why the buttons are disabled;
-    empty if they are enabled.
+    ``curves``: maps each name in `rog_cli.fleet_state.CURVES` to a dict from robot to points (time
+    in seconds, value). ``notice``: message at the top of the page. ``unable``: reason why the
+    buttons are disabled; empty if they are enabled.
     """
 
     title: str
@@ -28,14 +28,20 @@ class View:
 
 
 def view_of(state: FleetState, now: float, title: str, notice: str = '', unable: str = '') -> View:
-    """Return the view of ``state`` at time ``now``, in s on the clock of the state's messages."""
+    """Return the view of ``state`` at time ``now``.
+
+    :param now: time in seconds, on the clock with which ``state`` received its messages.
+    """
     curves = {name: {robot: list(curve.points) for robot, curve in robots.items()}
               for name, robots in state.curves.items()}
     return View(title, state.shown(now), curves, tuple(state.events), notice, unable)
 
 
 class Source(Protocol):
-    """The source of a page's views. ``live``: whether it is a running fleet, not a recording."""
+    """The source of a page's views.
+
+    ``live``: whether the source is a running fleet; otherwise it is a recording.
+    """
 
     live: bool
 

@@ -1,4 +1,4 @@
-"""`rog view`: a page in the browser that shows a live fleet, the directory of a run, or a bag."""
+"""`rog view`: show a live fleet, a recorded run or a rosbag2 recording in the browser."""
 
 from __future__ import annotations
 

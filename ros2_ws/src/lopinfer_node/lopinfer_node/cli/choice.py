@@ -121,7 +121,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def bandwidths(text: str) -> tuple[float, ...]:
-    """Parse bandwidths in MB/s, `0:30:1` or `2,5,10`; return them in bytes/s, ascending."""
+    """Parse bandwidths in MB/s, such as `0:30:1` or `2,5,10`; return them in bytes/s, ascending."""
     try:
         if ':' in text:
             low, high, step = (float(n) for n in text.split(':'))

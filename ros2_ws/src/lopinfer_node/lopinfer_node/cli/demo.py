@@ -48,7 +48,8 @@ def _run(options: argparse.Namespace) -> int:
     with private_domain(), tempfile.TemporaryDirectory() as folder:
         for rate in options.bandwidth:
             with Rig(model, example, rate, DELAY, Path(folder), options.slowdown) as rig:
-                # Device-only does not use the link, so measure it only at the first bandwidth.
+                # The method device-only does not use the link, so measure it only at the first
+                # bandwidth.
                 alone = [rows[0] for rows in found.values()][:1]
                 found[rate] = alone + [rig.measure(method, profile, options.requests, DELAY)
                                        for method in METHODS[len(alone):]]

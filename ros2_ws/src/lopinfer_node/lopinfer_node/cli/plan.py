@@ -23,7 +23,7 @@ from .choice import (
     problem,
 )
 
-PICTURES = (2e6, 8e6, 20e6)   # bytes/s; bandwidths for which --plot draws timelines
+PICTURES = (2e6, 8e6, 20e6)   # bandwidths in bytes/s for which --plot draws timelines
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

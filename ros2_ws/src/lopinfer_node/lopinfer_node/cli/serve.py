@@ -1,4 +1,4 @@
-"""`lopinfer serve`: answer robots, until Ctrl+C."""
+"""`lopinfer serve`: run a server for robots until Ctrl+C."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Weight:
-    """A constant tensor of the model, by name."""
+    """A constant tensor of the model, and its name."""
 
     name: str
     tensor: torch.Tensor = field(compare=False, repr=False)
@@ -68,7 +68,7 @@ class Call:
     """The call `overload(**arguments)`.
 
     `pick` selects one of several results; None: there is a single result. `arguments` holds all
-    arguments, with the defaults of omitted ones, so a rule need not know the defaults.
+    arguments, with the defaults of omitted arguments, so a rule need not know the defaults.
     """
 
     overload: torch._ops.OpOverload
@@ -84,7 +84,7 @@ class Call:
 
     @property
     def op(self) -> str:
-        """Return the operator without namespace and overload: `conv2d`."""
+        """Return the name of the operator without namespace and overload, such as `conv2d`."""
         return self.overload.overloadpacket.__name__
 
     @cached_property
@@ -99,7 +99,7 @@ class Call:
         return tuple(found.values())
 
     def bind(self, /, **changes: Any) -> Arithmetic:
-        """Return a function that makes the call; it takes the tensors `values`, whole or sliced.
+        """Return a function that makes the call with given tensors for `values`, whole or sliced.
 
         `changes` replace arguments of the call; a replacement may contain `Value` and `Weight`.
         """

@@ -17,9 +17,10 @@ SAMPLE = 256       # bytes of each weight that every call of `look` reads
 
 
 class Contents:
-    """Checksums of the present memory of CPU tensors and of arrays.
+    """Checksums of the memory of CPU tensors and arrays, as it is at the construction.
 
-    The object keeps this memory alive, so that no later weight gets the address of an earlier one.
+    The object keeps this memory alive. Otherwise a new weight could get the address of a freed
+    weight.
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor | np.ndarray]) -> None:
@@ -35,7 +36,8 @@ class Contents:
     def look(self, nbytes: int) -> str:
         """Check a sample of each weight, and the next ``nbytes`` of all weights.
 
-        Returns the name of a weight that differs, or ''. Successive calls check all bytes in turn.
+        Returns the name of a weight that has changed, or ''. Successive calls check all bytes in
+        turn.
         """
         for (name, part), known in zip(self._samples, self._sums[0], strict=True):
             if zlib.crc32(part) != known:
@@ -75,7 +77,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
         return None
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
-    # In this order a channels-last or transposed tensor is contiguous, too.
+    # With its axes in this order, a channels-last or transposed tensor is contiguous, too.
     tensor = tensor.detach().permute(order)
     if not tensor.is_contiguous():
         tensor = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

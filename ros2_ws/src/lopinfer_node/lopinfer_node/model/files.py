@@ -29,7 +29,7 @@ GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
 
 
 def save(traced: Traced, directory: Path) -> None:
-    """Write both files; weights that share memory are written separately."""
+    """Write both files; if weights share memory, the file contains each of them in full."""
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},
@@ -52,8 +52,8 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory; tensors mapped from the file would change with it."""
-    with safe_open(str(path), 'pt') as file:   # checks the header
+    """Read tensors into new memory; tensors mapped from the file would change with the file."""
+    with safe_open(str(path), 'pt') as file:   # `safe_open` checks the header of the file
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}
     with path.open('rb') as file:
@@ -93,7 +93,7 @@ def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],
 
 
 def _check(made: Record, shadows: list[torch.Tensor]) -> torch.Tensor:
-    """Run the call on tensors without memory, and check the declared shape and type."""
+    """Run the call on tensors without memory (`meta`), and check the declared shape and type."""
     assert made.overload is not None
 
     def shadow(a: Any) -> Any:

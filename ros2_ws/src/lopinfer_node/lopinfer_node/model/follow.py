@@ -1,8 +1,8 @@
 """Find what the code of a model reads besides its arguments.
 
 The search begins at the modules of the model and goes through their functions. It finds attributes,
-weights and submodules of modules. If the code names them, it also finds lists, dictionaries and
-objects in attributes, globals, closures and classes, and the items of these.
+weights and submodules of modules. It also finds lists, dictionaries and objects, with their items,
+in attributes, globals, closures and classes, if the code names these.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class _Owner:
 class Followed:
     """Finds the items that the code of a model reads.
 
-    ``held``: path, container, and its kind (`MODULE`, `NAMED`, `ITEMS` or `COMPUTED`). ``tensors``,
-    ``arrays``: tensors and arrays by path.
+    ``held`` is a list of (path, container, kind); the kind is `MODULE`, `NAMED`, `ITEMS` or
+    `COMPUTED`. ``tensors``, ``arrays``: tensors and arrays by path.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -149,7 +149,7 @@ class Followed:
             value.items() if hasattr(value, 'items') else enumerate(value))]
 
     def _attributes(self, path: str, value: ModuleType | FunctionType) -> None:
-        """Follow the attributes of a module or a function that the code names."""
+        """Follow those attributes of a module or function whose names the code contains."""
         own = vars(value)
         if own and follows(value):
             self._owners.append(_Owner(path, own.get, lambda: self._names & own.keys()))
@@ -175,7 +175,8 @@ class Followed:
             # A new attribute of the object may hide an attribute of its class, or replace a
             # default.
             self._computed(path, lambda: tuple(sorted(own.keys() & self._names)))
-            if isinstance(value, (dict, list, set)):   # a subclass: `_visit` handles these types
+            # The type is a subclass: `_visit` handles plain dictionaries, lists and sets.
+            if isinstance(value, (dict, list, set)):
                 self._items(path, value)
             self._class(type(value))
 
@@ -227,7 +228,8 @@ class Followed:
     def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
         """Follow those globals of a module whose names are in ``names``.
 
-        If one of them is a module itself, follow its globals with these names, too.
+        If such a global is a module itself, follow the globals of that module with these names,
+        too.
         """
         passed.add(id(items))
         known = self._globals.get(id(items))
@@ -243,7 +245,7 @@ class Followed:
 
 
 def _wrapped(value: Any) -> Any:
-    """Return the function that a decorator has wrapped; None if there is none."""
+    """Return the function that a decorator has wrapped in ``value``, or None."""
     try:
         return getattr(value, '__wrapped__', None)
     except Exception:
@@ -274,5 +276,5 @@ def follows(value: Any) -> bool:
 
 
 def join(path: str, name: Any) -> str:
-    """Return the path of an item."""
+    """Return the path of the item ``name`` of the container at ``path``."""
     return f'{path}.{name}' if path and name != '' else f'{path}{name}'

@@ -98,8 +98,8 @@ def window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int
     start = np.arange(outputs) * stride - padding
     if dilation == 1:
         return _of(start, start + kernel, extent)
-    # A dilated kernel has holes. So the interval reaches from the first to the last tap inside the
-    # input; the window clipped to the input may be larger.
+    # A dilated kernel has holes. So the interval reaches from the first to the last kernel position
+    # inside the input. The window, clipped to the input, may be larger.
     first = start + dilation * np.maximum(0, -(start // dilation))
     last = start + dilation * np.minimum(kernel - 1, (extent - 1 - start) // dilation)
     return _of(np.where(first <= last, first, extent), last + 1, extent)
@@ -109,7 +109,8 @@ def transposed_window(outputs: int, extent: int, kernel: int, stride: int = 1, p
                       dilation: int = 1) -> Footprint:
     """Return the footprint of transposed convolution.
 
-    Output index i needs every input j with j * stride - padding + dilation * r == i for a tap r.
+    Output index i needs every input j with j * stride - padding + dilation * r == i for some r from
+    0 to kernel - 1.
     """
     at = np.arange(outputs)[:, None] + padding - dilation * np.arange(kernel)[None, :]
     j, remainder = np.divmod(at, stride)
@@ -127,7 +128,7 @@ def merged(outputs: int, inner: int, extent: int) -> Footprint:
 
 
 def divided(outputs: int, inner: int, extent: int) -> Footprint:
-    """Return the footprint of a reshape that splits the axis in two; the inner has size `inner`.
+    """Return the footprint of a reshape that splits the axis; the inner new axis has size `inner`.
 
     Output index i needs [i * inner, (i + 1) * inner).
     """
@@ -136,5 +137,8 @@ def divided(outputs: int, inner: int, extent: int) -> Footprint:
 
 
 def ranges(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
-    """Return a footprint for adaptive pooling and interpolation: i needs [starts[i], ends[i])."""
+    """Return a footprint for adaptive pooling and interpolation.
+
+    Output index i needs [starts[i], ends[i]).
+    """
     return _of(np.asarray(starts), np.asarray(ends), extent)

@@ -21,9 +21,9 @@ from .footprint import Footprint
 class Kind(Enum):
     """The kind of a node."""
 
-    INPUT = 'input'        # the model's inputs; whole on the robot
+    INPUT = 'input'        # an input of the model, whole on the robot
     OPERATOR = 'operator'
-    OUTPUT = 'output'      # the model's outputs; needed whole on the robot
+    OUTPUT = 'output'      # an output of the model, needed whole on the robot
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Node:
     `axis` is the axis along which the tensor may be divided. If it is None, the tensor is
     indivisible, and its extent is 1. `inputs`: indices of the nodes that produce the inputs, each
     once. `footprints`: the footprint of each of `inputs`. `is_global`: one index of the output
-    needs all indices of an input that has several (thesis 4.4.1). Only one side computes a global
-    operator.
+    needs all indices of an input that has more than one index (thesis 4.4.1). Only one side
+    computes a global operator.
     """
 
     index: int
@@ -47,11 +47,11 @@ class Node:
     itemsize: int = 4
     axis: int | None = None
     is_global: bool = False
-    place: str = ''        # place in the model: "features.3.conv (VGG)"
+    place: str = ''        # place in the model, such as "features.3.conv (VGG)"
 
     @property
     def extent(self) -> int:
-        """Number of indices along the axis."""
+        """Number of indices along `axis`; 1 for an indivisible tensor."""
         return 1 if self.axis is None else self.shape[self.axis]
 
     @cached_property

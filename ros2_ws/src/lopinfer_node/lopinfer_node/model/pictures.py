@@ -1,4 +1,4 @@
-"""Models whose input is a picture in bytes, as cameras give it."""
+"""Models whose input is a picture with one byte for each colour value, as cameras produce it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from . import zoo
 from .traced import Traced, trace
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)   # of ImageNet; most models expect them
+# values of ImageNet, which most models expect
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class OfImages(torch.nn.Module):
@@ -38,6 +39,6 @@ class OfImages(torch.nn.Module):
 def traced_of_images(name: str, size: tuple[int, int], pretrained: bool = False,
                      mean: Sequence[float] = MEAN, std: Sequence[float] = STD,
                      device: torch.device | str = 'cpu') -> Traced:
-    """Load a model by name (see `zoo.load`), trace it for a picture of ``size`` (rows, columns)."""
+    """Load a model by name (`zoo.load`), and trace it for pictures of ``size`` (rows, columns)."""
     model = OfImages(zoo.load(name, pretrained), mean, std).to(device)
     return trace(model, torch.zeros(1, 3, *size, dtype=torch.uint8, device=device))

@@ -36,8 +36,8 @@ _address = torch.Tensor.data_ptr
 class Snapshot:
     """Everything a model computes with: modules, weights, mode, hooks, and what their code reads.
 
-    ``run()`` runs the model once. If this run changes items outside of the attributes of modules,
-    such as the cache of a library, these items are results: they do not count as changes. Raises
+    ``run()`` runs the model once. If this run changes items that are not attributes of modules,
+    such as the cache of a library, these items are results: their changes do not count. Raises
     ModelError for weights in which a write cannot be detected.
     """
 
@@ -50,7 +50,7 @@ class Snapshot:
                     run()
                     kept = self._taken.kept()
                 self._taken = _Taken(model, kept)
-        except Exception as error:   # an unexpected kind of object
+        except Exception as error:   # such as an unexpected kind of object
             raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
@@ -66,7 +66,10 @@ class Snapshot:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the model inside this context: what its code stores does not count as a change."""
+        """Open a context for a run of the model.
+
+        What the code of the model stores in this context does not count as a change.
+        """
         with self._lock:
             self._running += 1
         try:
@@ -86,7 +89,7 @@ class Snapshot:
         if self._seen or self._taken.unchanged():
             return self._seen
         found = self._taken.change(self._model)
-        if not found:   # objects were replaced by equal ones, which is no change
+        if not found:   # objects were replaced by equal objects, which is no change
             self._taken = _Taken(self._model, self._taken.ignored)
         return found
 
@@ -139,9 +142,9 @@ class _Held:
 
 
 class _Taken:
-    """All items that `follow` finds, without the ``ignored`` items, and the lists to compare them.
+    """All items that `follow` finds, except ``ignored`` items, and the lists to compare them.
 
-    ``ignored``: keys of items by the path of their container.
+    ``ignored`` maps the path of a container to the keys of its ignored items.
     """
 
     def __init__(self, model: torch.nn.Module,
@@ -156,8 +159,8 @@ class _Taken:
         hooks = [of for m in model.modules() for of in (m._forward_hooks, m._forward_pre_hooks)]
         self._empty = [of for of in (*hooks, *(h.live for h in self.held)) if not len(of)]
         self._large = [(h.live, len(h.live)) for h in self.held if len(h.live) > LARGE]
-        # Modules have many attributes, mostly numbers, which are compared by equality. So are
-        # values that are computed for each check. All other items are compared by identity.
+        # Attributes of modules are mostly numbers. These attributes, and values that are computed
+        # for each check, are compared by equality. All other items are compared by identity.
         small = [h for h in self.held if 0 < len(h.live) <= LARGE]
         self._equal, self._same = ([_views(h.live) for h in small if of(h)] for of in (
             lambda h: h.kind in (MODULE, COMPUTED), lambda h: h.kind not in (MODULE, COMPUTED)))
@@ -177,7 +180,10 @@ class _Taken:
         return None if kind == ITEMS and path in self.ignored else live
 
     def kept(self) -> dict[str, Collection[Any]]:
-        """Return the keys of changed items outside of modules, by the path of their container."""
+        """Return the changed items outside of modules.
+
+        The result maps the path of each container to the keys of its changed items.
+        """
         found = {h.path: list(h.changes(self.followed)) for h in self.held
                  if h.kind == ITEMS or isinstance(h.live, Picked)}
         return {path: keys for path, keys in found.items() if keys}
@@ -186,7 +192,7 @@ class _Taken:
         return list(map(_address, self._addressed)), [t._version for t in self._counted]
 
     def unchanged(self) -> bool:
-        """Return True if certainly nothing has changed; if False, `change` must check."""
+        """Return True if certainly nothing has changed; False means that `change` must check."""
         try:
             if any(self._empty) or self._mark() != self._marks \
                     or any(len(live) != size for live, size in self._large) \
@@ -231,7 +237,7 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Return whether the code of a model computes the same with the new value as with the old."""
+    """Return whether the code of a model computes the same with ``new`` as with ``old``."""
     if old is new:
         return True
     if type(old) is not type(new):
@@ -257,6 +263,6 @@ def _plain(value: Any) -> bool:
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether a value can only be a stored result if the model's code does not read it."""
+    """Return whether a value that the model's code does not read can only be a stored result."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

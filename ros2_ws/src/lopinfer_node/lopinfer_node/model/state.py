@@ -14,7 +14,7 @@ import torch
 from ..errors import ModelError
 
 CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
-# Objects of classes in these modules are not followed, because they lead to data of other threads.
+# Modules whose objects are not followed, because such objects lead to data of other threads.
 NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'} - {
     'argparse', 'collections', 'configparser'}
 

@@ -1,11 +1,12 @@
-"""Divides global operators: the sides exchange sufficient statistics (future work, thesis 4.7).
+"""Divides global operators, for which the two sides exchange sufficient statistics.
 
-An operator that aggregates over the divided axis needs the whole axis on one side. This module
-replaces such an operator: new operators aggregate parts of the axis, and further operators combine
-the results. Then each side aggregates its own parts, and only the statistics cross the link: sums
-for a mean; the maximum and the sum of exponentials for a softmax; for attention also the attention
-of each part (as in FlashAttention). The new calls are ordinary operators, so planner, checker and
-runtime need no change. Results differ from the results of the model by rounding.
+The thesis names this as future work (4.7). An operator that aggregates over the divided axis needs
+the whole axis on one side. This module replaces such an operator: new operators aggregate parts of
+the axis, and further operators combine the results. Then each side aggregates its own parts, and
+only the statistics cross the link: sums for a mean; the maximum and the sum of exponentials for a
+softmax; for attention also the attention of each part (as in FlashAttention). The new calls are
+ordinary operators, so planner, checker and runtime need no change. Results differ from the results
+of the model by rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 
 
 def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
-    """Make each softmax, mean and attention over the divided axis work on `parts` parts of it.
+    """Let each softmax, mean and attention over the divided axis work on `parts` parts of the axis.
 
     Returns the new model. With more parts the planner can cut at more places, but the graph has
     more operators.
@@ -72,7 +73,10 @@ class _Rewriter:
         return Ref(len(self.shadows) - 1)
 
     def emit(self, overload: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Ref:
-        """Append a call and return its result; a run on `meta` tensors gives its shape and type."""
+        """Append a call and return its result.
+
+        A run of the call on `meta` tensors gives the shape and type of the result.
+        """
         def shadow(a: Any) -> Any:
             if isinstance(a, Ref):
                 return self.shadows[a.index]
@@ -85,7 +89,7 @@ class _Rewriter:
                             result)
 
     def stretches(self, value: Ref, axis: int) -> list[Ref]:
-        """Divide `value` along `axis` into parts; return them."""
+        """Divide `value` along `axis` into `self.parts` parts; return the parts."""
         extent = self.shadows[value.index].shape[axis]
         ends = [extent * (i + 1) // self.parts for i in range(self.parts)]
         return [self.emit(aten.slice.Tensor, value, axis, a, b)

@@ -19,7 +19,7 @@ class Ref:
 
 @dataclass
 class Record:
-    """One call, or one of the model's inputs (`overload` None).
+    """One call, or one input of the model (then `overload` is None).
 
     `arguments` hold a `Ref` or a `Weight` in place of a tensor. `pick` selects one of several
     results.

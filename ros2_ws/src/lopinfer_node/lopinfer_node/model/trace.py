@@ -1,8 +1,8 @@
 """Convert a `torch.nn.Module` to a list of ATen calls; each result is a single tensor.
 
-torch.export traces the module; if it fails, torch.fx does. In-place operators become pure
-operators, constants are folded, and lists of tensors become slices. So the other modules handle
-only simple calls.
+torch.export traces the module. If torch.export fails, torch.fx traces it. In-place operators become
+pure operators, constants are folded, and lists of tensors become slices. So the rest of the package
+handles only simple calls.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .tape import Record, Ref, Tape
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Operator -> (replacement, name of its argument for the shape or dtype). Replaced are operators
-# that use only the shape or dtype of another tensor, that name a device, or that rely on the memory
-# layout, which changes when a tensor crosses the link.
+# Maps an operator to its replacement, and to the argument of the replacement that gets a shape or
+# dtype. These operators are replaced because they use only the shape or dtype of another tensor,
+# name a device, or rely on the memory layout, which changes when a tensor crosses the link.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
@@ -38,8 +38,8 @@ _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'type_as': (torch.ops.aten.to.dtype, 'dtype'),
          'to': (torch.ops.aten.to.dtype, 'dtype'),
          '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
-# Operators that create a constant with the dtype of a tensor -> value that fills the constant;
-# None: the value is an argument.
+# Maps an operator that creates a constant with the dtype of a tensor to the value that fills the
+# constant; None: the value is an argument of the call.
 _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
@@ -68,7 +68,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
             return _exported(model, args, kwargs)
         except ModelError:
             raise
-        except Exception as error:  # torch.export raises many types
+        except Exception as error:  # torch.export raises many types of errors
             reason = error
         try:
             return _traced(model, args, kwargs)
@@ -173,14 +173,16 @@ class _Reader:
         self.sources = sources
         self.out = Tape()
         self.env: dict[torch.fx.Node, Any] = {}
-        self.storage: dict[int, int] = {}   # record -> group of records that may share memory
+        # maps a record to the group of records with which it may share memory
+        self.storage: dict[int, int] = {}
         self.fresh: set[str] = set()        # constants that share no memory with the model
         self.order = {node: i for i, node in enumerate(module.graph.nodes)}
 
     def read(self, results: Sequence[bool] | None = None) -> Tape:
         """Read the graph.
 
-        `results`: for each output of the graph, whether the model returns it; None: it returns all.
+        `results`: for each output of the graph, whether the model returns it; None: the model
+        returns all outputs.
         """
         for node in self.module.graph.nodes:
             if node.op == 'placeholder':
@@ -280,7 +282,7 @@ class _Reader:
                                           place), _alias(target, bound))
 
     def _bound(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
-        """Return the arguments by name, without defaults, with `Ref` or `Weight` for tensors."""
+        """Return the given arguments by name; a `Ref` or a `Weight` stands for each tensor."""
         names = [a.name for a in target._schema.arguments]
         given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
@@ -305,7 +307,8 @@ class _Reader:
         names = {a.name: a.kwarg_only for a in target._schema.arguments}
         plain = [real(a) for name, a in bound.items() if not names[name]]
         result = target(*plain, **{name: real(a) for name, a in bound.items() if names[name]})
-        if not isinstance(result, (torch.Tensor, list, tuple)):   # the item of a constant
+        # a number, which is an item of a constant
+        if not isinstance(result, (torch.Tensor, list, tuple)):
             return result
         made = [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(
             [result] if isinstance(result, torch.Tensor) else result)]
@@ -348,8 +351,8 @@ class _Reader:
                   bound: dict[str, Any], place: str) -> None:
         """Record an in-place call as a pure call; after `y = x.relu_()`, x stands for the result y.
 
-        A write through a view needs a functional graph. A write to an input of the model does not
-        change the caller's tensor.
+        Raises `_Aliased` for a write through a view, which needs a functional graph. A write to an
+        input of the model does not change the caller's tensor.
         """
         written = bound.get('input', bound.get('self'))
         if isinstance(written, Weight):
@@ -407,7 +410,7 @@ def _pure(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 
 def _module_of(node: torch.fx.Node) -> str:
-    """Return the innermost module that made this node: `layer1.0.conv1 (Conv2d)`."""
+    """Return the innermost module that made this node, such as `layer1.0.conv1 (Conv2d)`."""
     stack: Iterator[tuple[str, Any]] = iter((node.meta.get('nn_module_stack') or {}).values())
     path, kind = '', ''
     for path, kind in stack:  # noqa: B007 - the last one counts

@@ -34,8 +34,8 @@ class Traced:
     """A model as calls of pure operators, and its graph when its inputs are divided along `axes`.
 
     `axes`: the axis along which each input is divided, None for an input that stays whole.
-    `structure`: how the model nests its results; None if it was not run. `writes`: whether the
-    model writes to its inputs.
+    `structure`: how the model nests its results; None if the model was not run. `writes`: whether
+    the model writes to its inputs.
     """
 
     def __init__(self, name: str, tape: Tape, axes: Sequence[int | None]) -> None:
@@ -66,7 +66,7 @@ class Traced:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the graph, the calls and the weights: equal models give equal results."""
+        """SHA-256 over graph, calls and weights; models with equal digests give equal results."""
         state = hashlib.sha256(as_json(self.name, self.axes, self.tape).encode())
         for mark in self.fingerprints.values():
             state.update(mark)
@@ -135,8 +135,8 @@ class Traced:
     def outputs(self, whole: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the model's results; ``whole`` returns the whole tensor of a node.
 
-        The results are copies, because the caller may write to them, and tensors of inference mode
-        do not allow that.
+        The results are copies, because the caller may write to them. The tensors themselves were
+        made in inference mode, which does not allow writes.
         """
         return tuple((o.tensor if isinstance(o, Weight) else whole(o.index)).clone()
                      for o in self.tape.outputs)
@@ -171,9 +171,9 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs must be tensors')
     try:
-        # Copy the inputs to the memory layout that they have after a message. Each input gets a
-        # copy of its own. Otherwise the tracer would treat two inputs as one value if they are one
-        # tensor, and an input as a weight if it is a weight of the model.
+        # Copy the inputs to the memory layout that they will have after a message carries them.
+        # Each input gets a copy of its own. Otherwise the tracer would treat two inputs as one
+        # value if they are one tensor, and an input as a weight if it is a weight of the model.
         own = [leaf.detach().resolve_conj().resolve_neg().clone(
             memory_format=torch.contiguous_format) for leaf in leaves]
         with untouched(model):
@@ -185,7 +185,7 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
                 _verify_sharing(model, traced, leaves, own, structure)
     except ModelError:
         raise
-    except Exception as error:   # an unexpected type or operator
+    except Exception as error:   # such as an error of an unexpected type or operator
         raise ModelError(f'{type(model).__name__} cannot be traced: {place_of(error)}') from error
     return traced
 
@@ -212,7 +212,7 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     else:
         _verify_results(traced, _calls(traced, others), differing)
     again = _run(model, [leaf.clone() for leaf in leaves], structure)[0]
-    # If a second run of the traced calls differs from the first, allow for rounding.
+    # If two runs of the traced calls differ, allow for rounding.
     rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5
     if not _equal(again, wanted, rounding):
         raise ModelError(f'{traced.name}: the results differ for the same inputs; does the model '

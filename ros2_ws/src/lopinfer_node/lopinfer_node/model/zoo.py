@@ -11,7 +11,8 @@ import torch
 from ..errors import ModelError
 
 IMAGE = (1, 3, 224, 224)
-_KEPT: list[Any] = []   # library objects, kept because their operators vanish with them
+# library objects, kept because PyTorch removes the operators of a deleted library
+_KEPT: list[Any] = []
 
 
 def load(name: str, pretrained: bool = False) -> torch.nn.Module:
@@ -62,7 +63,7 @@ def _torchvision(name: str, pretrained: bool) -> torch.nn.Module | None:
     builder = package.models.get_model_builder(name)
     options: dict[str, Any] = {'weights': 'DEFAULT' if pretrained else None}
     if 'weights_backbone' in inspect.signature(builder).parameters:
-        options['weights_backbone'] = None   # else an untrained model downloads its backbone
+        options['weights_backbone'] = None   # otherwise an untrained model downloads a backbone
     return builder(**options)
 
 

@@ -285,7 +285,10 @@ def _ready(p, w, side, v):
 
 @kernel
 def _pass(p, w, v, latest):
-    """Set the time of an input or output; it waits for tensors, but not for the processor."""
+    """Set the time of an input or output of the model.
+
+    It waits for tensors, not for the processor.
+    """
     ready, cause = _ready(p, w, DEVICE, v)
     local = 0.0
     for e in range(p.first[v], p.first[v + 1]):

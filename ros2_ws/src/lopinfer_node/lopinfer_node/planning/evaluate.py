@@ -122,7 +122,7 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
     rates = trace.rates * (EFFICIENCY * 1e6 / 8)
     different, sample = np.unique(rates, return_inverse=True)
     number = {plan: k for k, plan in enumerate(dict.fromkeys(table))}
-    # (2, plans, samples): latency and energy of every plan at every sample
+    # latency and energy of every plan at every sample, shape (2, plans, samples)
     every = np.stack([estimates(graph, plan, costs, different, latency)
                       for plan in number], 1)[..., sample]
     if foresight:

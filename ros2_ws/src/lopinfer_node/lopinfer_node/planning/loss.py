@@ -26,7 +26,7 @@ WIDTH = 6              # at each position, maximum number of kept beams without 
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
 # at a position for a boundary, live tensors have at most ALIVE times the bytes of the inputs
 ALIVE = 4
-HEAT = 0.03            # refinement may go on from a plan that is worse than the best by this share
+HEAT = 0.03  # the refinement may continue from a plan that is worse than the best by this share
 PATIENCE = 100         # heat is used only with at least this many evaluations per operator
 ROUND = 500            # number of evaluations after which the refinement reads the clock
 DEADLINE = 1.0         # in seconds; deadline of SPSO-GA if the objective has no deadline
@@ -52,7 +52,7 @@ def plan_loss(graph: Graph, costs: Costs, link: Link, objective: Objective | Non
 
 
 class Search:
-    """One search, in steps; `table.py` runs many searches in parallel."""
+    """One search, which runs in steps; `table.py` runs many searches in parallel."""
 
     def __init__(self, graph: Graph, costs: Costs, link: Link, objective: Objective | None = None,
                  power: PowerModel | None = None, small_transfers: bool = True) -> None:
@@ -119,7 +119,7 @@ class Search:
     def plan(self, exempt: bool = True) -> Plan:
         """Return the best plan so far.
 
-        `exempt`: return a better baseline, if there is one, even if it breaks the rule of
+        `exempt`: if a baseline is better, return the baseline, even if it breaks the rule of
         `small_transfers`.
         """
         best = min(self._beams, key=self._value)

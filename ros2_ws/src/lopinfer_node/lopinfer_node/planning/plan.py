@@ -25,7 +25,7 @@ SIDES = ('device', 'server')
 class Transfer:
     """An interval of a tensor that crosses the link as soon as it is computed.
 
-    `index` is its position in `Plan.transfers`, the same on both sides.
+    `index` is the position of the transfer in `Plan.transfers`, the same on both sides.
     """
 
     index: int

@@ -1,7 +1,7 @@
 """Figures: the timeline of a plan, latency over bandwidth, and the phases of a request.
 
-They correspond to Figures 4.15, 4.17 and 4.16 of the thesis. They need no display; the suffix of
-the file selects PNG, SVG or PDF.
+The figures correspond to Figures 4.15, 4.17 and 4.16 of the thesis. No display is necessary. The
+suffix of the file selects PNG, SVG or PDF.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _boxes(axes: Axes, start: Any, end: Any, row: int, colors: list[str]) -> Non
 
 def _label_transfers(axes: Axes, timeline: Timeline) -> None:
     """Write the size into each transfer that has room for it."""
-    width = axes.get_window_extent().width / axes.figure.dpi * 72   # points
+    width = axes.get_window_extent().width / axes.figure.dpi * 72   # width in points
     per_ms = width / (axes.get_xlim()[1] - axes.get_xlim()[0])
     for transfer, (_, start, end, _) in zip(timeline.plan.transfers, timeline.transfers,
                                             strict=True):

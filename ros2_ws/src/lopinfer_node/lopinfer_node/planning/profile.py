@@ -72,7 +72,7 @@ class Profile:
 
     @property
     def whole(self) -> np.ndarray:
-        """Seconds that each operator takes for its whole extent, (nodes,)."""
+        """Return the seconds that each operator takes for its whole extent, shape (nodes,)."""
         return self.fixed + self.per_share
 
     def check(self, graph: Graph) -> None:

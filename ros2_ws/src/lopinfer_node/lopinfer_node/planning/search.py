@@ -20,7 +20,8 @@ from .plan import DEVICE, SERVER
 STEPS = 8                  # the beam search tries fractions that are multiples of 1 / STEPS
 UP, DOWN = DEVICE, SERVER
 APART, ON_DEVICE, ON_SERVER = 0, 1, 2
-_KINDS = ((UP, 0), (UP, 1), (DOWN, 0))      # (direction, held) of a boundary
+# kinds of boundaries: (direction, whether operators are held)
+_KINDS = ((UP, 0), (UP, 1), (DOWN, 0))
 
 
 @kernel
@@ -107,8 +108,8 @@ def beam_search(p, w, positions, width, most, least):
         value[k] = _value(p, w, most[k], least[k])
         _path(p, w, value[k], on_path[k])
     for position in positions:
-        # One row for each way to extend a beam: number of the beam, direction of the boundary
-        # (-1: none), side of the global operators, whether operators are held, step.
+        # Each row of `ways` is one way to extend a beam: number of the beam, direction of the
+        # boundary (-1: none), side of the global operators, whether operators are held, step.
         ways = np.zeros((beams * (1 + 6 * STEPS), 5), np.int64)
         values = np.full((len(ways), 3), np.inf)
         made = 0

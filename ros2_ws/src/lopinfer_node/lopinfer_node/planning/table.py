@@ -27,9 +27,9 @@ from .timeline import Costs, Link
 
 FORMAT = 'lopinfer plan table 1'
 ANCHORS = 3  # only every ANCHORS-th bin runs a beam search; other bins start from the results
-BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # bytes/s
+BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # default bandwidths of a table, bytes/s
 EFFORT = 1_500_000     # a bin is refined by EFFORT / (number of operators) evaluations, about 0.1 s
-LEAST = 5000           # least number of evaluations of a bin, for a large graph
+LEAST = 5000           # minimum number of evaluations of a bin, which applies to large graphs
 
 
 class PlanTable(Sequence[Plan]):

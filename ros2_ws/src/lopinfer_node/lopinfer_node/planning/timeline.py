@@ -34,7 +34,7 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ('fixed', 'per_share'):
-            # Make the array contiguous: kernels are compiled again for every other memory order.
+            # Make the array contiguous, because kernels are compiled again for each memory order.
             value = np.ascontiguousarray(getattr(self, name), np.float64)
             if value.ndim != 2 or len(value) != 2:
                 raise ValueError(f'{name} must have shape (2, nodes), got {value.shape}')

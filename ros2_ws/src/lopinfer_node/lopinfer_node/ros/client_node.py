@@ -1,4 +1,4 @@
-"""The client as a ROS 2 node: images in, results out."""
+"""The client as a ROS 2 node, which receives images and publishes results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .images import image_tensor, result_message
 
 
 class ClientNode(Node):
-    """Answers the newest image of topic `image` on topic `lopinfer/result`; skips older images.
+    """Computes the model for the newest image of topic `image`; skips older images.
 
-    `parameters.ClientSettings` declares the parameters.
+    The results go to topic `lopinfer/result`. `parameters.ClientSettings` declares the parameters.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__('lopinfer_client', **options)
         bound_parameters(self, writable=False)
-        self.error = ''              # why the node ended; '': no error
+        self.error = ''              # why the node ended; '' if there was no error
         self.settings = s = declare(self, ClientSettings)
         if s.threads:
             torch.set_num_threads(s.threads)
@@ -42,7 +42,7 @@ class ClientNode(Node):
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
             s, s.shaped_link(), recording=s.open_recording(), slowdown=s.slowdown))
-        self._newest: tuple[Any, float] | None = None   # image, time of its arrival
+        self._newest: tuple[Any, float] | None = None   # newest unused image, time of its arrival
         self._there = threading.Condition()
         self._closing = False
         self._results = self.create_publisher(Result, 'lopinfer/result', qos.RESULT)

@@ -73,11 +73,11 @@ class ClientOptions:
     """Options of a client.
 
     ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share`` are the
-    server's profile, in s per operator. The client uses each table until the next table is made.
-    ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
-    emulated link; by default the real link alone. ``power``: W in each state, used if there is no
-    meter. ``recording``: collects the steps of every request. ``slowdown``: factor, at least 1, on
-    this machine's computing time, to emulate a slower robot.
+    server's profile, in seconds per operator. The client uses each table until the next table is
+    made. ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
+    emulated link; by default only the real link is used. ``power``: watts in each state, used if
+    the robot has no power meter. ``recording``: collects the steps of every request. ``slowdown``:
+    factor, at least 1, on this machine's computing time, to emulate a slower robot.
     """
 
     planner: Planner
@@ -98,18 +98,20 @@ class Client:
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
         self.node = node
         self.traced = traced
-        self._digest = traced.digest   # slow with many weights, so compute it now
+        self._digest = traced.digest   # computed now, because it takes long with many weights
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options
-        self._changed = threading.Condition()   # guards machine and link
-        self._turn = threading.Lock()           # one inference at a time
+        self._changed = threading.Condition()   # lock of `machine` and `_link`
+        self._turn = threading.Lock()  # held during an inference, so that one runs at a time
         self._link = options.link
-        self._ready: list[Piece | Ack] = []     # messages that left the emulated link, to publish
+        # messages that have left the emulated link and must be published
+        self._ready: list[Piece | Ack] = []
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
-        # (client, future) of the service calls without an answer, all about the table `_about`
+        # (client, future) of each service call that has no answer yet; all are about the table
+        # `_about`
         self._calls: list[tuple[Any, Any]] = []
         self._about: Any = None
         self._closing = False
@@ -129,9 +131,9 @@ class Client:
         node.create_timer(1.0, self.report)
 
     def close(self) -> None:
-        """Stop the threads; call it before the node is destroyed.
+        """Stop the threads; call this before the node is destroyed.
 
-        A running job continues without effect; to wait for its end could take minutes.
+        This does not wait for a running job, which can take minutes; the job's result is ignored.
         """
         with self._changed:
             self._closing = True
@@ -269,10 +271,11 @@ class Client:
 
     def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None],
              about: Any) -> None:
-        """Call a service; ``about``: the table that the call is about, None if it is about none.
+        """Call a service; ``about``: the plan table that the call concerns, or None.
 
-        The first answer counts, even if the call has been repeated meanwhile: an answer may always
-        take longer than the time until then.
+        The first answer counts, even if it answers an earlier call that was repeated meanwhile.
+        Otherwise no answer would ever count if all answers take longer than the time until the
+        repetition.
         """
         ready = client.service_is_ready()
         if not ready or about is not self._about:

@@ -1,4 +1,4 @@
-"""The server as a ROS 2 node: parameters, and the models prepared at the start."""
+"""The server as a ROS 2 node, which declares the parameters and prepares models at the start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
-DRAIN = 2.0  # s; after its shutdown, the node waits at most this long for running requests
+DRAIN = 2.0  # maximum seconds that the node waits for running requests after its shutdown
 
 
 class ServerNode(ManagedNode):
@@ -58,7 +58,7 @@ class ServerNode(ManagedNode):
         self.server.pause(True)
 
     def shutdown(self) -> None:
-        """Refuse new requests; the process ends after the running requests."""
+        """Refuse new requests; the process ends when the running requests are finished."""
         if self.configured:
             self.server.pause(True)
         self._ends_at = time.monotonic() + DRAIN * self.configured

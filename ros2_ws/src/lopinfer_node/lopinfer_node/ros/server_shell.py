@@ -67,7 +67,7 @@ class ServerOptions:
 
 
 class _Topics:
-    """Topics of one client, and the emulated link to it."""
+    """Topics of one client, and the emulated link to this client."""
 
     def __init__(self, server: Server, client: str, link: ShapedLink) -> None:
         self.link, self.removed = link, False
@@ -104,10 +104,11 @@ class Server:
         self.options = options
         self.store = Store(options.directory, options.limits.memory << 20)
         self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits)
-        self._changed = threading.Condition()   # guards machine and topics
+        self._changed = threading.Condition()   # lock of `machine` and `_topics`
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
-        self._tables: dict[str, PlansRequest] = {}   # tables to be prepared, by client
+        # maps a client to its table that waits for preparation
+        self._tables: dict[str, PlansRequest] = {}
         # Messages that have left the emulated link, but are not published yet.
         self._ready: list[tuple[_Topics, Piece | Ack]] = []
         self._closing = False
@@ -122,7 +123,7 @@ class Server:
         self._computing.start()
 
     def close(self) -> None:
-        """Stop the threads; call it before the node is destroyed."""
+        """Stop the threads; call this before the node is destroyed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -168,7 +169,8 @@ class Server:
         reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
                                               request.size, request.offset, bytes(request.data)),
                                 served)
-        if reply.complete or not request.offset:   # the first part may delete an old model
+        # the first part of an upload may delete an old model
+        if reply.complete or not request.offset:
             with self._changed:
                 self.machine.on_stored(self.store.digests())
         response.accepted, response.reason = reply.accepted, reply.reason
@@ -259,8 +261,8 @@ class Server:
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # an error of the model concerns only its clients
             reason = f'the model cannot be served: {error}'
-            # Keep the model: any other error is a fault of this machine (no more files or
-            # processes), or comes from the end of the server.
+            # Delete only a model that is itself at fault. Any other error is a fault of this
+            # machine (no more files or processes), or comes from the end of the server.
             if isinstance(error, ModelError) and not self._closing:
                 self.store.remove(digest)
         if reason:
@@ -282,7 +284,7 @@ class Server:
         trial = self._trier(folder)
         try:
             trial.save(path)
-        except OSError as error:   # the model is tried again next time
+        except OSError as error:   # then the model is tried again next time
             self.node.get_logger().warning(f'cannot keep the measurements of the model: {error}')
         return trial
 

@@ -15,9 +15,10 @@ from .feedback import Feedback
 
 BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
 HYSTERESIS = 0.02      # share by which a plan must be faster to replace the table's chosen plan
-TRY = 0.1              # share by which the estimate of an unmeasured plan may be too high
-# An answer is late after LATER times the longest latency of recent requests, but not earlier than
-# LEAST_WAIT seconds after the expected time, nor before the robot alone would have been ready.
+TRY = 0.1  # the estimate of an unmeasured plan is lowered by this share, so that the plan is tried
+# An answer counts as late after LATER times the longest latency of recent requests. It never counts
+# as late before LEAST_WAIT seconds after the expected time, or before the robot alone would have
+# finished the request.
 LATER = 1.25
 LEAST_WAIT = 0.02
 
@@ -38,7 +39,8 @@ class PlannedTable:
     estimates: np.ndarray
     others: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0), np.int64))
     other_estimates: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
-    programs: Sequence[AnyProgram] = ()  # device's program of each plan; the shell fills this
+    # the device's program for each plan; empty until the shell sets it
+    programs: Sequence[AnyProgram] = ()
 
     def ways(self, up: int, down: int) -> list[tuple[int, float]]:
         """Return plans (index, estimate) for a pair of bandwidths, the chosen plan first."""
@@ -55,7 +57,8 @@ class PlannedTable:
 class PlanChoice:
     """The plan of the present request, chosen from ``table``.
 
-    ``plan``: its index. ``estimate``: its latency by the table, s; NaN if unknown.
+    ``plan``: index of the plan. ``estimate``: latency of the plan according to the table, in s; NaN
+    if unknown.
     """
 
     def __init__(self, table: PlannedTable) -> None:
@@ -68,8 +71,9 @@ class PlanChoice:
 
         The expected latency is the estimate, corrected by measurements.
 
-        The plan that the table has chosen stays, unless another plan is faster by `HYSTERESIS`.
-        Once the chosen plan is measured, requests measure each other plan that may be faster.
+        The plan that the table has chosen is used unless another plan is faster by the share
+        `HYSTERESIS`. Once the chosen plan has been measured, requests also try each other plan that
+        may be faster.
 
         :param rates: rates of uplink and downlink, bytes/s.
         """
@@ -85,7 +89,7 @@ class PlanChoice:
         return expected[best]
 
     def choose_alone(self) -> None:
-        """Choose the plan for a dead link, for a request that the robot computes alone."""
+        """Choose the plan for a dead link, because the robot computes the request alone."""
         self.plan, self.estimate = self._alone()
 
     def shares(self) -> bool:
@@ -129,7 +133,7 @@ class PlanChoice:
         return self.table.ways(up, down)
 
     def _alone(self) -> tuple[int, float]:
-        """Return (index, estimate) of the plan for a dead link, if the robot computes it alone.
+        """Return (index, estimate) of the plan for a dead link.
 
         Return (0, NaN) if the table is empty or this plan needs the server.
         """

@@ -4,9 +4,9 @@
                                             ^-----------'   fallback, or no answer
     any -> OPENING: the server does not know this client, or is silent for long
 
-The client shares a request only in OPEN. In every other state the robot computes it alone, so no
-request waits for a server that is known to be gone. CHECKING sends probes until the server answers
-one.
+The client shares a request only in OPEN. In every other state the robot computes the request alone,
+so no request waits for a server that is known to be gone. CHECKING sends probes until the server
+answers a probe.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ from .wire import (
 OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
     'opening', 'uploading', 'planning', 'checking', 'open')
 
-CALL_LIMIT = 2.0       # seconds after which a call is repeated
-SOON = 0.2             # seconds until a call is repeated if there is no service, or it says so
+CALL_LIMIT = 2.0       # seconds without an answer after which a call is repeated
+# seconds until a call is repeated if the service is missing or the server is still preparing
+SOON = 0.2
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
-MAX_PENALTY = 30.0     # s; after consecutive fallbacks, longest time without the server
+# longest time in seconds for which the robot works alone after consecutive fallbacks
+MAX_PENALTY = 30.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Upload:
 class MakePlans:
     """Make the plan table for a server, then call `on_plans_made`.
 
-    ``fixed``, ``per_share``: the server's profile, in s per operator.
+    ``fixed``, ``per_share``: the server's profile, in seconds per operator.
     """
 
     fixed: np.ndarray
@@ -142,23 +144,25 @@ class ClientMachine:
         self.report = Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
-        self.down = 0.0                    # bytes/s of the downlink; the server measures it
+        self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
         self.choice = PlanChoice(PlannedTable((), (), np.empty(0), np.empty(0)))
-        self._next_table: PlannedTable | None = None  # adopted at the end of the request
+        # table to adopt at the end of the present request
+        self._next_table: PlannedTable | None = None
         self._numbers: list[int] = []      # numbers by which pieces name the plans
         self._arrivals = Arrivals()
         self._server = 0                   # incarnation of the server
         self._again = -math.inf            # time of the next call or probe
-        self._heard = -math.inf            # time of the last answer
-        self._probed = -math.inf           # time of the last probe
-        self._checking = 0                 # an answer to this packet or a later one ends CHECKING
-        self._penalties = 0                # consecutive fallbacks
+        self._heard = -math.inf            # time of the latest answer from the server
+        self._probed = -math.inf           # time of the latest probe
+        self._checking = 0  # an answer to this packet, or to a later packet, ends CHECKING
+        self._penalties = 0                # number of consecutive fallbacks
         self._not_before = -math.inf       # time before which the server is not used
         self._number = 0
         self._request: Execution | None = None
-        self.changed = False               # `work` or `state` may have changed; the shell resets it
+        self.changed = False  # `work` or `state` may have changed; the shell resets this flag
         self._abandoned = False
-        self._expected = math.nan          # estimate corrected by measurements, plus the check, s
+        # expected latency in s: estimate corrected by measurements, plus the time of the check
+        self._expected = math.nan
         self._limit = math.inf             # time at which the request stops waiting
         self._sending_since = math.inf
         self._bytes_down = 0               # bytes received in the present request
@@ -193,7 +197,7 @@ class ClientMachine:
         return [MakePlans(reply.fixed, reply.per_share)]
 
     def on_no_service(self, now: float) -> None:
-        """Repeat a call soon that could not be made; a server needs time to be discovered."""
+        """Handle a call that found no service: repeat it soon, because discovery needs time."""
         self._again = now + SOON
 
     def on_uploaded(self, reason: str, now: float) -> list[Action]:
@@ -204,7 +208,7 @@ class ClientMachine:
         return self.on_time(now)
 
     def on_plans_made(self, table: PlannedTable, now: float) -> list[Action]:
-        """Adopt a plan table; if a request is running, adopt the table at its end."""
+        """Adopt a plan table; if a request is running, adopt the table when the request ends."""
         if self._request is not None:
             self._next_table = table
             return []
@@ -242,8 +246,8 @@ class ClientMachine:
     def choose(self, now: float, check: float = 0.0) -> int | None:
         """Return the index of the plan for a request that begins now.
 
-        None: the robot computes the request alone. ``check``: seconds that the request has already
-        spent on detecting changes of the model.
+        Return None if the robot computes the request alone. ``check``: seconds that the request has
+        already spent on detecting changes of the model.
         """
         self.report.requests += 1
         self.report.check = check
@@ -303,7 +307,8 @@ class ClientMachine:
     def work(self, now: float) -> range | None:
         """Return the steps to compute now.
 
-        Empty: the request must wait for the server. None: the robot must finish the request alone.
+        An empty range means that the request must wait for the server. None means that the robot
+        must finish the request alone.
         """
         assert self._request is not None
         steps = self._request.runnable()
@@ -313,7 +318,7 @@ class ClientMachine:
 
     def on_computed(self, pieces: Sequence[tuple[int, Buffer]], seconds: float, now: float
                     ) -> list[Action]:
-        """Handle the end of the steps of `work`, computed in ``seconds``; send ``pieces``."""
+        """Handle that the steps of `work` have been computed, in ``seconds``; send ``pieces``."""
         request = self._request
         assert request is not None
         self.report.device += seconds
@@ -409,7 +414,8 @@ class ClientMachine:
 
     def on_time(self, now: float) -> list[Action]:
         """Perform all due actions; call this at `deadline`."""
-        actions = self._send(now)   # before a probe, which waits until nothing is in transit
+        # before a probe, because a probe waits until nothing is in flight
+        actions = self._send(now)
         if self.state in (OPENING, PLANNING) and now >= self._again:
             self._again = now + CALL_LIMIT
             actions.append(CallOpen() if self.state == OPENING else CallSetPlans())

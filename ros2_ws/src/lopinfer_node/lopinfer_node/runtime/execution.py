@@ -1,4 +1,7 @@
-"""One inference on one side: which steps may run, what each sends (thesis Algorithms 6 and 7)."""
+"""One inference on one side: which steps may run, and what each step sends.
+
+This follows Algorithms 6 and 7 of the thesis.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class AnyStep(Protocol):
 
 
 class AnyRun(Protocol):
-    """The tensors of one inference, see `program.Run`; the shell computes its steps."""
+    """One inference with its tensors, see `program.Run`; the shell computes the steps."""
 
     def piece(self, transfer: int) -> Buffer:
         """Return the bytes of a transfer whose step has been computed."""
@@ -41,7 +44,7 @@ class AnyRun(Protocol):
 
     @property
     def finish_alone(self) -> Callable[[], Any]:
-        """Return the function that computes all that is missing and returns the outputs."""
+        """Return the function that computes all missing tensors and returns the outputs."""
 
 
 class AnyProgram(Protocol):
@@ -65,7 +68,7 @@ class Execution:
                  transfers: Sequence[Transfer], run: AnyRun) -> None:
         self.route, self.run = route, run
         self._steps = steps
-        self._position = 0                # number of steps that are computed
+        self._position = 0                # number of steps computed so far
         self._delivered: set[int] = set()
         self._inbox = Inbox({t.index: t.bytes for t in transfers if t.source != side})
 
@@ -85,7 +88,10 @@ class Execution:
         return True
 
     def runnable(self) -> range:
-        """Return the next steps that may run, up to the first step that sends; may be empty."""
+        """Return the next steps that may run, up to the first step that sends.
+
+        The range may be empty.
+        """
         end = self._position
         while end < len(self._steps) and self._delivered.issuperset(self._steps[end].waits):
             end += 1
@@ -94,11 +100,13 @@ class Execution:
         return range(self._position, end)
 
     def compute(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Compute the steps that `runnable` returned; return the transfers to send, with bytes.
+        """Compute the steps that `runnable` returned.
+
+        Return the number and the bytes of each transfer to send.
 
         This takes long, and on a GPU it also waits until the bytes are in the host's memory. So
-        only one thread calls `runnable` and `compute`, and does not hold the lock of the machine
-        while it computes.
+        only one thread calls `runnable` and `compute`, and this thread does not hold the lock of
+        the state machine while it computes.
         """
         for position in steps:
             self.run.compute(position)

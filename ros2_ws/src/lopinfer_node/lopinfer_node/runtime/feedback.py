@@ -1,4 +1,4 @@
-"""The ratio of measured to estimated latency of recent requests, by plan."""
+"""The ratio of measured to estimated latency of recent requests, for each plan."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections import defaultdict, deque
 from statistics import median_low
 
-# The median of a plan's ratios corrects the plan's estimate. From the largest ratio follows how
-# long to wait for an answer.
+# The median of a plan's ratios corrects the plan's estimate. The largest ratio decides how long a
+# request waits for the server's answer.
 ENOUGH = 4       # minimum number of requests of a plan to take the median
 MEDIAN = 7       # the median is taken over this many of the latest requests
 LATEST = 20      # the largest ratio is taken over this many of the latest requests
@@ -36,7 +36,7 @@ class Feedback:
         return median_low(self._recent(plan, now)[-MEDIAN:]) if self.known(plan, now) else 1.0
 
     def longest(self, plan: int, now: float) -> float:
-        """Return the largest ratio; infinite until there are enough measurements."""
+        """Return the largest recent ratio of a plan; infinite until there are enough requests."""
         ratios = self._recent(plan, now)
         return max(ratios) if len(ratios) >= KNOWN else math.inf
 

@@ -2,11 +2,11 @@
 
 Pieces that queue behind one another form a train. The bandwidth is the rate at which the pieces of
 a train arrive: bytes divided by the time in which the link is busy, measured by the receiver's
-clock. Neither the sender's pauses nor the round trip count. Within a train, about the last
+clock. The sender's pauses and the round trip do not count. Within a train, about the last
 `TRAIN_BYTES` count. A longer train has a larger weight in the estimate. If a train's rate differs
-from the estimate by a factor of two or more, it replaces the estimate. So after a fade the first
-train of a request or probe corrects the estimate. A probe is too short to show an increase of the
-rate, because a busy receiver may read all its pieces at once.
+from the estimate by a factor of two or more, the train's rate replaces the estimate. So after a
+fade the first train of a request or probe corrects the estimate. A probe is too short to show a
+large increase of the rate, because a busy receiver may read all pieces of the probe at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from .wire import MAX_PIECE
 
 INITIAL_RATE = 5e6       # bytes/s, assumed until the first packet train has been measured
-PIECE_TIME = 0.003       # seconds that sending a piece should take; short, so a fade loses little
-MIN_PIECE = 4096         # bytes
-QUEUE_TIME = 0.02        # s; data in flight may exceed that of a round trip by this duration
-MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bytes
+# seconds that sending a piece should take; short, because a fade of the link loses whole pieces
+PIECE_TIME = 0.003
+MIN_PIECE = 4096         # minimum bytes of a piece
+QUEUE_TIME = 0.02        # seconds that the window covers in addition to one round trip
+MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bounds of the window, bytes
 MIN_RTO, MAX_RTO = 0.05, 2.0   # seconds; bounds of the time-out
-MIN_RATE = 1e4           # bytes/s
-TRAIN_BYTES = 256e3      # later bytes after which the weight of a piece is exp(-1)
+MIN_RATE = 1e4           # lowest estimate of the rate, bytes/s
+TRAIN_BYTES = 256e3      # after this many further bytes, a piece counts with the weight exp(-1)
 TRUST_BYTES = 48e3       # a train of this many bytes counts as much as all trains before it
 SURE_BYTES = 192e3       # a train of fewer bytes can at most double the rate
 MIN_TRAIN = 24e3         # a train of fewer bytes does not count, because it is too inaccurate
@@ -43,8 +44,8 @@ class LinkEstimate:
     _trips: deque[float] = field(default_factory=lambda: deque([0.02], 64), repr=False)
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf
-    _last: tuple[int, float] = (-1, 0.0)   # last packet, and the time of its arrival
-    _before: float = math.inf              # rate before the present train; infinite: unknown
+    _last: tuple[int, float] = (-1, 0.0)   # newest packet, and the time of its arrival
+    _before: float = math.inf              # estimate before the present train; infinite: unknown
     _bytes: float = 0.0                    # weighted bytes and seconds of the present train
     _seconds: float = 0.0
     _length: float = 0.0                   # bytes of the whole train
@@ -56,7 +57,7 @@ class LinkEstimate:
 
     @property
     def window_bytes(self) -> int:
-        """Return the bytes that may be unacknowledged: one round trip plus a margin."""
+        """Return how many bytes may be unacknowledged: a round trip's bytes plus a margin."""
         wanted = 1.25 * self.rate * (min(self._trips) + QUEUE_TIME)
         return int(min(max(wanted, MIN_WINDOW), MAX_WINDOW))
 
@@ -85,7 +86,8 @@ class LinkEstimate:
         self._delays.append(arrived - sent_at)
         former, former_arrived = self._last
         if packet <= former:
-            return  # a later packet came first, so the time between them says nothing
+            # a packet that was sent later has arrived earlier, so the time between says nothing
+            return
         self._last = packet, arrived
         # When this packet was sent, the packet before it had not arrived yet. So the link was busy
         # between their arrivals.
@@ -113,7 +115,7 @@ class LinkEstimate:
         self.rate, self.known = max(self.rate, MIN_RATE), True
 
     def timed_out(self, now: float) -> None:
-        """Reduce the window and extend the time-out after an unacknowledged piece."""
+        """Reduce the window and extend the time-out, as a piece was not acknowledged in time."""
         if now >= self._backed_off + self.timeout:
             self._backed_off = now
             self.rate = max(self.rate / 2, MIN_RATE)

@@ -63,8 +63,9 @@ def _sizes(traced: Traced, share: float) -> list[int]:
 class _Pass:
     """One pass over the whole model.
 
-    Each operator computes [0, size) of its result, and this is timed. If size is smaller than its
-    extent, it then computes the whole result, untimed, for the operators after it.
+    Each operator computes the interval [0, size) of its result, and this computation is timed. If
+    size is smaller than the operator's extent, the operator then computes its whole result, without
+    timing, because the operators after it need the whole result.
     """
 
     def __init__(self, traced: Traced, sizes: list[int], slowdown: float) -> None:

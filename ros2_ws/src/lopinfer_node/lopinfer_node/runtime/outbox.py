@@ -1,9 +1,9 @@
 """Send pieces in one direction within a bounded window, and send lost pieces again.
 
-Topics are best effort, and this module bounds the bytes in flight. A reliable queue in the
-middleware would keep old messages while the link is dead and deliver them before newer messages.
-Every transmission has its own packet number (as in QUIC), so an acknowledgement identifies one
-transmission and its duration.
+Topics are best effort, and this module bounds the bytes in flight. It does not use a reliable queue
+of the middleware, because such a queue would keep old messages while the link is dead and deliver
+them before newer messages. Every transmission has its own packet number (as in QUIC), so an
+acknowledgement identifies one transmission and its duration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ..errors import RemoteError
 from .link import LinkEstimate
 from .wire import MASK_BITS, PROBE, Ack, Buffer, Piece, bounds, parts_of
 
-REORDER = 3  # a packet counts as lost once the REORDER-th packet after it has arrived
+# a packet counts as lost when a packet whose number is at least REORDER higher is acknowledged
+REORDER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class _Part:
     part: int
     parts: int
     data: Buffer
-    repeat: bool = True     # whether it is sent again if it is lost
+    repeat: bool = True     # whether the part is sent again if it is lost
     arrived: bool = False
 
 
@@ -47,7 +48,7 @@ class _Sent:
 
     part: _Part
     at: float
-    delivered: int          # bytes that had arrived when it was sent
+    delivered: int          # bytes that had arrived when this transmission began
 
 
 class Outbox:
@@ -60,8 +61,10 @@ class Outbox:
         self.bytes_sent = 0
         self.next_packet = 0
         self._waiting: deque[_Part] = deque()
-        self._flight: dict[int, _Sent] = {}  # by packet number, ascending
-        self._late: dict[int, _Sent] = {}    # the latest packets that counted as lost
+        # maps packet numbers, ascending, to transmissions in flight
+        self._flight: dict[int, _Sent] = {}
+        # latest packets that count as lost; their acknowledgements may still come
+        self._late: dict[int, _Sent] = {}
         self.in_flight = 0         # bytes sent, neither acknowledged nor lost
 
     def clear(self) -> None:
@@ -108,7 +111,7 @@ class Outbox:
             self._lose(packet)
 
     def _arrive(self, packet: int) -> _Sent | None:
-        """Mark a packet as arrived; return None if it was already marked."""
+        """Mark a packet as arrived and return its transmission; None if it was marked before."""
         sent = self._flight.pop(packet, None)
         if sent is not None:
             self.in_flight -= len(sent.part.data)
@@ -120,7 +123,10 @@ class Outbox:
         return sent
 
     def _lose(self, packet: int) -> None:
-        """Count a packet as lost; if its acknowledgement comes later, it counts as arrived."""
+        """Count a packet as lost.
+
+        If its acknowledgement comes later, the packet counts as arrived.
+        """
         sent = self._late[packet] = self._flight.pop(packet)
         if len(self._late) > MASK_BITS:
             del self._late[next(iter(self._late))]

@@ -30,12 +30,13 @@ MESSAGE = 0.001
 # plus TRANSFER seconds for each additional transfer.
 MARGIN = 0.05
 TRANSFER = 0.5e-3
-FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))  # bytes/s; for the first table
+# bandwidths of the first table, bytes/s
+FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))
 
 
 @dataclass
 class TablePlanner:
-    """Makes a table by one of `METHODS`, or estimates a given table.
+    """Makes a plan table by one of `METHODS`, or estimates the plans of a given ``table``.
 
     ``profile``: profile of this machine; None: measure it, emulating a machine that is ``slowdown``
     times slower. ``latency``: delay of the link per direction, s. ``message``: seconds that a
@@ -93,7 +94,8 @@ class TablePlanner:
         for another bandwidth may be better than the plan for the uplink's bandwidth. The simplest
         plans run the whole model on one side. A layer plan runs each operator whole on one side. It
         replaces the best of the simplest plans only if it is better by a margin. A plan of LOSS
-        must be better than both by a margin. The margin allows for the error of the estimates.
+        replaces the winner of these plans only if it is better by a margin. The margin allows for
+        the error of the estimates.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
@@ -119,7 +121,8 @@ class TablePlanner:
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        if not self._fastest:       # no alternatives: requests measure only the latency
+        # requests measure only the latency, so other objectives have no alternatives
+        if not self._fastest:
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)
         position = positions.reshape(1 + len(others), bins, bins)
@@ -138,7 +141,7 @@ class TablePlanner:
 
     @property
     def _fastest(self) -> bool:
-        """Return whether the objective is only the least latency."""
+        """Return whether the objective is the latency alone."""
         return self.objective in (None, Objective())
 
     def _grids(self, graph: Graph, plans: Sequence[Plan], costs: Costs, rates: Sequence[float]

@@ -18,15 +18,15 @@ from ..model.graph import Kind
 from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan, check
 
-Stretch = tuple[int, int, torch.Tensor]   # lo, hi, elements lo to hi - 1 of a tensor
+Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a tensor)
 
 
 @dataclass(frozen=True)
 class Step:
     """One operator on one side, in the order of the graph.
 
-    It may run when the transfers `waits` have been delivered. After it, the transfers `sends` may
-    be sent. The inputs of the model are steps without arithmetic.
+    The step may run when the transfers `waits` have been delivered. After the step, the transfers
+    `sends` may be sent. The inputs of the model are steps without arithmetic.
     """
 
     node: int
@@ -41,7 +41,7 @@ class _Compiled:
     sources: tuple[tuple[int, Interval, int | None], ...]
     run: Arithmetic | None
     own: Interval
-    last: tuple[int, ...]      # values that are not needed after this step
+    last: tuple[int, ...]      # tensors to free after this step
 
 
 def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]
@@ -119,14 +119,16 @@ class Program:
 class Run:
     """One inference on one side; `deliver` and `piece` may run in parallel with one `compute`.
 
-    `deliver` does not use the device: the next `compute` copies the delivered tensors to it.
+    `deliver` keeps the tensors in the host's memory. The next `compute` copies them to the GPU, if
+    the side uses one.
     """
 
     def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None) -> None:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
-        self._arrived: deque[tuple[int, Stretch]] = deque()   # node, its elements on the host
+        # node and delivered elements; these are still in the host's memory
+        self._arrived: deque[tuple[int, Stretch]] = deque()
         self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
@@ -150,7 +152,7 @@ class Run:
             self._stretches.pop(value, None)
 
     def _place(self) -> None:
-        """Copy the delivered tensors to the device."""
+        """Copy the delivered tensors to the device that computes, such as a GPU."""
         while self._arrived:
             node, (lo, hi, tensor) = self._arrived.popleft()
             elements = uploaded(flat(tensor), self._device)
@@ -201,7 +203,7 @@ class Run:
         self._arrived.append((t.node, (t.lo, t.hi, tensor)))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return the model's results, available on the device after the last step."""
+        """Return the model's results; the robot's side has them after its last step."""
         self._place()
         return self.program.traced.outputs(self._whole)
 

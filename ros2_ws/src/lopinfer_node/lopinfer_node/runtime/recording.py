@@ -1,4 +1,4 @@
-"""Record what one side did and when, to compare it with the estimate, `timeline.Timeline`.
+"""Record what one side did and when, to compare the times with the estimate, `timeline.Timeline`.
 
 The file has one JSON object per line: `side` (0 device, 1 server), `run` (counts the side's
 inferences), `what` (`compute` of the step at `index`, `send` or `receive` of the transfer at

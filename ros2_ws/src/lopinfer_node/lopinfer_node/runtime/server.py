@@ -138,10 +138,10 @@ class _Model:
     hashes: Sequence[int]
     status: int = PREPARING
     reason: str = ''
-    kept: bool = False       # whether it is never unloaded
+    kept: bool = False       # whether the model stays in memory even if no client uses it
     loaded: int = 0          # bytes of the model
-    request: int = 0         # bytes for each request, in addition
-    plan: int = 0            # bytes for each plan, in addition
+    request: int = 0         # additional bytes for each request
+    plan: int = 0            # additional bytes for each plan
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
     per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -158,7 +158,7 @@ class _Session:
     arrivals: Arrivals = field(default_factory=Arrivals)
     plans: Sequence[Prepared] = ()
     asked: PlansRequest | None = None   # the latest table that the client has sent
-    refusal: str = ''                   # why that table was refused
+    refusal: str = ''                   # why the latest table was refused; '' if it was not refused
     plans_bytes: int = 0                # bytes reserved for the plans
     reserved: int = 0                   # bytes reserved for a request
     number: int = 0                     # number of the newest request
@@ -167,7 +167,7 @@ class _Session:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Steps of one client's request to compute now."""
+    """Steps to compute now, for the request of one client."""
 
     client: str
     execution: Execution
@@ -187,11 +187,12 @@ class ServerMachine:
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
-        self.paused = False         # no new request begins; running requests are finished
-        self.changed = False        # `work` may have changed; the shell resets this
+        self.paused = False  # whether new requests are refused; running requests are finished
+        self.changed = False        # `work` may have changed; the shell resets this flag
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # by client; oldest use first
+        # maps a client to its session; the client whose steps were computed latest is last
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     @property
     def clients(self) -> list[str]:
@@ -219,7 +220,7 @@ class ServerMachine:
         if model.status == PREPARING:
             return self._preparing(), []
         if model.status == REFUSED:
-            del self._models[request.digest]  # a new request tries again
+            del self._models[request.digest]  # so the next call of `Open` tries the model again
             return OpenReply(REFUSED, model.reason), []
         session, actions = self._join(request, now)
         return OpenReply(READY, '', self.incarnation, bool(session.plans), model.fixed,
@@ -251,8 +252,8 @@ class ServerMachine:
         """Reserve memory for a model.
 
         ``loaded``, ``request`` and ``plan``: bytes of the model, of a request and of a plan.
-        Returns (reason, actions). The reason says why there is not enough memory; '' if there is.
-        The actions unload other models first.
+        Returns (reason, actions). The reason says why there is not enough memory; '' if there is
+        enough. The actions unload other models first.
         """
         model = self._models[digest]
         reason, actions = self._make_room(f'{model.name} and one request of it', loaded + request)
@@ -263,8 +264,8 @@ class ServerMachine:
     def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
         """Unload unused models, the oldest first, until enough bytes are free.
 
-        Returns (reason, actions). The reason says why that is not possible; '' if it is. The
-        actions unload the models.
+        Returns (reason, actions). The reason says why enough bytes cannot become free; '' if they
+        can. The actions unload the models.
         """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}
@@ -336,7 +337,10 @@ class ServerMachine:
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
                  ) -> None:
-        """Handle the end of a preparation: the model's profile, or why it cannot be served."""
+        """Handle the end of a preparation.
+
+        ``fixed``, ``per_share``: the model's profile. ``reason``: why the model is refused, or ''.
+        """
         model = self._models[digest]
         model.status, model.reason = (REFUSED if reason else READY), reason
         model.fixed, model.per_share = fixed, per_share
@@ -367,7 +371,7 @@ class ServerMachine:
                        ) -> tuple[int, str, list[Action]]:
         """Start to check and compile a table, if there is memory for its plans."""
         model = self._models[request.digest]
-        numbers = 4 * max(1, len(model.fixed))   # count of the numbers that encode one plan
+        numbers = 4 * max(1, len(model.fixed))   # how many numbers encode one plan
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
         session.asked, session.plans, session.refusal = request, (), ''
         session.plans_bytes = session.reserved = 0
@@ -381,9 +385,10 @@ class ServerMachine:
 
     def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = ''
                  ) -> list[Action]:
-        """Handle the end of `PreparePlans`: the plans of ``request``, in its order, or ``reason``.
+        """Handle the end of `PreparePlans`.
 
-        ``reason``: why the table is refused; '' if it is accepted.
+        ``table``: the plans of ``request``, in the same order. ``reason``: why the table is
+        refused; '' if it is accepted.
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
@@ -470,7 +475,10 @@ class ServerMachine:
         return self._send(session, now)
 
     def work(self) -> Work | None:
-        """Return the next steps to compute, for the clients in turn; None means nothing to do."""
+        """Return the next steps to compute; clients take turns.
+
+        None means that no step can run now.
+        """
         for name, session in self._sessions.items():
             if session.execution is not None:
                 steps = session.execution.runnable()
@@ -481,7 +489,7 @@ class ServerMachine:
 
     def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
                     now: float) -> list[Action]:
-        """Handle the end of the steps of ``work``, computed in ``seconds``; send ``pieces``."""
+        """Handle that the steps of ``work`` have been computed, in ``seconds``; send ``pieces``."""
         session = self._sessions.get(work.client)
         if session is None or session.execution is not work.execution:
             return []  # the client has begun another request, or has gone
@@ -493,7 +501,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def on_failed(self, work: Work) -> None:
-        """Handle steps of ``work`` that failed; the client finishes alone."""
+        """Handle a failure of the steps of ``work``; the client finishes its request alone."""
         session = self._sessions.get(work.client)
         if session is not None and session.execution is work.execution:
             session.execution = None

@@ -50,7 +50,7 @@ class OpenReply:
 
 
 def number(fingerprint: bytes) -> int:
-    """Return eight bytes as the number that messages carry."""
+    """Return the first eight bytes of a fingerprint as the number that messages carry."""
     return int.from_bytes(fingerprint[:8], 'little')
 
 
@@ -74,8 +74,8 @@ def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
     """Encode the plans of a table for `PlansRequest`; encode equal plans only once.
 
     ``own``: intervals of each plan, int64 of shape (2, nodes, 2). The messages call the position of
-    a plan in this list its *bin*. Returns, for each bin, the position of its plan among the
-    distinct plans, and the distinct plans, flat, int32.
+    a plan in this list its *bin*. Returns two values: for each bin, the position of its plan among
+    the distinct plans; and the distinct plans, as a flat int32 array.
     """
     distinct: dict[bytes, int] = {}
     bins = [distinct.setdefault(o.tobytes(), len(distinct)) for o in own]

@@ -11,15 +11,15 @@ import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # s; shorter pauses are not worth their overhead
+SHORTEST = 1e-3   # seconds; a shorter pause is not worth its overhead
 
 
 def computing_time() -> float:
     """Return the present time in s of a clock that measures the computing time of this thread.
 
-    If one thread computes, the clock is the thread's processor time. It excludes the time of other
-    processes; otherwise the pauses would also lengthen this time. If several threads compute, the
-    clock is the wall clock, because the calling thread waits for the others.
+    If one thread computes, the clock is the thread's processor time. This clock excludes the time
+    of other processes; otherwise pauses would multiply that time, too. If several threads compute,
+    the clock is the wall clock, because the calling thread waits for the other threads.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
@@ -83,5 +83,5 @@ class _SlowRun:
 
 
 def slowed(program: AnyProgram, factor: float) -> AnyProgram:
-    """Return the program, `factor` times slower; for 1 the program itself."""
+    """Return a program that is `factor` times slower; for factor 1, return the program itself."""
     return program if factor == 1 else SlowProgram(program, factor)

@@ -61,7 +61,7 @@ class Store:
         self.directory = directory
         self.models = models
         self.memory = memory
-        self._hashes: dict[Path, Any] = {}  # incomplete file -> hash of its bytes
+        self._hashes: dict[Path, Any] = {}  # maps an incomplete file to the hash of its bytes
         directory.mkdir(parents=True, exist_ok=True)
 
     def digests(self) -> set[str]:
@@ -133,7 +133,7 @@ class Store:
         if self._hashes.pop(path).hexdigest() != request.sha256 or received > request.size:
             path.unlink()
             return UploadReply(False, f'{request.file} arrived damaged; send it again')
-        _sync(path)   # else a power loss may leave an empty file
+        _sync(path)   # otherwise a power loss may leave an empty file
         path.rename(folder / request.file)
         return UploadReply(True, '', received, self._complete(folder))
 
@@ -202,7 +202,7 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
 
 
 def _sync(path: Path) -> None:
-    """Flush to the disk a file, or the list of names in a folder."""
+    """Flush a file, or the list of names in a folder, to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -46,7 +46,11 @@ MAX_TEXT = 1000    # maximum characters of a reason, which may contain long name
 
 @dataclass(frozen=True)
 class Trial:
-    """Profile of a model, and its bytes: when ``loaded``, and for each ``request`` and ``plan``."""
+    """Profile of a model, and the memory that the model takes on the server.
+
+    ``loaded``: bytes of the loaded model. ``request``, ``plan``: additional bytes for each request
+    and for each plan.
+    """
 
     profile: Profile
     loaded: int
@@ -91,7 +95,7 @@ class Trier:
         self._closed = False
 
     def __call__(self, folder: Path) -> Trial:
-        """Try a model; raise ModelError if it cannot be read or needs too much."""
+        """Try a model; raise ModelError if it cannot be read or needs too much memory or time."""
         command = [sys.executable, '-m', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
@@ -115,7 +119,7 @@ class Trier:
         raise ModelError(state['error'])
 
     def close(self) -> None:
-        """End the running trial and refuse later ones."""
+        """End the running trial; every later trial ends at once, too."""
         self._closed = True
         if self._process is not None:
             self._process.kill()

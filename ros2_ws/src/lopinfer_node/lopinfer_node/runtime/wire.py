@@ -1,7 +1,7 @@
 """Messages between client and server during an inference: pieces and acknowledgements.
 
-A piece is one part of one transfer of a plan. It names the plan by digest, so the server can begin
-a request with its first piece, without any other message.
+A piece is one part of one transfer of a plan. Every piece names the plan by digest. So the server
+can begin a request when its first piece arrives, without any other message.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Piece ``packet`` has arrived at ``arrived`` s of the receiver's clock.
+    """Acknowledgement: ``packet`` has arrived at ``arrived`` seconds of the receiver's clock.
 
-    Bit k of ``mask``: packet - 1 - k has arrived, too. ``rate``: measured bytes/s of pieces in the
-    other direction; 0: not yet measured.
+    Bit k of ``mask`` says whether packet number ``packet`` - 1 - k has arrived, too. ``rate``:
+    measured rate of pieces in the other direction, bytes/s; 0 if it is not measured yet.
     """
 
     incarnation: int
@@ -86,7 +86,7 @@ def parts_of(size: int, piece_bytes: int) -> int:
 
 
 def bounds(size: int, part: int, parts: int) -> tuple[int, int]:
-    """Return the first byte of a part and the byte after its last."""
+    """Return where a part of a transfer lies: first byte, and the byte after the last byte."""
     step = -(-size // parts)
     return min(part * step, size), min((part + 1) * step, size)
 
@@ -118,12 +118,13 @@ class Arrivals:
 class Inbox:
     """Assembles the incoming transfers of one request from parts in any order.
 
-    ``sizes``: number of an expected transfer -> its bytes.
+    ``sizes`` maps the number of each expected transfer to its size in bytes.
     """
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._sizes = sizes
-        self._open: dict[int, tuple[bytearray, bytearray]] = {}  # -> (data, flags of its parts)
+        # maps an incomplete transfer to (data, one flag for each part that says if it has arrived)
+        self._open: dict[int, tuple[bytearray, bytearray]] = {}
         self._complete: set[int] = set()
 
     def take(self, piece: Piece) -> bytearray | None:

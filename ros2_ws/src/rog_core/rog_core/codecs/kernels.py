@@ -18,7 +18,7 @@ LINE = 16  # float32 values in a cache line
 # is valid. OWN and higher numbers: rules of a single codec.
 LENGTH, SCALE, OWN = 1, 2, 3
 
-intrinsic: Any = extending.intrinsic  # Any, because numba's annotation is too narrow
+intrinsic: Any = extending.intrinsic  # Any: numba's type is too narrow
 
 
 @intrinsic

@@ -3,12 +3,12 @@
 Source: DGH-(GC)^2, equations 18 to 22, unchanged, for pushes and pulls. The paper calls the n of
 these equations "the number of nodes". The equations come from its reference [40], where n is the
 number of elements of a tensor; here n is the number of elements of a segment (a row, or a part of a
-long row). The paper has no scale, only the learning rate. Here, as in [40], the scale is the mean
-magnitude of the elements sent.
+long row). In the paper, the learning rate takes the place of a scale. Here, as in [40], the scale
+is the mean magnitude of the elements sent.
 
 A segment begins with its scale (bfloat16). Two bytes follow for each of the m elements of largest
-magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the sign (1: negative).
-If elements have equal magnitudes, those with the lowest positions are sent. Zeros are not sent; if
+magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the sign (1: negative). If
+elements have equal magnitudes, those with the lowest positions are sent. Zeros are not sent; if
 fewer than m elements are nonzero, 0xffff fills the remaining places at the end.
 """
 

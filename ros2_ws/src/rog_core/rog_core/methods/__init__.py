@@ -1,8 +1,8 @@
 """Synchronisation methods, one file each, and `create`, which builds a method from its name.
 
 No code outside this folder names a method. A method of another package is a subclass of `Method`.
-Users write its name if the package registers it (`rog_core.plugins`), else
-``package.module:Class:argument+option``.
+If that package registers the method (`rog_core.plugins`), users write the registered name.
+Otherwise they write ``package.module:Class:argument+option``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ['METHODS', 'Method', 'Team', 'create', 'is_known', 'parse', 'place_of
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, Gc, Hgc, Gcc, Dcgc, DghGc)}
 LONGEST = 200  # maximum number of characters in the text of a method
-PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # options that add a mix-in class to a method
+PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # maps an option to the mix-in class that it adds
 
 
 def usages() -> str:
@@ -58,9 +58,9 @@ def parse(text: str) -> MethodSpec:
 def create(text: str, team: Team | None = None) -> Method:
     """Build the method that ``text`` names.
 
-    Raises `ConfigError` if the method is unknown or does not fit the team. This imports nothing:
-    `rog_core.method_check.check_named` must have imported the module of a method from another
-    package.
+    Raises `ConfigError` if the method is unknown or does not fit the team. This function imports
+    nothing. Therefore `rog_core.method_check.check_named` must be called before: it imports the
+    module of a method from another package.
     """
     spec, team = parse(text), team or Team()
     if spec.name in METHODS:

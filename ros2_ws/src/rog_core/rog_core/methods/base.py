@@ -6,7 +6,7 @@ rows it sends, how a finished push changes the master rows, and what a checkpoin
 answers that differ. Workers have no code of a method: the server sends them numbers and the name of
 a step (`rog_core.protocol.steps`).
 
-No I/O, no clock: times come in as arguments, in seconds.
+The code does no I/O and reads no clock: it gets times as arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Fleet = Mapping[str, Standing]
 
 @dataclass(frozen=True)
 class Team:
-    """What is known of a fleet before it trains; a method may refuse to work with such a fleet.
+    """What the server knows of a fleet before training; a method may refuse such a fleet.
 
     ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
@@ -137,9 +137,10 @@ class Method:
 
     name: ClassVar[str] = 'bsp'
     usage: ClassVar[str] = 'bsp'                  # how users write the method
-    known: ClassVar[tuple[str, ...]] = ('svrg',)  # its options, in the order that `named` uses
+    # the method's options, in the order that `named` uses
+    known: ClassVar[tuple[str, ...]] = ('svrg',)
 
-    # Robots that a restarted server waits for until the heartbeat limit has passed.
+    # After a restart, the server waits for these robots until the heartbeat limit has passed.
     expected: frozenset[str] = frozenset()
 
     def __init__(self, spec: MethodSpec, team: Team) -> None:
@@ -163,11 +164,11 @@ class Method:
 
     @classmethod
     def ranges(cls) -> Mapping[str, tuple[float, float]]:
-        """Return the options that take a real number: option -> (lowest, highest number)."""
+        """Return the options that take a real number, each with the lowest and highest value."""
         return {}
 
     def bounds(self) -> tuple[float, float]:
-        """Read the arguments; return ``bound`` and ``most``."""
+        """Read the arguments; return the values of ``bound`` and ``most``."""
         if self.spec.arguments:
             raise ConfigError(f"'{self.spec.text}': {self.spec.name} takes no threshold")
         return 1, 1
@@ -242,17 +243,20 @@ class Method:
         ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
         old bound still holds until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # iterations count here, because rows may be older
+        if self.at_barrier(robot, fleet):  # compare iterations, because rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         behind = self.behind(robot, fleet, max(self.bound_of(robot), least))
         here = fleet[robot]
         if robot in behind and here.iteration - here.slowest < max(self.bound, least):
-            behind.remove(robot)  # its own rows may be as old as `sending` allows for all robots
+            behind.remove(robot)  # the robot's own rows may be as old as `sending` allows
         return behind
 
     def bound_of(self, robot: str) -> float:
-        """Return the staleness bound of this robot; a method may return less for one robot."""
+        """Return the staleness bound of this robot.
+
+        A method may use another bound for each robot.
+        """
         return self.bound
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
@@ -271,7 +275,10 @@ class Method:
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Act because the time `deadline` has come; the server then asks which robots may go on."""
+        """Handle that the time `deadline` has come.
+
+        Then the server checks which robots may continue.
+        """
 
     # -- what a robot computes and sends ---------------------------------------------------------
 
@@ -281,14 +288,17 @@ class Method:
         return 'pipeline' in self.options
 
     def goes_ahead(self, staleness: int) -> bool:
-        """Return whether a robot ``staleness`` iterations ahead may compute the next one now."""
+        """Return whether a robot may already compute its next gradient while it pushes.
+
+        ``staleness``: present staleness of the robot, in iterations.
+        """
         return self.pipelined and staleness + 1 < self.bound
 
     @property
     def shrinks(self) -> bool:
         """Whether rows travel in a smaller codec if the link is too slow for the fleet's codec.
 
-        It is too slow if the rows that must arrive would take longer than `Command.patience`. The
+        The link is too slow if the mandatory rows would take longer than `Command.patience`. The
         smaller codec is `rog_core.codecs.SMALLER`.
         """
         return 'sparse' in self.options
@@ -324,12 +334,15 @@ class Method:
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
-        """Return whether a push of this iteration is still used; if not, the server ends it."""
+        """Return whether a push of this iteration is still used.
+
+        If not, the server ends the push.
+        """
         return True
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
-        """Apply some rows of a push, already checked; the fleet has ``robots`` robots.
+        """Apply some checked rows of a push; the fleet has ``robots`` robots.
 
         Subtracts the rows, divided by ``robots``, from the master rows (ROG, Algorithm 2, line 6).
         """
@@ -360,14 +373,15 @@ class Method:
         return None
 
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """Return the changes to make to the model now; the server asks after every event.
+        """Return the changes to make to the model now; the server calls this after every event.
 
-        ``gone``: robots that have left or are out of reach.
+        ``gone``: robots that have left, are away or are retired, and robots that have not come back
+        after a restart of the server.
         """
         return []
 
     def carry_out(self, due: Due, robots: int) -> None:
-        """Make one of these changes to the model; the fleet has ``robots`` robots, at least 1."""
+        """Make one change ``due`` to the model; the fleet has ``robots`` robots, at least 1."""
 
     def flush(self, robots: int) -> None:
         """Apply every push that is held back, because the method or the run ends."""
@@ -385,23 +399,27 @@ class Method:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from what `state` returned; raise TypeError or ValueError if it does not fit."""
+        """Resume from the values that `state` returned.
+
+        Raises TypeError or ValueError if the values do not fit this method.
+        """
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays that a checkpoint must hold, by name; float32 (elements,) each."""
         return {}
 
     def load_arrays(self, arrays: dict[str, Array]) -> None:
-        """Resume from what `arrays` returned."""
+        """Resume from the arrays that `arrays` returned."""
 
 
 class Holding(Method):
-    """A method that holds pushes back until it applies them."""
+    """Base of methods that store each push and apply it later, as at the end of a round."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""
         super().begin(model, iteration)
-        self.held: dict[str, Array] = {}  # robot -> sum of its pushed rows, float32 (elements,)
+        # for each robot: sum of its pushed rows, float32 (elements,)
+        self.held: dict[str, Array] = {}
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
@@ -422,7 +440,7 @@ class Holding(Method):
 
 
 class Rolling(Holding):
-    """A method that holds pushes back, and whose momentum is on the server."""
+    """Base of methods that hold pushes back and keep the momentum on the server."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""

@@ -13,10 +13,10 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
     """Return after how many extra iterations, 0 to ``most``, a robot waits least (Algorithm 2).
 
     ``latest``: time of the robot's last push. ``interval``: time between its last two pushes.
-    ``slowest_latest``, ``slowest_interval``: these two times of the slowest robot. All are in
-    seconds. The function assumes that both intervals will not change. After the returned number of
-    iterations, the robot's push is closest in time to a push of the slowest robot. If several
-    numbers are equally good, the function returns the lowest.
+    ``slowest_latest``, ``slowest_interval``: the same two values of the slowest robot. All values
+    are in seconds. The function assumes that both intervals will not change. After the returned
+    number of iterations, the robot's push is closest in time to a push of the slowest robot. If
+    several numbers are equally good, the function returns the lowest.
     """
     steps = np.arange(most + 1)
     own = latest + steps * interval
@@ -41,7 +41,7 @@ class Dssp(Method):
 
     def __init__(self, spec: MethodSpec, team: Team) -> None:
         super().__init__(spec, team)
-        # Robot -> (time of its latest push, interval before that push), s.
+        # For each robot: time of its latest push and interval before that push, in seconds.
         self._pushes: dict[str, tuple[float, float]] = {}
         self._bounds: dict[str, float] = {}
 

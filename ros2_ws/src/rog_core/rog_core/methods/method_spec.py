@@ -1,7 +1,7 @@
 """Parses the text of a method: ``name:argument:argument+option-option=number``.
 
-The name is one of `rog_core.methods.METHODS` or of a plug-in (`rog_core.plugins`), or
-``package.module:Class`` for a class of any installed package. `+` switches an option on, `-`
+The name is one of `rog_core.methods.METHODS`, a name that a plug-in registers (`rog_core.plugins`),
+or ``package.module:Class`` for a class of any installed package. `+` switches an option on. `-`
 switches off an option that is on by default.
 """
 
@@ -22,10 +22,10 @@ _OPTION = re.compile(rf'([+-])([a-z]*){_NUMBER}')
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """The parsed text of a method; arguments and options are not yet checked by the method.
+    """The parsed text of a method; the method has not yet checked the arguments and options.
 
-    ``name``: name of the method, or ``module:Class``. ``signs``: (sign, option, number) of each
-    option as written.
+    ``name``: name of the method, or ``module:Class``. ``signs``: for each option its sign, name and
+    number, as the user wrote them.
     """
 
     text: str
@@ -51,7 +51,10 @@ class MethodSpec:
         return self.integer(self.arguments[0], low)
 
     def range(self, arguments: Iterable[str], low: int) -> tuple[int, int]:
-        """Return the lowest and the highest threshold, given as two arguments; at least ``low``."""
+        """Return the lowest and the highest threshold from two arguments.
+
+        Both are at least ``low``.
+        """
         given = list(arguments)
         if len(given) != 2:
             raise ConfigError(f"'{self.text}' needs a lowest and a highest threshold, for example "
@@ -78,8 +81,8 @@ class MethodSpec:
         """Return the options that are on, and the numbers given to them (``svrg=N``).
 
         ``known``: names of all options. ``default``: options that are on by default. ``numbered``:
-        options that take a whole number. ``real``: option that takes a real number -> (lowest,
-        highest) allowed number.
+        options that take a whole number. ``real`` maps each option that takes a real number to the
+        lowest and the highest number allowed.
 
         Raises `ConfigError` if the text has an invalid option.
         """
@@ -104,7 +107,7 @@ class MethodSpec:
 
 
 def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str]) -> list[str]:
-    """Return the options that differ from the default, signed, in the order of ``known``."""
+    """Return the options that differ from the default, with signs, in the order of ``known``."""
     on, off = options - default, default - options
     if on >= EARLY:
         on = (on - EARLY) | {'early'}
@@ -116,7 +119,10 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 
 @lru_cache
 def read(text: str, names: frozenset[str]) -> MethodSpec | None:
-    """Parse the text of a method; None if it is malformed. ``names``: names of all methods."""
+    """Parse the text of a method; return None if it is malformed.
+
+    ``names``: names of all methods.
+    """
     text = text.strip()
     # A name may contain a hyphen, as dgh-gc does, so the longest names are tried first.
     own = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))

@@ -1,7 +1,8 @@
 """The outer step of methods whose robots take local steps: Nesterov momentum on the server.
 
 Source: DiLoCo (arXiv 2311.08105), Algorithm 1. Let delta be the mean change of the model by the
-robots' local steps. Then v = b v + delta; model -= rate (delta + b v). FedAvg is rate 1 and b = 0.
+robots' local steps. Then v = b v + delta; model -= rate (delta + b v). With rate = 1 and b = 0,
+this is FedAvg.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from .method_spec import MethodSpec
 
 
 class Outer(Method):
-    """Applies pushes as the options ``rate=R`` and ``momentum=B`` say; without them, as `Method`.
+    """Applies pushes with the rate and momentum of the options ``rate=R`` and ``momentum=B``.
+
+    The defaults are `usual_rate` and `usual_momentum`; with their values here, pushes are applied
+    as by `Method`.
 
     Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
     multiplied by the rate and applied. The momentum of a row is updated and applied after every n
@@ -52,7 +56,7 @@ class Outer(Method):
         super().begin(model, iteration)
         if self.momentum:
             self.velocity, self.total = model.zeros(), model.zeros()
-            # By segment: number of pushes that ``total`` contains.
+            # For each segment: number of pushes that ``total`` contains.
             self.count = np.zeros(model.partition.segments, np.int64)
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
@@ -89,7 +93,7 @@ class Outer(Method):
 
 def add_momentum(partition: Segments, master: Array, velocity: Array, total: Array,
                  ids: np.ndarray, rate: float, mu: float) -> None:
-    """Do for the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
+    """Apply to the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
 
     ``master``, ``velocity`` (v) and ``total`` are flat float32 (elements,).
     """

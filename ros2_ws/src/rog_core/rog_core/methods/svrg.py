@@ -1,4 +1,4 @@
-"""SVRG: a full gradient, computed now and then at a barrier, corrects the stochastic gradients.
+"""SVRG: a full gradient, computed at a barrier from time to time, corrects stochastic gradients.
 
 Source: GSGM, Algorithms 5 and 6. `Svrg` is a mix-in class for any method that sends all rows.
 """
@@ -19,10 +19,11 @@ PERIOD = 50  # iterations between two full gradients
 
 
 class Svrg(Method):
-    """A mix-in: the option ``+svrg`` of ASP builds the class ``SvrgAsp(Svrg, Asp)``.
+    """A mix-in class: the name ``asp+svrg``, for example, builds the class ``SvrgAsp(Svrg, Asp)``.
 
-    After every `PERIOD` iterations (with ``svrg=N``: N), all robots compute the gradient of their
-    whole shards on the same model. Each robot receives the mean of these full gradients.
+    After every `PERIOD` iterations (after every N iterations with ``svrg=N``), all robots compute
+    the gradient of their whole shards on the same model. Each robot receives the mean of these full
+    gradients.
     """
 
     def __init__(self, spec: MethodSpec, team: Team) -> None:
@@ -73,9 +74,9 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Also returns None for a robot that does not have the model of the barrier, and for an
-        iteration from before the method began, because then not all robots have computed a full
-        gradient.
+        Also returns None for a robot that does not have the model of the barrier. The same holds
+        for an iteration from before the method began, because then not all robots have computed a
+        full gradient.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):
@@ -92,7 +93,7 @@ class FullGradient:
 
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self._partition = partition.raw_partition
-        self._parts: dict[str, Array] = {}  # robot -> rows received so far of its unfinished push
+        self._parts: dict[str, Array] = {}  # for each robot: rows of its unfinished push
         self._complete: set[str] = set()    # robots whose gradient is in the sum
         self._sum = zeros_like(master)
         self._iteration = 0

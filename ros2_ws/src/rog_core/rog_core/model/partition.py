@@ -168,7 +168,7 @@ class RowPartition:
 
 
 def require_same(here: Listing, there: RowPartition) -> None:
-    """Raise `PartitionMismatchError` if the models differ; the text names the first difference."""
+    """Raise `PartitionMismatchError`, which names the first difference, if the models differ."""
     if here.granularity != there.granularity:
         raise PartitionMismatchError(f"granularity is '{shown(here.granularity, 80)}' here but "
                                      f"'{there.granularity}' there")

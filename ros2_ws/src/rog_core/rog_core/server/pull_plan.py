@@ -1,7 +1,4 @@
-"""Plans a transfer to a worker.
-
-The rows, full gradient or model that it carries, and its command.
-"""
+"""Plans a transfer to a worker: the rows, full gradient or model to send, and the command."""
 
 from __future__ import annotations
 

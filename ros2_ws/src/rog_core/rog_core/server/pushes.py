@@ -39,8 +39,7 @@ class Pushes:
         member = self.shared.living(robot)
         if member is None:
             return []
-        # the worker repeats the chunk, because the receipt was lost
-        if member.push.is_closed(chunk.transfer):
+        if member.push.is_closed(chunk.transfer):  # a repeated chunk: the receipt was lost
             assert member.push.receipt is not None
             if member.push.has(chunk.sequence):
                 member.heard = now

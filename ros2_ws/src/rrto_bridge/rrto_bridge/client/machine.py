@@ -60,7 +60,9 @@ class Awaited(NamedTuple):
 class ClientMachine:
     """The state of the message exchange between one program and its server.
 
-    `mode` is one of `MODES`.
+    `mode` is one of `MODES`. A handle is the number of a tensor. The machine assigns handles in
+    rising order, before it sends a call, and never reuses a handle. Therefore a handle means the
+    same tensor at both ends, even if a call fails or its reply is not used.
     """
 
     def __init__(self, mode: str) -> None:
@@ -100,7 +102,7 @@ class ClientMachine:
     def upload(self, meta: Meta, data: Any) -> tuple[int, Ticket | None]:
         """Copy bytes to the device.
 
-        Return the new tensor's handle and, unless mode `async`, a Ticket.
+        Return the new tensor's handle, and a Ticket (None in mode `async`).
         """
         self.calls += 1
         handle = self.allocate(1)

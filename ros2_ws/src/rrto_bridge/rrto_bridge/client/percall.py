@@ -19,7 +19,7 @@ WEIGHT_BYTES = 4096  # bytes; a smaller weight is sent without asking whether th
 class Result(NamedTuple):
     """The result of a call: either tensors or a plain `value`.
 
-    The tensors are in one flat list, in which None means that there is no tensor.
+    `handles` and `metas` describe the tensors in a flat order. None stands for an absent tensor.
     """
 
     handles: tuple[int | None, ...]

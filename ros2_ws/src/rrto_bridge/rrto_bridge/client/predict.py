@@ -76,8 +76,8 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
     try:
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
-    # PyTorch has no shape rule, or the call is invalid; then the server's error is clearer
     except Exception:
+        # PyTorch has no shape rule, or the call is invalid. The server's error is clearer.
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
         return metas    # do not use `_fill`, because the number of results may differ from `like`

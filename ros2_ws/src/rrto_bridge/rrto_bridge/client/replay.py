@@ -257,7 +257,7 @@ class ReplayClient:
         return False
 
     def _lead(self, run: _Run, leader: Known, call: Call, actions: list[Action]) -> None:
-        """Make `leader`, which matches the call, the leader.
+        """Make `leader` the run's leader; it matches the call.
 
         Drop rivals that do not match the call.
         """
@@ -323,7 +323,7 @@ class ReplayClient:
     def _send(self, run: _Run, actions: list[Action]) -> None:
         """Send the inputs and bound handles that the server does not have yet.
 
-        Start the run first.
+        If the server has not started the run, the message also starts it.
         """
         inputs, bound = tuple(run.inputs[run.sent[0]:]), tuple(run.bound[run.sent[1]:])
         if not run.started:

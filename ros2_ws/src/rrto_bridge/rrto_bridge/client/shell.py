@@ -101,7 +101,7 @@ class Link(Port):
         self._changed = threading.RLock()      # protects the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
-        # for example, in a child of `env -i`; ROS 2 needs a folder for its log
+        # HOME is missing, for example, in a child of `env -i`. ROS 2 needs a folder for its log.
         if 'HOME' not in os.environ:
             os.environ['ROS_HOME'] = str(ros_home())
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
@@ -144,7 +144,7 @@ class Link(Port):
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
                                    incarnation=self._incarnation, operators=operators_digest())
         answers: SimpleQueue[Any] = SimpleQueue()
-        # ask again: an answer is lost if DDS at the server has not yet found this node
+        # Ask several times: an answer is lost if DDS at the server has not yet found this node.
         for _ in range(ASKED):
             future = client.call_async(request)
             future.add_done_callback(lambda done: answers.put(done.result()))
@@ -237,8 +237,8 @@ class Link(Port):
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
-            # check for silence here, too, because a wait must not rely on the node's thread
             except Empty:
+                # Check for silence here, too, because a wait must not rely on the node's thread.
                 self._look_at_silence()
             finally:
                 self.idle = False

@@ -14,7 +14,7 @@ from .pointwise import narrowed, placed, pointwise, same_axis
 
 @rule('linear')
 def linear(call: Call) -> Division:
-    """Divide along any axis but the last; each row is computed alone (thesis: row-separable)."""
+    """Divide along any axis except the last; each row is computed alone (thesis: row-separable)."""
     value = call.values[0]
     if isinstance(call.arguments['weight'], Value) or len(call.values) != 1 \
             or value.axis == len(value.shape) - 1:
@@ -24,7 +24,7 @@ def linear(call: Call) -> Division:
 
 @rule('addmm', 'baddbmm')
 def addmm(call: Call) -> Division:
-    """Return how to divide a matrix product; cut the added tensor along the same axis."""
+    """Return how to divide a matrix product; the added tensor is cut along the same axis."""
     names = ('mat1', 'mat2') if call.op == 'addmm' else ('batch1', 'batch2')
     bias = call.arguments['self']
     if isinstance(bias, Value):
@@ -49,7 +49,8 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    if a == b and not batch:    # one tensor would be needed both whole and in part
+    # the tensor would be needed whole as one factor and in part as the other
+    if a == b and not batch:
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
             and v.axis is not None and v.axis + rank - len(v.shape) == axis
@@ -129,7 +130,7 @@ def attention(call: Call) -> Division:
             end = max(n[1] for v, n in zip(call.values, needs, strict=True) if v != query)
             visible = end if any(v.axis == rank - 2 for v in call.values if v != query) else keys
 
-            # Make the mask in each call, so that no memory holds it between calls.
+            # Make the mask in each call, so that it takes no memory between calls.
             def on_slices(*tensors: torch.Tensor) -> torch.Tensor:
                 at = torch.arange(max(visible, hi), device=tensors[0].device)
                 past = at[None, :visible] <= at[lo:hi, None]
@@ -152,7 +153,7 @@ def _past(extent: int, keys: int) -> Any:
 
 @rule('layer_norm', 'native_layer_norm', 'rms_norm')
 def layer_norm(call: Call) -> Division:
-    """Divide along an axis before the last axes, over which the operator normalises."""
+    """Divide along any axis except the last axes, over which the operator normalises."""
     value = call.values[0]
     assert value.axis is not None
     if value.axis >= len(value.shape) - len(call.arguments['normalized_shape']) or call.pick:

@@ -209,7 +209,8 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
                     divided_here = isinstance(t, Value) and t.axis == axis
                     pieces.append(piece if divided_here
                                   else piece.narrow(axis, start - int(offset), end - start))
-            return torch.cat(pieces, axis).to(call.dtype)   # its inputs may have a narrower type
+            # the inputs of the call may have a narrower type
+            return torch.cat(pieces, axis).to(call.dtype)
         return on_slices
 
     return Division(axis, tuple(footprints), part)
@@ -217,7 +218,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
 
 @rule('stack')
 def stack(call: Call) -> Division:
-    """Divide along the divided axis of the inputs, before or behind the new axis."""
+    """Divide along the divided axis of the inputs, which may lie before or behind the new axis."""
     tensors = call.arguments['tensors']
     rank = len(call.shape)
     dim = call.arguments.get('dim', 0) % rank
@@ -336,9 +337,10 @@ def interpolate(call: Call) -> Division:
 
 
 def _ambiguous(call: Call, value: Value) -> bool:
-    """Return whether a scale is not exactly 1 or 2, but the ratio of the sizes is.
+    """Return whether the sizes have the ratio 1 or 2, but the scale in the call is another number.
 
-    Then some kernels use the sizes and others the scale, and which kernel runs depends on both.
+    Then some kernels use the sizes and other kernels use the scale. Which kernel runs depends on
+    both.
     """
     return any(scale and size in (n, 2 * n) and scale * n != size for scale, n, size in zip(
         _scales(call, len(call.shape) - 2), value.shape[2:], call.shape[2:], strict=True))

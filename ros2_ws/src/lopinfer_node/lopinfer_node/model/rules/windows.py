@@ -24,7 +24,7 @@ def each(setting: Any, dims: int) -> list[int]:
 
 
 def on_axis(items: Sequence[int], at: int, value: int) -> list[int]:
-    """Return the same settings, with `value` at position `at`."""
+    """Return ``items`` with `value` at position `at`."""
     return [value if i == at else item for i, item in enumerate(items)]
 
 
@@ -163,7 +163,7 @@ def max_pool(call: Call) -> Division:
 def avg_pool(call: Call) -> Division:
     """Return how to divide average pooling.
 
-    At the border, each output index has a divisor of its own.
+    Near the border, output indices have different divisors.
     """
     return _pool(call, 0.0)
 
@@ -175,7 +175,8 @@ def _pool(call: Call, border: float) -> Division:
     value, dims, at = found
     if at < 0:
         return same_axis(call, value)
-    if not call.dtype.is_floating_point:   # integers have no infinity, and averages are rounded
+    # integers have no infinity, and their averages are rounded
+    if not call.dtype.is_floating_point:
         return indivisible(call)
     assert value.axis is not None
     axis = value.axis

@@ -27,7 +27,7 @@ class Gcc(Coded):
 
 
 class Dcgc(Coded):
-    """``dcgc``: like gcc, but after each round its stragglers are spread over the groups."""
+    """``dcgc``: like gcc, but the stragglers of each round are then spread over the groups."""
 
     name = usage = 'dcgc'
 

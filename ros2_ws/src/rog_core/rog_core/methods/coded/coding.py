@@ -79,14 +79,16 @@ class GroupCode:
     S] = 0 and lambda u = 1. The coefficients are a = lambda C, since a B = lambda C B = lambda u 1
     = 1.
 
-    Wang et al. draw C at random and take u = 1. Here C is the Vandermonde matrix of the places t of
-    the members' shards on the circle, and u is the last unit vector. Then no equation has to be
-    solved: b is 1 / prod(t_h - t_i) over the other holders i (divided differences), and a_j is the
-    polynomial prod(t_j - t_i) over the missing members i. Holders of one shard lie far apart on the
-    circle, which keeps B small: over fleets of 12 to 40 robots with capacities 1 to 5 the largest
-    coefficient was 2.3 for s = 1, 6 for s = 2 and 18 for s = 3. With the best of 20 random C it was
-    12 to 150, 100 to 4000 and 900 to 5000. Each row of B is scaled so that its weight of largest
-    magnitude is 1. If all amounts are equal and divide evenly, B is the paper's 0/1 matrix.
+    Wang et al. draw C at random and take u = 1. Here the shards of all members lie end to end on a
+    line from -1 to 1, and t_j is the middle of the shards of member j. C is the Vandermonde matrix
+    of the places t, and u is the last unit vector. Then no equation has to be solved. The weight b
+    of the holder h is 1 / prod(t_h - t_i) over the other holders i (divided differences). The
+    coefficient a_j is the polynomial prod(t_j - t_i) over the missing members i. The holders of one
+    shard lie far apart on the line, which keeps B small. In fleets of 12 to 40 robots with
+    capacities 1 to 5, the largest coefficient was 2.3 for s = 1, 6 for s = 2 and 18 for s = 3. With
+    the best of 20 random matrices C, it was 12 to 150 for s = 1, 100 to 4000 for s = 2 and 900 to
+    5000 for s = 3. Each row of B is scaled so that its weight of largest magnitude is 1. If all
+    amounts are equal and divide evenly, B is the paper's 0/1 matrix.
 
     ``members``: ranks; ``partitions``: ids of the shards, int64 (d,); ``amounts``: see `allocate`;
     ``stragglers``: s. ``amplification``: the largest coefficient for s missing members. Raises
@@ -120,8 +122,8 @@ class GroupCode:
     def _amplification(self) -> float:
         """Return the largest coefficient that decoding can need.
 
-        A member's coefficient is largest when the s members farthest from it on the circle are
-        the missing ones.
+        The coefficient of a member is largest when the s members farthest from it on the line are
+        missing (see `GroupCode`).
         """
         apart = np.sort(np.abs(self._place[:, None] - self._place), axis=1)
         farthest = apart[:, len(self.members) - self.stragglers:].prod(axis=1)

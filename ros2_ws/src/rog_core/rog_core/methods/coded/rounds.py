@@ -15,7 +15,8 @@ from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
 from ..method_spec import MethodSpec
 from .schemes import Scheme
 
-# Stragglers per group; number of groups (0: `Scheme` chooses it); rounds between two regroupings.
+# Default arguments: stragglers per group; number of groups (0: `Scheme` chooses it); rounds between
+# two regroupings.
 DEFAULTS = (1, 0, 50)
 
 
@@ -28,9 +29,9 @@ class Coded(Rolling):
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
     shards; a single coded gradient is useless by itself. A robot that has not pushed when the round
     ends is a straggler: the server ends its push early, and the robot continues with the present
-    round. Robots may leave until a round can never be decoded. The papers do not treat this case.
-    Here the server gives up the round and makes a new code for the remaining robots. Robots that
-    come back are part of the code again from the next round on.
+    round. If too many robots leave, the pushes of a round can never be decoded. The papers do not
+    treat this case. Here the server gives up the round and makes a new code for the remaining
+    robots. Robots that come back are part of the code again from the next round on.
     """
 
     known = ('feedback',)
@@ -142,8 +143,9 @@ class Coded(Rolling):
         """Return the ranks that pushed first in this round; all others count as stragglers.
 
         The number of robots that count as stragglers is the number that all groups together
-        tolerate. The robots that are missing at the end of the round would not do: the round waits
-        for all but S members of each group, so they never show more than S stragglers in a group.
+        tolerate. It would not be enough to count the robots that are missing at the end of the
+        round. The round waits for all but S members of each group, so a group never has more than S
+        missing robots.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]

@@ -23,7 +23,10 @@ _Plain = torch.Generator
 
 
 class Generator(_Plain, metaclass=_Kind):
-    """Replaces `torch.Generator`; for 'cuda' it draws numbers here and sends them to the server."""
+    """Replaces `torch.Generator`.
+
+    A generator for 'cuda' draws numbers on this machine; the numbers are then sent to the server.
+    """
 
     def __new__(cls, device: Any = 'cpu') -> Any:
         """Create a generator, like PyTorch's constructor."""
@@ -107,7 +110,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _data_parallel() -> None:
-    """Make `DataParallel` move its inputs to the one device instead of splitting them."""
+    """Make `DataParallel` move its whole inputs to the only device, instead of splitting them."""
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.cuda()
@@ -161,7 +164,7 @@ def _impossible() -> None:
 
 
 def _profiler() -> None:
-    """Make the profiler omit device kernels, because they run on the server."""
+    """Make the profiler omit the kernels of the device, because these run on the server."""
     profile: Any = torch.autograd.profiler.profile
     begin = profile.__init__
 

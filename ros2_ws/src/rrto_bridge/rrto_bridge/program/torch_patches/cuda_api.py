@@ -17,7 +17,7 @@ from . import accelerator, files, legacy, seen, tracing
 
 
 class Properties(NamedTuple):
-    """The part of `get_device_properties` that a remote device provides."""
+    """The result of `get_device_properties`, with the properties that a remote device provides."""
 
     name: str
     major: int
@@ -27,9 +27,9 @@ class Properties(NamedTuple):
 
 
 class Event:
-    """Replaces a CUDA event, which marks a point in the order of calls.
+    """Replaces `torch.cuda.Event`, which marks a point in the order of calls.
 
-    Calls run in order, so an event is done when all earlier calls are done.
+    The server executes calls in order, so an event is done when all calls before it are done.
     """
 
     _device: Device
@@ -40,25 +40,25 @@ class Event:
         self._timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
-        """Wait for all earlier calls and record the time, if the event measures time."""
+        """If the event measures time, wait for all calls made so far, and record the time."""
         if self._timed:
             self._at = self._device.connection.clock()
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing, because there is one stream."""
+        """Do nothing, because there is only one stream."""
 
     def query(self) -> bool:
-        """Return True, as if all recorded work were done."""
+        """Return True, as if all calls before the event were done."""
         return True
 
     def synchronize(self) -> None:
-        """Wait until all recorded calls are done."""
+        """Wait until the server has executed all calls made so far."""
         self._device.connection.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds between two events.
+        """Return the time from this event to the event `end`, in milliseconds.
 
-        Raises RuntimeError unless both were created with timing and recorded.
+        Raises RuntimeError if an event does not measure time, or was not recorded.
         """
         if not (self._timed and end._timed):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
@@ -86,22 +86,22 @@ class Stream:
         self.priority = priority
 
     def synchronize(self) -> None:
-        """Wait until all calls are done."""
+        """Wait until the server has executed all calls made so far."""
         torch.cuda.synchronize()
 
     def wait_stream(self, stream: Any) -> None:
-        """Do nothing, because there is one stream."""
+        """Do nothing, because there is only one stream."""
 
     wait_event = wait_stream
 
     def record_event(self, event: Any = None) -> Any:
-        """Record an event."""
+        """Record `event`, or a new event if none is given; return it."""
         event = event or torch.cuda.Event()
         event.record(self)
         return event
 
     def query(self) -> bool:
-        """Return True, as for an idle stream."""
+        """Return True, as if the stream had no work left."""
         return True
 
     def is_capturing(self) -> bool:
@@ -122,7 +122,7 @@ def install(device: Device) -> None:
               'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
-        if name in vars(torch.cuda.memory):   # programs also use this module directly
+        if name in vars(torch.cuda.memory):   # some programs call this module directly
             setattr(torch.cuda.memory, name, value)
     _tensors(device)
     files.install(device)
@@ -161,14 +161,14 @@ class _Names(type):
 
 
 class _DeviceName(metaclass=_Names):
-    """Replaces `torch.device`; a number means a CUDA device, even in a PyTorch without CUDA."""
+    """Replaces `torch.device`. Even in a PyTorch without CUDA, the argument 0 means 'cuda:0'."""
 
 
 _DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch', 'device', 'device'
 
 
 class _DeviceScope:
-    """Replaces the context `torch.cuda.device(...)`; does nothing, because there is one device."""
+    """Replaces the context `torch.cuda.device(...)`; with only one device, it does nothing."""
 
     def __init__(self, device: Any = None) -> None:
         _check(device)
@@ -188,7 +188,7 @@ def _check(device: Any = None) -> None:
 
 
 def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function `answer`, so that it first checks that its device exists."""
+    """Wrap the function `answer`: first check that the device in its first argument exists."""
     def call(device: Any = None, *args: Any, **kwargs: Any) -> Any:
         _check(device)
         return answer(device, *args, **kwargs)
@@ -196,7 +196,10 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _queries(device: Device) -> dict[str, Callable[..., Any]]:
-    """Return name -> replacement; no two names share an object, as `torch._dynamo` requires."""
+    """Return a dict that maps names in `torch.cuda` to functions that replace them.
+
+    Each name has its own function object, because `torch._dynamo` requires this.
+    """
     def query(name: str) -> Any:
         return device.connection.query(name)
 
@@ -255,7 +258,7 @@ def _tensors(device: Device) -> None:
 
 
 def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """Replace `pin_memory()`: return a copy in ordinary memory that reports that it is pinned."""
+    """Do what `pin_memory()` does, but return a copy in ordinary memory, only marked as pinned."""
     if isinstance(self, RemoteTensor):
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
     pinned = self if _is_pinned(self) else self.clone()
@@ -271,7 +274,9 @@ def _staging() -> None:
     """Make `torch.empty(..., pin_memory=True)`, which safetensors uses, return ordinary memory."""
     empty = torch.empty
     from torch.utils import _device
-    _device._device_constructors()   # caches PyTorch's own `empty`, before it is replaced
+    # This call caches a list of functions. The list must contain PyTorch's own `empty`, so make the
+    # call before `empty` is replaced.
+    _device._device_constructors()
 
     @functools.wraps(empty)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -289,10 +294,11 @@ def _staging() -> None:
 
 
 def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method, so that a number means a CUDA device even in a PyTorch without CUDA."""
+    """Wrap a method: even in a PyTorch without CUDA, the argument 0 then means 'cuda:0'."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.overrides.has_torch_function_unary(self):   # then its class gets `call`
+        # A class with `__torch_function__` must get this function, `call`, not PyTorch's method.
+        if torch.overrides.has_torch_function_unary(self):
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:
             args = (f'cuda:{args[0]}', *args[1:])
@@ -303,7 +309,7 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_compile(model: Any = None, **kwargs: Any) -> Any:
-    """Replace `torch.compile`: return the model unchanged; the server runs sequences anyway."""
+    """Replace `torch.compile`: return the model unchanged; the server computes in any case."""
     return model if model is not None else lambda function: function
 
 

@@ -1,8 +1,8 @@
 """Patches for reading and writing files with tensors: `torch.load`, `torch.save`, TorchScript.
 
-PyTorch reads CUDA tensors directly into CUDA memory, by address. The patches read tensors into the
-memory of this machine, and then move them to the device. Tensors that share memory in the file also
-share it on the device.
+PyTorch reads CUDA tensors directly into CUDA memory, by address. A remote device has no such
+addresses. So the patches read tensors into the memory of this machine, and then move them to the
+device. Tensors that share memory in the file also share memory on the device.
 """
 
 from __future__ import annotations
@@ -84,17 +84,23 @@ def _saving() -> None:
 
 
 class Moving:
-    """Moves tensors to the device; `only`: addresses of the storages to move, None for all."""
+    """Moves tensors to the device.
+
+    `only`: addresses of the storages to move; None: move all storages.
+    """
 
     def __init__(self, only: set[int] | None = None) -> None:
         self._only = only
-        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}   # id(t) -> (t, its copy)
-        self._bases: dict[Any, torch.Tensor] = {}    # (address, dtype) -> copy of the whole storage
+        # Maps the `id` of each moved tensor to the tensor and its copy on the device.
+        self._done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Maps the address and dtype of a storage to a copy of the whole storage on the device.
+        self._bases: dict[Any, torch.Tensor] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of the tensor on the device; the same tensor always gives the same copy.
 
-        Tensors that share memory have copies that share memory.
+        The copies of tensors that share memory also share memory. Return the tensor itself if it is
+        on the device already, or if its storage is not among the storages to move.
         """
         if isinstance(tensor, RemoteTensor) or self._only is not None \
                 and tensor.untyped_storage().data_ptr() not in self._only:
@@ -120,7 +126,7 @@ class Moving:
 
 
 def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value` with its tensors moved, also in containers and modules."""
+    """Return `value` after `move` has moved its tensors, also those in containers and modules."""
     if isinstance(value, torch.nn.Module):
         return value._apply(lambda t: _moved(t, move))
     if isinstance(value, torch.Tensor):
@@ -138,11 +144,11 @@ def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-# -- TorchScript: its tensors are in C++ objects, so they are replaced there ----------------------
+# -- TorchScript, whose modules keep their tensors in C++ objects ---------------------------------
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
-    """Do the same as `Module._apply`, for a TorchScript module."""
+    """Do for a TorchScript module what `Module._apply` does: apply `function` to every tensor."""
     for child in module.children():
         child._apply(function)
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -154,9 +160,10 @@ def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
 
 def _replace(module: Any, function: Callable[[torch.Tensor], torch.Tensor]
              ) -> list[Callable[[], None]]:
-    """Replace all tensors of a TorchScript module; return functions that undo this.
+    """Replace every tensor of a TorchScript module by `function(tensor)`.
 
-    The tensors are parameters, buffers, attributes and constants.
+    The tensors are parameters, buffers, attributes and constants. Return functions that restore the
+    old tensors.
     """
     undo: list[Callable[[], None]] = []
     for part in module.modules():
@@ -179,7 +186,7 @@ def _replace(module: Any, function: Callable[[torch.Tensor], torch.Tensor]
 
 
 def _with(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a copy of `value`, with `function(tensor)` in place of every tensor."""
+    """Return a copy of `value` in which `function(tensor)` replaces every tensor."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -205,7 +212,7 @@ def _loading_scripts(device: Device) -> None:
         if isinstance(place, torch.device):
             check_device(place)
         elif place is not None:
-            return load(f, place, *args, **kwargs)   # raises an error: the type is invalid
+            return load(f, place, *args, **kwargs)   # `load` raises an error for an invalid type
         module = _moving_by_operator(load(f, 'cpu', *args, **kwargs))
         with device.loading_weights():
             _replace(module, Moving())
@@ -222,9 +229,10 @@ def _loading_scripts(device: Device) -> None:
 
 
 def _moving_by_operator(script: Any) -> Any:
-    """Make TorchScript run `tensor.to(device)` by PyTorch's operator; return the script.
+    """Make a script run `tensor.to(device)` by PyTorch's operator; return the script.
 
-    Its interpreter has an implementation of its own, which fails in a PyTorch without CUDA.
+    The interpreter of TorchScript has its own implementation of `to`, which fails in a PyTorch
+    without CUDA.
     """
     graphs: list[Any]
     if isinstance(script, torch.jit.ScriptFunction):
@@ -289,6 +297,6 @@ def _saving_scripts() -> None:
     for name in ('save', 'save_to_buffer', '_save_for_lite_interpreter',
                  '_save_to_buffer_for_lite_interpreter'):
         kinds: tuple[Any, ...] = torch.jit.RecursiveScriptModule, torch.jit.ScriptModule
-        for kind in kinds:   # traced modules use the methods of ScriptModule
+        for kind in kinds:   # ScriptModule's own methods are for traced modules
             if name in vars(kind):
                 setattr(kind, name, homely(getattr(kind, name)))

@@ -1,4 +1,4 @@
-"""Tensor types such as `torch.cuda.FloatTensor`, by which older programs choose the device."""
+"""Tensor types such as `torch.cuda.FloatTensor`, with which older programs choose the device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Kind(type):
         return isinstance(instance, RemoteTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, device: Any = CUDA) -> Any:
-        """Create a tensor: uninitialised with the given sizes, or with the values of a sequence."""
+        """Create a tensor from the given values; if sizes are given, leave it uninitialised."""
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
         return torch.empty(*args or [0], dtype=cls.dtype, device=device)
 
 
 def install() -> None:
-    """Add the types to `torch.cuda`, `Tensor.type` and `set_default_tensor_type`."""
+    """Add the types to `torch.cuda`; make `Tensor.type` and `set_default_tensor_type` use them."""
     kinds = {f'{name}Tensor': _Kind(f'{name}Tensor', (), {
         'dtype': dtype, 'is_cuda': True, 'is_sparse': False, 'layout': torch.strided,
         '__module__': 'torch.cuda'}) for name, dtype in _DTYPES.items()}
@@ -36,7 +36,7 @@ def install() -> None:
     plain, plain_default = torch.Tensor.type, torch.set_default_tensor_type
 
     def named(kind: Any) -> tuple[bool, torch.dtype | None]:
-        """Return whether `kind` is a type of 'cuda', and its dtype.
+        """Return whether `kind` is one of the types for 'cuda', and the dtype of `kind`.
 
         The dtype is None if `kind` is not a type of dense tensors.
         """

@@ -1,9 +1,10 @@
 """Make `type(x)` return `torch.Tensor` or `nn.Parameter` for remote tensors, as on CUDA.
 
 Remote tensors have classes of their own, to which PyTorch dispatches operators. A module that
-compares, stores or looks up types would therefore behave differently than on CUDA. The globals of
-such a module get another `type`. For remote tensors it returns the class that they would have on
-CUDA; for all other objects it does the same as Python's `type`.
+compares, stores or looks up types would therefore behave differently than on CUDA. To prevent this,
+the patch puts another `type` into the globals of such a module. For a remote tensor, the new `type`
+returns the class that the tensor would have on CUDA. For all other objects, it returns the same as
+Python's `type`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class _Type:
             return kind
         if issubclass(kind, RemoteTensor):
             return seen_as(args[0])
-        return self if kind is builtins.type or kind is _Type else kind   # keeps `type(A) is type`
+        # For a class A, `type(A) is type` must stay true, although `type` is now this object.
+        return self if kind is builtins.type or kind is _Type else kind
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, builtins.type)
@@ -80,7 +82,8 @@ def install() -> None:
         if frame.f_code.co_name == '<module>':
             _look(names, path)
         if names.get('__name__') == '__main__' and not os.path.exists(path):
-            names['type'] = TYPE   # `python -c`, a prompt or a notebook has no source to search
+            # The code of `python -c`, a prompt or a notebook is in no file that could be searched.
+            names['type'] = TYPE
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
 

@@ -1,8 +1,9 @@
 """Patch PyTorch's functions that record or transform other functions, such as `make_fx`.
 
-With tensors of the device they must give a correct result or raise an error. PyTorch follows
-tensors through a recording by object identity. But for a tensor subclass, autograd and views create
-new objects for the same tensor. Such a tensor would become a constant of the recording.
+With tensors of the device, these functions must give a correct result or raise an error. While
+PyTorch records, it recognises a tensor by the identity of its Python object. But for a tensor
+subclass, autograd and views create new objects for the same tensor. PyTorch does not recognise
+these objects, so their values would become constants of the recording.
 """
 
 from __future__ import annotations
