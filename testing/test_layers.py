@@ -113,7 +113,7 @@ def test_package_xml_names_what_is_imported(package):
 def needs(package):
     """Return the packages of this suite that are built before this one.
 
-    Their tests cannot name it.
+    The tests of those packages cannot use ``package``.
     """
     below = manifest(package, 'depend', 'exec_depend') & set(PLACES)
     return below.union(*map(needs, below))

@@ -141,7 +141,7 @@ class Puppet:
         self.say(TrainingStatus(**values))
 
     def following(self, kind=Kind.PUSH, iteration=None, ahead=1):
-        """Return the identity of a transfer that the robot may begin next, or of a later one."""
+        """Return the identity of the next transfer that the robot may begin, or of a later one."""
         machine = self.machine
         return TransferId(machine.session, kind,
                           machine.iteration if iteration is None else iteration,

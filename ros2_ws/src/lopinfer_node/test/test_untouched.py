@@ -61,7 +61,7 @@ class Decides(Base):
     def forward(self, x):
         y = self.conv(x)
         self.mean = y.mean((0, 2, 3), keepdim=True)
-        if y.sum() > 0:  # the error must name this line
+        if y.sum() > 0:  # the line
             y = y * 2
         return y
 
@@ -71,7 +71,7 @@ class Selects(Base):
 
     def forward(self, x):
         y = self.conv(x)
-        return y[y > 0]  # the error must name this line
+        return y[y > 0]  # the line
 
 
 def contents(model):

@@ -45,7 +45,7 @@ class Pushes:
     def push(self, robot, *energies, kind=Kind.PUSH, robots=ROBOTS):
         """Push a row with each of these sums of squares.
 
-        Return which count, and whether a notice comes.
+        Return which of these pushes count, and whether the server sends a notice.
         """
         raw = get_codec('raw')
         receiver = Receiver(self.partition, frozenset({kind}), 1, raw, TransferId(1, kind, 1, 1))

@@ -360,8 +360,8 @@ def test_the_bench_measures_kernels_beside_torch_operations(gpu, codec):
     partition = rows(codec, [300, 20], False)
     found = cuda_codecs.measure(codec, partition, to_gpu, 1)
     assert found.keys() == {'memcpy_ms', 'take_ms', 'torch_take_ms', 'add_ms', 'torch_add_ms'}
-    # First the magnitudes and the bytes to add. Then both kernels once for compiling, and once for
-    # the data.
+    # Two launches prepare the magnitudes and the bytes to add. Then each of the two kernels runs
+    # once to be compiled, and once to be measured.
     assert len(gpu.launches) == 6
 
 

@@ -220,7 +220,7 @@ def test_it_has_arguments_and_options_of_its_own_and_says_itself_how_it_is_writt
             check_named(f'{module}:{text}', Team())
 
 
-# -- those that are none
+# -- invalid methods
 
 
 HEAD = '''

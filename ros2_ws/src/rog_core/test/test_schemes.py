@@ -180,7 +180,7 @@ def test_what_cannot_work_is_refused_before_training(arguments, text):
         Scheme(*arguments)
 
 
-# -- over the rounds
+# -- regrouping from round to round
 
 
 def in_time(scheme, *late):

@@ -183,8 +183,8 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         table = np.array([(0.0, 0.0), *inside, (summary.duration_s, robot.energy_j)])
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
-               # A single evaluation of the server's model is from before the training and is not
-               # used.
+               # If there is only one evaluation of the server's model, it was made before the
+               # training and is not used.
                measured.T if len(server) > 1 else np.empty((3, 0)))
 
 

@@ -22,8 +22,8 @@ PAUSED = 'paused'  # the worker has left, and may come back with its rows
 STARVED, EVALUATING = 'starved', 'evaluating'
 # States of a worker's gradient. Idle: none is ordered. Busy: computing. Ready: computed, unused.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
-# States of a member, which is a robot as the server knows it. It can also be joining, waiting,
-# pulling or stopped, as a worker.
+# States of a member, which is a robot as the server knows it. It can also have the
+# states joining, waiting, pulling and stopped of a worker.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
 # Whether the others wait for a member.
 COUNTED, RETIRED = 'counted', 'retired'

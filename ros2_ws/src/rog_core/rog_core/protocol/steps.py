@@ -26,7 +26,8 @@ class Step:
     """One kind of step; the fields of a subclass are the numbers that the server sends with it."""
 
     name: ClassVar[str]
-    uncompressed: ClassVar[bool] = False  # whether all rows travel raw, and the mean returns
+    # whether the robot pushes all rows raw, and pulls the mean of all robots' results
+    uncompressed: ClassVar[bool] = False
     additive: ClassVar[bool] = True       # whether unsent rows may be added to the next result
     exchangeable: ClassVar[bool] = False  # whether the result may be used for another iteration
 
