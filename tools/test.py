@@ -29,8 +29,8 @@ NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # end.
 LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'testing', 'lopinfer_node', 'rog_cli',
            'rog_sim')
-# Packages tested at the same time. Four keep two cores busy, because most tests also wait.
-AT_ONCE = 4
+# Packages tested at the same time. Three keep two cores busy, because most tests also wait.
+AT_ONCE = 3
 
 
 def folders() -> dict[str, list[Path]]:
