@@ -387,8 +387,7 @@ class ServerMachine:
                  ) -> list[Action]:
         """Handle the end of `PreparePlans`.
 
-        ``table``: the plans of ``request``, in the same order. ``reason``: why the table is
-        refused; '' if it is accepted.
+        ``table``: the plans of ``request``, in its order. ``reason``: why it is refused, or ''.
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
@@ -475,10 +474,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def work(self) -> Work | None:
-        """Return the next steps to compute; clients take turns.
-
-        None means that no step can run now.
-        """
+        """Return the next steps to compute, or None; clients take turns."""
         for name, session in self._sessions.items():
             if session.execution is not None:
                 steps = session.execution.runnable()

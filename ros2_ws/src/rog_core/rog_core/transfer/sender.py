@@ -364,10 +364,6 @@ class Sender:
         A window will be sent if it is mandatory, or if the link can carry it within the budget.
         """
         most, first = self.rows.at_once, self._window
-        if not most:
-            ids = self.plan.windows[first]
-            self._ready.append((ids, self.rows.encode(self.codec, ids)))
-            return
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
         windows: list[np.ndarray] = []
         ends = [0]  # bytes of the encoded windows up to each window
