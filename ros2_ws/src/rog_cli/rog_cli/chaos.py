@@ -41,7 +41,8 @@ DRAIN = 120.0        # seconds that the run may take beyond its minutes and the 
 START = 60.0         # seconds that a process may take from its start to its first status
 HELD_UP = 1.0        # seconds; if the machine delays this process longer, it counts as overloaded
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
-FADED = 0.05         # Mbit/s; a link counts as faded if its rate, or its share of the air, is lower
+# rate in Mbit/s; a link counts as faded if its rate, or its share of the air, is lower
+FADED = 0.05
 SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
 STEP = 0.25          # seconds between two checks of the fleet
 

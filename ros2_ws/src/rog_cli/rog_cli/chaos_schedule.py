@@ -66,7 +66,7 @@ class Fault:
 
 
 def quiet(duration: float) -> float:
-    """Return the time without faults at each end of a run of ``duration`` seconds, in s."""
+    """Return the seconds without faults at each end of a run of ``duration`` seconds."""
     return min(QUIET, duration / 6)
 
 

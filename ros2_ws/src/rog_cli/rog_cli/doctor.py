@@ -126,7 +126,7 @@ def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> 
 def interface(name: str, flags: int | None, known: list[str]) -> Finding:
     """Check that an interface exists and is up.
 
-    ``flags``: its kernel flags, None if it is missing.
+    ``flags``: kernel flags of the interface; None if there is no such interface.
     """
     if flags is None:
         return Finding('interface', BAD, f'{name} is not here; there are {", ".join(known)}',

@@ -19,7 +19,10 @@ JOIN_LIMIT = 30.0
 
 
 class EmulatedFleet(FleetProcesses):
-    """Starts server and robots in network namespaces, in which the emulated links look real."""
+    """Starts server and robots in network namespaces.
+
+    To them, emulated links look like real links.
+    """
 
     apart = True
 

@@ -149,7 +149,7 @@ def _line(robot: Robot) -> str:
 
 
 def number(value: float, form: str, unit: str = '') -> str:
-    """Return a number as text; a dash if it is unknown."""
+    """Return a number as text; a dash if the number is unknown."""
     return '-' if math.isnan(value) else format(value, form) + unit
 
 

@@ -164,7 +164,7 @@ class FleetProcesses:
             and (alive != ['server'] or len(self.processes) == 1)
 
     def failures(self) -> dict[str, int]:
-        """Return a dict from each process that failed to its exit code.
+        """Return the exit codes of the processes that failed, by name.
 
         A process fails if its exit code is not 0, unless it ended by a signal that asked it to end.
         If the server has failed, the result holds only the server.

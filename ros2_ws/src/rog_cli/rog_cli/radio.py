@@ -34,7 +34,7 @@ from fleet_env.fleet_file import link_trace, load_fleet
 from fleet_env.radio import Conditions, Radio
 from fleet_env.trace import LinkTrace
 
-UNLIMITED = 1000.0  # rate of a link with neither trace nor rate, Mbit/s
+UNLIMITED = 1000.0  # rate in Mbit/s of a link that has neither a trace nor a rate
 BEGIN = 'begin'     # the order that starts the traces
 ORPHANS = 8.0       # seconds within which processes must end after their launcher is gone
 BURST = 64          # maximum number of frames read from one device before the next device is read
@@ -72,7 +72,7 @@ class Forwarder:
         self.dropped = 0    # number of frames that a full device did not take
 
     def run(self, every: float) -> None:
-        """Forward until standard input ends."""
+        """Forward frames until standard input ends."""
         start = time.monotonic()
         due = start + every
         while True:

@@ -110,7 +110,7 @@ class Monitor:
             self.listen(robot.robot)
 
     def spin(self, seconds: float) -> None:
-        """Receive messages for this many seconds."""
+        """Receive messages for ``seconds`` seconds."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._executor.spin_once(timeout_sec=left)
@@ -136,7 +136,8 @@ def live_table(fleet: Fleet) -> Table:
                  caption=Text('\n'.join(fleet.causes())), caption_justify='left')
     made.add_column('robot', no_wrap=True)
     made.add_column('state', overflow='ellipsis')  # the column that is cut on a narrow terminal
-    columns = [column for column in COLUMNS if column != 'power']  # too wide for 80 characters
+    # with the power, the table is too wide for 80 characters
+    columns = [column for column in COLUMNS if column != 'power']
     for column in columns:
         made.add_column('\n'.join(filter(None, (column, COLUMNS[column]))), justify='right',
                         no_wrap=True)

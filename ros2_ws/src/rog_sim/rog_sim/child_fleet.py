@@ -51,7 +51,7 @@ class ChildFleet:
 
     @property
     def loss(self) -> float:
-        """Return the mean loss of the robots; NaN if no robot has one."""
+        """Return the mean loss of the robots; NaN if no robot has a loss."""
         return self._mean('loss')
 
     def _mean(self, name: str) -> float:

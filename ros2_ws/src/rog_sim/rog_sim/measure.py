@@ -69,7 +69,7 @@ class Run:
     def reached(self, levels: ArrayLike) -> Series:
         """Return the times in s at which the mean accuracy first was at least ``levels`` [n].
 
-        NaN means never.
+        A time is NaN if the accuracy never reaches the level.
         """
         times = np.unique(np.concatenate([[0.0], *(e[0] for e in self._evaluations())]))
         best = np.maximum.accumulate(np.nan_to_num(self.accuracy(times), nan=-np.inf))
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Return the number of iterations of the robot that has made the most."""
+        """Return the number of iterations of the robot that has made the most iterations."""
         return max(robot.iterations for robot in self.summary.robots.values())
 
     @property
@@ -95,7 +95,7 @@ class Run:
         """Return the numbers of this run for a comparison; `MethodResult` explains them.
 
         :param target: accuracy to which target_s and target_j refer.
-        :param rounds: iterations to which accuracy_after refers.
+        :param rounds: number of iterations to which accuracy_after refers.
         """
         robots = list(self.summary.robots.values())
         iterations = sum(r.iterations for r in robots)

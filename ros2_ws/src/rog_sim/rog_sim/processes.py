@@ -50,7 +50,10 @@ class GradientProcesses:
             [_Process(work) for _ in range(count)] if count > 1 and _may_fork() else [_Thread(work)]
 
     def submit(self, k: int, *arguments: Any) -> Result:
-        """Start a call of ``work[k]`` with these arguments."""
+        """Start a call of ``work[k]`` with ``arguments``.
+
+        Return a function that waits for the result.
+        """
         return self._workers[k % len(self._workers)].submit(k, *arguments)
 
     def __enter__(self) -> GradientProcesses:
@@ -84,7 +87,8 @@ class _Process:
         if len(self._unanswered) == UNREAD:
             self._receive()
         answer: list[Any] = []  # empty until the answer arrives
-        # An interrupt between sending and `append` would leave an answer that nobody expects.
+        # An interrupt between sending and `append` would leave an answer without an entry in
+        # `_unanswered`.
         with interrupts_blocked():
             try:
                 self._pipe.send_bytes(pickle.dumps((k, arguments)))
@@ -102,7 +106,7 @@ class _Process:
         return result
 
     def _receive(self) -> None:
-        """Receive the next answer; only the wait for it can be interrupted."""
+        """Receive the next answer; an interrupt can end only the wait for this answer."""
         self._readable.poll()
         with interrupts_blocked():
             try:

@@ -171,7 +171,7 @@ class Simulation:
         self._soon: deque[_Event] = deque()
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
-        self._processes: GradientProcesses  # they compute the gradients of the robots
+        self._processes: GradientProcesses  # these processes compute the gradients of the robots
         self._recorder = Recorder(out, records.Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
         self._recorder.baseline(clean, before)
@@ -250,7 +250,7 @@ class Simulation:
         return soon if soon and soon[0] < queue[0] else queue
 
     def step(self, end: float) -> bool:
-        """Process the next event of this fleet; return False if none comes before ``end``."""
+        """Process the next event of this fleet; return False if no event comes before ``end``."""
         events, departs = self._next(), self.channel.deadline
         due = events[0][0]
         if min(due, departs) >= end:
@@ -310,7 +310,7 @@ class Simulation:
             self._soon.append(event)
 
     def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        """Call ``ring`` at ``deadline``; earlier and additional calls of ``ring`` are possible."""
+        """Call ``ring`` at ``deadline``; ``ring`` may also be called earlier, or more than once."""
         if deadline < self._alarms.get(who, math.inf):
             self._alarms[who] = deadline
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
@@ -458,7 +458,7 @@ class Simulation:
                 robot.before(message)
                 self._act(robot, handler(robot.machine, message)(message, self.now))
         except StaleMessageError:
-            pass  # the message is from before a restart; the nodes drop such messages, too
+            pass  # ignore a message from before a restart, as the nodes do
 
     def _register(self, robot: Any, request: RegisterRequest) -> None:
         def ask() -> None:

@@ -90,7 +90,7 @@ def test_times_add_up_and_energy_follows_from_them(tmp_path, sync):
         assert robot.compute_s + robot.communicate_s + robot.stall_s == pytest.approx(60)
         assert robot.energy_j == pytest.approx(
             10 * robot.compute_s + 5 * robot.communicate_s + 3 * robot.stall_s)
-        # Each gradient takes the time `pace`; one more gradient may be under way.
+        # Each gradient takes the time `pace`; the last gradient may be unfinished.
         extra = robot.compute_s - robot.iterations * config.pace
         assert -1e-6 <= extra <= 2 * config.pace + 1e-6, extra
         events = iterations(tmp_path / 'out')[config.name]
@@ -174,8 +174,9 @@ def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_pa
         bytes_of[traffic] = sum(sent) / pushes
         losses[traffic] = {(name, e.iteration): e.loss for name, events in
                            iterations(tmp_path / f'out{traffic}').items() for e in events}
-    own = 64 * (2 + 3) + 2 + 8  # scale and bits of 64 rows of 20 elements, and of one row of 64
-    assert own < bytes_of[''] < 2 * own  # including headers and row ids
+    # bytes of scale and bits: 64 rows of 20 elements, and one row of 64 elements
+    own = 64 * (2 + 3) + 2 + 8
+    assert own < bytes_of[''] < 2 * own  # the bytes on the air include headers and row ids
     assert 2123965 < bytes_of['convmlp-m'] < 1.2 * 2123965
     shorter = losses['convmlp-m']
     assert 60 < len(shorter) < len(losses[''])

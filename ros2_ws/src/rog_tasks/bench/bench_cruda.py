@@ -1,4 +1,4 @@
-"""Measures CRUDA's parts on one thread, beside a product of matrices in the same run."""
+"""Measures the parts of the task CRUDA on one thread and, for comparison, a matrix product."""
 
 import json
 import time

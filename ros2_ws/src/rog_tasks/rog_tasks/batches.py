@@ -1,4 +1,4 @@
-"""The batches of one shard, repeated in a new order each time."""
+"""The batches of one shard; the shard is repeated without end, each time in a new order."""
 
 from collections.abc import Iterator
 
@@ -19,12 +19,12 @@ def to_device_of(model: torch.nn.Module, batch: Batch) -> Batch:
 
 
 class Batches(Iterator[Batch]):
-    """Endless batches (images (B, C, H, W), labels (B,)) of the samples ``shard``.
+    """Yields endless batches of a shard: images (B, C, H, W) and labels (B,).
 
     :param shard: (n,) indices into ``images`` and ``labels``, n at least 1.
-    :param size: number of samples in a batch, B.
-    :param shift: spoils the images, differently in each pass.
-    :param generator: draws the order and the shift.
+    :param size: number B of samples in a batch.
+    :param shift: changes the images, differently in each pass through the shard.
+    :param generator: random numbers for the order and the shift.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, shard: Tensor, size: int, shift: Shift,

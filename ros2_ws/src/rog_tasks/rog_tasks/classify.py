@@ -33,12 +33,13 @@ class Classification(Task):
         the order of the images.
     :param data: a key of :data:`rog_tasks.data.LOADERS`, or ``package.module:function`` of a
         function that returns an :class:`~rog_tasks.data.ImageData`.
-    :param data_options: keyword arguments of that function.
+    :param data_options: keyword arguments of this function.
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:function`` of a
-        function or class that returns a model: images (N, C, H, W), 0 to 1, to logits (N, classes).
-    :param model_options: keyword arguments of that function.
+        function or class that returns a model. The model maps images (N, C, H, W), with values from
+        0 to 1, to logits (N, classes).
+    :param model_options: keyword arguments of this function or class.
     :param split: which robot gets which images, see :func:`rog_tasks.shards.partition`.
-    :param test_limit: largest number of test images, taken at even intervals; 0: all.
+    :param test_limit: largest number of test images, chosen at equal intervals; 0: use all.
     :raises TaskError: names an invalid option.
     """
 
@@ -59,7 +60,7 @@ class Classification(Task):
         chosen = torch.arange(test_limit) * images // test_limit \
             if 0 < test_limit < images else slice(None)
         self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]
-        self._shards = self._cut(1)  # checks the split and the labels now
+        self._shards = self._cut(1)  # check the split and the labels already here
 
     def model(self) -> nn.Module:
         """Return a new model; the global random state is left as it was."""
@@ -71,12 +72,18 @@ class Classification(Task):
         return made
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
-        """Yield (images (B, C, H, W), labels (B,)) of the shard, repeated in new orders."""
+        """Yield batches of the shard: images (B, C, H, W) and labels (B,).
+
+        The shard is repeated without end, each time in a new order.
+        """
         return Batches(self._data.train_images, self._data.train_labels, self._shard(rank, world),
                        self.batch_size, self._shift, self._generator('batches', rank))
 
     def shard(self, rank: int, world: int) -> Iterator[Batch]:
-        """Yield the shard once, in its order; the last batch may be smaller."""
+        """Yield the batches of the shard once, in the order of the shard.
+
+        The last batch may be smaller.
+        """
         generator = self._generator('shard', rank)
         for chosen in self._shard(rank, world).split(self.batch_size):
             yield (self._shift(as_float(self._data.train_images[chosen]), generator),
@@ -107,7 +114,7 @@ class Classification(Task):
     def _shard(self, rank: int, world: int) -> Tensor:
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
-        shards = self._shards  # read once: another thread may ask for another number of robots
+        shards = self._shards  # read the attribute once, because another thread may replace it
         if len(shards) != world:
             shards = self._shards = self._cut(world)
         return shards[rank]
@@ -129,7 +136,10 @@ class Classification(Task):
 
 def fit(model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batches: Iterable[Batch],
         steps: int) -> None:
-    """Train ``model`` in place on ``steps`` batches: Adam, one cycle of the learning rate."""
+    """Train ``model`` in place on ``steps`` batches.
+
+    The optimiser is Adam, with one cycle of the learning rate.
+    """
     if not steps:
         return
     optimizer = torch.optim.Adam(model.parameters())

@@ -60,11 +60,12 @@ class Cruda(Classification):
         self._spoilt = self._shift(self._test[0], self._generator('test')), self._test[1]
 
     def pretrain(self, model: nn.Module) -> None:
-        """Train ``model`` on the clean images: Adam, one cycle of the learning rate, batch 64.
+        """Train ``model`` on the clean images.
 
-        If the data has a digest (image folders, digits) and the code of the model is available, the
-        user's cache directory keeps the result, under a digest of everything that the result
-        depends on.
+        The optimiser is Adam, with one cycle of the learning rate and batches of 64. If the data
+        has a digest (image folders, digits) and the code of the model is available, the user's
+        cache directory keeps the result. The name of the file is a digest of everything that the
+        result depends on.
         """
         code = _source_of(model)
         if not (self._data.digest and code):
@@ -96,7 +97,10 @@ class Cruda(Classification):
 
 
 def _source_of(model: nn.Module) -> str:
-    """Return the code of a model's classes except PyTorch's own; '' if it is not available."""
+    """Return the code of a model's classes, without PyTorch's classes.
+
+    The text is empty if the code is not available.
+    """
     own = {type(module) for module in model.modules()
            if not type(module).__module__.startswith('torch.')}
     try:

@@ -1,4 +1,4 @@
-"""Errors of a task or its data; each says how to correct it."""
+"""Errors of a task or its data; the text of each error says how to correct the error."""
 
 
 from collections.abc import Sequence
@@ -13,7 +13,10 @@ class DataError(TaskError):
 
 
 class TaskFailed(TaskError):
-    """A method of the task has raised an exception, which is the cause; the text says where."""
+    """A method of the task has raised an exception.
+
+    This exception is the cause of the error; the text says where it was raised.
+    """
 
 
 class SourceClosed(Exception):

@@ -18,9 +18,9 @@ _LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), '')
 
 @contextmanager
 def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Raise `TaskFailed` with the text of `failure` in place of what the task's code raises.
+    """Raise `TaskFailed`, with the text of `failure`, in place of an error of the task's code.
 
-    :param besides: further classes of errors that are not the task's, besides those of this
+    :param besides: classes of errors that pass unchanged, in addition to the errors of this
         package.
     """
     passed: tuple[type[Exception], ...] = (TaskError, SourceClosed, *besides)
@@ -57,5 +57,5 @@ def failure(task: Any, error: BaseException) -> str:
 def _file(cls: type) -> str:
     try:
         return inspect.getfile(cls)
-    except (TypeError, OSError):  # a class of Python itself, or one made in a terminal
+    except (TypeError, OSError):  # a built-in class, or a class that was defined in a terminal
         return ''

@@ -145,7 +145,10 @@ def _cifar(records: _Bytes, labels: int) -> _Part:
 
 
 def _find(root: str, what: str, *names: str) -> Path:
-    """Return the only file below ``root`` with name ``names[0]``, else ``names[1]``, and so on."""
+    """Return the file below ``root`` that has one of ``names``; earlier names come first.
+
+    :raises DataError: there is no such file, or two files have this name.
+    """
     for name in names:
         found = [path for path in sorted(Path(root).rglob(name)) if path.is_file()]
         if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Your own data set: class folders of JPEG and PNG files, in folders or archives.
+"""A user's own data set: a folder of JPEG and PNG files for each class, or archives of them.
 
 The images are decoded once and kept in the user's cache directory under a digest of their content.
 No file is left out silently, because the data set is a basis for measurements: if a file cannot be
@@ -24,9 +24,10 @@ _VERSION = '2'  # version of the cached content
 def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> ImageData:
     """Load colour images from class folders; scale them to ``size`` x ``size`` pixels.
 
-    :param root: folder that holds ``train`` and ``test``, each a folder, or an archive: ``.tar``,
-        ``.tar.gz``, ``.tgz``, ``.zip``. An image's class is the folder that holds it.
-    :param memory: largest size of the decoded images, MiB; also the largest size of the encoded
+    :param root: folder that holds ``train`` and ``test``. Each of them is a folder or an archive:
+        ``.tar``, ``.tar.gz``, ``.tgz``, ``.zip``. The class of an image is the folder that holds
+        the image.
+    :param memory: largest size of the decoded images, in MiB; also the largest size of the encoded
         images of a compressed tar.
     :raises DataError: names what is missing or invalid: ``train`` or ``test``, a class, a file that
         is not an image, or a link in an archive.

@@ -13,8 +13,9 @@ _SPEC = re.compile(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)')
 def load_object(spec: str, what: str, fleet: bool = True) -> Any:
     """Import ``package.module:name`` and return the object of that name.
 
-    :param what: the user's word for the object, in messages: ``task``, ``model``.
-    :param fleet: whether a fleet file names the object; the module may then be in its folder.
+    :param what: word for the object in messages to the user: ``task``, ``model``.
+    :param fleet: whether a fleet file names the object. The module may then be in the folder of the
+        fleet file.
     :raises TaskError: the text is malformed, or the module is not found, fails to import, or has no
         object of that name.
     """

@@ -39,7 +39,7 @@ class DigitNet(nn.Module):
         """Return logits (N, classes)."""
         # On a CPU, the memory format halves the time, and relu in place saves a quarter of an
         # evaluation.
-        x = self.conv1((images - 0.3) / 0.35)  # digits: mean .31, deviation .38
+        x = self.conv1((images - 0.3) / 0.35)  # digits: mean 0.31, deviation 0.38
         x = torch.relu_(x.contiguous(memory_format=torch.channels_last))
         x = max_pool2d(torch.relu_(self.conv2(x)), 2)
         x = self.pool(torch.relu_(self.conv3(x)))
@@ -49,8 +49,8 @@ class DigitNet(nn.Module):
 class MnistNet(nn.Module):
     """The network of PyTorch's MNIST example (GSGM, Section V): 21,840 parameters.
 
-    :param channels: number of channels of the images. Published for 28x28 pixels; takes 16x16 or
-        more.
+    :param channels: number of channels of the images. The network was published for 28x28 pixels
+        and accepts 16x16 or more.
     :param classes: number of classes.
     """
 
@@ -73,8 +73,8 @@ class MnistNet(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5 as used on CIFAR-10 (GSGM, Section V; DGH-GC, Section 6.1): 62,006 parameters.
 
-    :param channels: number of channels of the images. Published for 32x32 pixels; takes 16x16 or
-        more.
+    :param channels: number of channels of the images. The network was published for 32x32 pixels
+        and accepts 16x16 or more.
     :param classes: number of classes.
     """
 
@@ -98,8 +98,8 @@ class LeNet5(nn.Module):
 class ConvNet(nn.Module):
     """Three convolutions and two linear layers for CIFAR-100 (GSGM, Section V): 586,184 parameters.
 
-    :param channels: number of channels of the images. Published for 32x32 pixels; takes 8x8 or
-        more.
+    :param channels: number of channels of the images. The network was published for 32x32 pixels
+        and accepts 8x8 or more.
     :param classes: number of classes.
     """
 
@@ -191,7 +191,7 @@ def build_model(spec: str, options: Mapping[str, Any], channels: int, classes: i
     :param spec: a key of :data:`MODELS`, whose class also gets ``channels`` and ``classes``, or
         ``package.module:function`` of a function or class that returns a model.
     :param options: keyword arguments of that class or function.
-    :param what: the user's word for the model, in messages.
+    :param what: word for the model in messages to the user.
     :raises TaskError: the model cannot be made.
     """
     factory: Any = MODELS.get(spec)

@@ -25,14 +25,15 @@ class Recognition(Task):
 
     :param seed: random seed of the model's initialisation, of the robots' shares of a folder, and
         of the order of the images.
-    :param images, labels: see :func:`rog_tasks.sources.open_source`; only robots open them.
+    :param images, labels: see :func:`rog_tasks.sources.open_source`; only robots open this source.
     :param classes: names of the classes.
-    :param size, channels: images become (channels, size, size); 3 channels: colour, 1: grey.
+    :param size, channels: images are scaled to (channels, size, size). 3 channels mean colour, 1
+        channel means grey.
     :param model, model_options: see :class:`~rog_tasks.classify.Classification`.
     :param start: how the server makes the initial model: ``weights:PATH`` (from a safetensors
         file), ``folder:PATH?epochs=5`` (trained on class folders), or '' (random).
-    :param test: ``folder:PATH`` of class folders on every machine, to measure the model; '': the
-        model is not measured, and the accuracy is NaN.
+    :param test: ``folder:PATH`` of class folders on every machine, to measure the model. If it is
+        '', the model is not measured, and the accuracy is NaN.
     :param test_limit: largest number of test images.
     :raises TaskError: names an invalid option.
     """
@@ -80,7 +81,7 @@ class Recognition(Task):
         return self._source.batches(rank, world, self.batch_size)
 
     def shard(self, rank: int, world: int) -> Iterator[Batch]:
-        """Yield the robot's share of a folder once."""
+        """Yield the batches of the robot's share of a folder once."""
         return self._source.shard(rank, world, self.batch_size)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

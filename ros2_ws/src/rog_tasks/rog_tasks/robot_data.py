@@ -38,7 +38,10 @@ class RobotData:
                             'yield what the robot learns from, once')
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return batch ``iteration`` of shard ``shard`` (of ``shards``), equal on every robot."""
+        """Return batch ``iteration`` of shard ``shard`` (of ``shards``).
+
+        The batch is equal on every robot.
+        """
         if shards not in self._shards:
             self._shards = {shards: ShardBatches(self._task, shards)}
         return self._shards[shards].get(shard, iteration)

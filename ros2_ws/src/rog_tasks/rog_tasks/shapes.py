@@ -46,7 +46,7 @@ def shapes(train: int = 6000, test: int = 1000, size: int = 28, channels: int = 
 
 
 def _prototypes(size: int, channels: int, classes: int, generator: torch.Generator) -> Tensor:
-    """Return the prototypes (classes, KINDS, channels, size, size), 0 to 1."""
+    """Return the prototypes (classes, KINDS, channels, size, size), with values from 0 to 1."""
     common = _smooth(KINDS, channels, size, generator)
     own = _smooth(classes * KINDS, channels, size, generator)
     own = own.view(classes, KINDS, channels, size, size)
@@ -70,6 +70,6 @@ def _images(count: int, prototypes: Tensor, generator: torch.Generator) -> tuple
 
 
 def _smooth(count: int, channels: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return smooth random fields (count, channels, size, size), standard deviation about 1."""
+    """Return smooth random fields (count, channels, size, size) with standard deviation about 1."""
     coarse = torch.randn(count, channels, 5, 5, generator=generator)
     return interpolate(coarse, size=(size, size), mode='bicubic', align_corners=True)

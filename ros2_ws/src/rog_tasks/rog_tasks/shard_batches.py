@@ -26,7 +26,8 @@ class ShardBatches:
 
     Batches may be requested in any order. A request for a later batch is cheap; a request for an
     earlier batch starts again at the first batch of the shard. If the iterator that ``batches``
-    returns has a method ``skip(count)``, the batches between are not made, only skipped.
+    returns has a method ``skip(count)``, this method skips the batches in between without making
+    them.
 
     :param task: its ``batches(shard, shards)`` return the batches.
     :param shards: number of shards of the data.
@@ -37,9 +38,7 @@ class ShardBatches:
         self._places: OrderedDict[int, _Place] = OrderedDict()
 
     def get(self, shard: int, iteration: int) -> Any:
-        """Return a batch.
-
-        ``iteration``: number of the batch, from 1. ``shard``: number of the shard, from 0.
+        """Return batch ``iteration``, counted from 1, of shard ``shard``, counted from 0.
 
         :raises ValueError: the iteration is below 1.
         :raises TaskError: the task refuses the shard, or its batches end.

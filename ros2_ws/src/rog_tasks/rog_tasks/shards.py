@@ -98,7 +98,8 @@ def _main_direction(images: Tensor) -> NDArray[np.float64]:
                       ).flatten(1).double().numpy()
     centred = cells - cells.mean(0)
     direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]
-    direction *= np.sign(direction[np.abs(direction).argmax()])  # fix the arbitrary sign
+    # choose a sign, because the eigenvector's sign is arbitrary
+    direction *= np.sign(direction[np.abs(direction).argmax()])
     feature: NDArray[np.float64] = centred @ direction
     return feature / (feature.std() or 1.0)
 

@@ -1,4 +1,4 @@
-"""Fog and brightness, as DeepTest (Tian et al., ICSE 2018) spoils images.
+"""Adds fog to images and changes their brightness, as DeepTest does (Tian et al., ICSE 2018).
 
 All functions take and return images (N, C, H, W), float, 0 (black) to 1 (white), and change nothing
 in place.
@@ -16,7 +16,7 @@ def brighten(images: Tensor, amount: float) -> Tensor:
 
 
 def fog(images: Tensor, strength: float, generator: torch.Generator, cells: int = 3) -> Tensor:
-    """Add fog to each image; every image gets other random fog.
+    """Add fog to each image; every image gets its own random fog.
 
     The density of the fog is a smooth random field, between half of ``strength`` and all of it: at
     density d a pixel p becomes (1 - d) p + d, which is whiter.
@@ -38,7 +38,10 @@ def _banks(count: int, generator: torch.Generator, cells: int = 3) -> Tensor:
 
 @dataclass(frozen=True)
 class Shift:
-    """The change of the images to which a recogniser must adapt: fog, then brightness, or none."""
+    """The change of images to which a recogniser must adapt: first fog, then brightness.
+
+    If both are 0, the images do not change.
+    """
 
     fog: float
     """Strength of the fog, 0 to 1."""
@@ -52,7 +55,10 @@ class Shift:
             raise ValueError(f'brightness is {self.brightness}; it must lie between -1 and 1')
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Spoil ``images``; every image gets its own fog from ``generator``."""
+        """Return ``images`` with fog and brightness.
+
+        Every image gets its own fog from ``generator``.
+        """
         if self.fog:
             images = fog(images, self.fog, generator)
         return brighten(images, self.brightness) if self.brightness else images

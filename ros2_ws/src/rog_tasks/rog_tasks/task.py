@@ -49,7 +49,10 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, rank: int, world: int) -> Iterator[Any]:
-        """Yield the batches of robot ``rank`` of ``world``, without end; equal for equal seeds."""
+        """Yield the batches of robot ``rank`` of ``world``, without end.
+
+        Equal seeds must give equal batches.
+        """
 
     @abstractmethod
     def loss(self, model: 'nn.Module', batch: Any) -> 'Tensor':
@@ -60,15 +63,18 @@ class Task(ABC):
         """Return the metric on data as robots see them now, 0 to 1; do not change the model."""
 
     def shard(self, rank: int, world: int) -> Iterator[Any]:
-        """Yield the data of robot ``rank`` of ``world`` once, the same at every call.
+        """Yield the data of robot ``rank`` of ``world`` once; every call must yield the same data.
 
-        The data come in batches of at most ``batch_size``. Methods use this if they need the
-        gradient of a whole shard (SVRG).
+        The data come in batches of at most ``batch_size``. Training methods that need the gradient
+        of a whole shard (SVRG) call this function.
         """
         raise TaskError(_without_shard(type(self)))
 
     def pretrain(self, model: 'nn.Module') -> None:  # noqa: B027 (nothing is a fair default)
-        """Change a new model, in place, to its state before online training; server only."""
+        """Change a new model, in place, to its state before online training.
+
+        Only the server calls this method.
+        """
 
     def evaluate_clean(self, model: 'nn.Module') -> float:
         """Return the metric on data from before the change, 0 to 1; NaN if data never change."""
@@ -218,7 +224,8 @@ def measure_clean(task: Task, model: 'nn.Module') -> float:
 def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: str) -> float:
     import torch
 
-    modes = [(module, module.training) for module in model.modules()]  # modes may differ
+    # the modes of modules may differ
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
@@ -239,8 +246,8 @@ def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: st
 def prepare(task: Task, model: 'nn.Module') -> None:
     """Change a new model, in place, to its state before online training; on the server only.
 
-    :raises TaskError: `Task.pretrain` changes a frozen parameter, or which parameters are frozen.
-        Both are refused because robots get only the trained parameters from the server.
+    :raises TaskError: `Task.pretrain` changes a frozen parameter, or changes which parameters are
+        frozen. Both are refused because robots get only the trained parameters from the server.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: p.detach().clone() for name, p in model.named_parameters()
@@ -267,7 +274,7 @@ def endless(task: Task, rank: int, world: int) -> Iterator[Any]:
 
 
 def next_of(batches: Iterator[Any]) -> Any:
-    """Return the next of `endless` batches; raise `TaskError` if there is none."""
+    """Return the next batch of an iterator from `endless`; raise `TaskError` if there is none."""
     try:
         return next(batches)
     except StopIteration:

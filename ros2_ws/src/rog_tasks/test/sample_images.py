@@ -29,7 +29,7 @@ def encoded(name, form='JPEG', seed=0, **size):
 
 
 def image(name, seed=0, **changes):
-    """Return the sensor_msgs/Image that a subscriber would receive."""
+    """Return an object with the fields of the sensor_msgs/Image that a subscriber would receive."""
     rgb = pixels(name, seed=seed)
     fields = {'encoding': 'rgb8', 'width': 20, 'height': 10, 'step': 60,
               'data': array('B', rgb.tobytes())}
@@ -45,14 +45,17 @@ def text(data):
 
 
 def class_files(count=6, classes=CLASSES):
-    """Return path -> content of class folders."""
+    """Return the files of class folders: a dict from path to content."""
     return {f'{name}/{number:03}.{"png" if number % 2 else "jpg"}':
             encoded(name, 'PNG' if number % 2 else 'JPEG', number)
             for name, number in itertools.product(classes, range(count))}
 
 
 def write(path, files):
-    """Write files below ``path``: a folder, or an archive if it is called like one."""
+    """Write files below ``path``.
+
+    ``path`` becomes an archive if its name has the suffix of an archive, otherwise a folder.
+    """
     path = Path(path)
     if path.suffix == '.zip':
         with zipfile.ZipFile(path, 'w') as archive:
@@ -72,9 +75,9 @@ def write(path, files):
 
 
 def record(path, messages, storage='mcap'):
-    """Record a rosbag2 of (topic, seconds, message).
+    """Write a rosbag2 recording of tuples (topic, time in seconds, message).
 
-    The message's class gives the type of the topic.
+    The fields of a message decide the type of its topic.
     """
     pytest.importorskip('rosbags', reason='rosbags is not installed')
     from rosbags.rosbag2 import StoragePlugin, Writer
@@ -86,7 +89,7 @@ def record(path, messages, storage='mcap'):
     with Writer(Path(path), version=9, storage_plugin=plugin) as writer:
         connections = {}
         for topic, seconds, message in messages:
-            # damaged data, on a topic that the recording already has
+            # bytes are damaged data, on a topic that the recording already has
             if isinstance(message, bytes):
                 writer.write(connections[topic], int(seconds * 1e9), message)
                 continue

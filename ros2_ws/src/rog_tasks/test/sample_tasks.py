@@ -6,7 +6,7 @@ from rog_tasks.task import Task
 
 
 class Plain:
-    """Has the four methods of a task, and derives from no class."""
+    """A task that has the four methods of a task but does not derive from `Task`."""
 
     batch_size = 8
 
@@ -28,7 +28,7 @@ class Plain:
 
 
 class Finite(Plain):
-    """A task with ten numbers, which are distributed in turn."""
+    """A task whose data are ten numbers; the robots get them in turn."""
 
     def batches(self, rank, world):
         while True:

@@ -82,7 +82,7 @@ def start(monkeypatch):
 
 @pytest.fixture
 def settle():
-    """Wait until a report has this text."""
+    """Return a function that waits until a robot reports a given level and given words."""
     def settle(robot, level, words):
         eventually(lambda: robot.said[0] == level and words in robot.said[1],
                    lambda: f'{level} and {words!r}, got {robot.said}')
@@ -161,7 +161,7 @@ def test_corrupt_images_are_skipped_counted_and_named(start, settle, message, wh
     assert level == 'warn' and why in said and said.startswith('some is refused; last camera: ')
     assert 2 <= robot.source.report().values['refused'] <= 5
     robot.see(120)
-    assert robot.said[0] == 'ok'  # that was long ago
+    assert robot.said[0] == 'ok'  # the refused images are no longer recent
 
 
 def test_a_camera_that_sends_nothing_but_damage_is_an_error(start, settle):

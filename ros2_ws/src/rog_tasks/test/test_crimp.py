@@ -25,7 +25,7 @@ def one_thread():
 
 
 def trained(task, robots, steps):
-    """Return the map that this many robots train by averaged SGD, each on a model of its own."""
+    """Let ``robots`` robots train by averaged SGD; return the model of each robot."""
     models = [task.model() for _ in range(robots)]
     batches = [task.batches(rank, robots) for rank in range(robots)]
     optimizers = [torch.optim.SGD(m.parameters(), .1, momentum=.9, nesterov=True) for m in models]
@@ -129,7 +129,7 @@ def test_methods_that_deal_shards_out_are_refused():
         Crimp(**TINY).shard(0, 2)
 
 
-# -- its parts ---
+# -- the parts of the task ---
 
 
 def test_rays_meet_the_walls_where_they_are():
@@ -174,10 +174,7 @@ def test_points_beyond_the_map_are_taken_as_at_its_border():
 
 
 class Ball(ImplicitMap):
-    """A world model that is exact.
-
-    The distance to a ball and a wall, and colours that depend on the place.
-    """
+    """An exact map of a ball and a wall, with colours that depend on the place."""
 
     def __init__(self):
         super().__init__(torch.zeros(3), torch.ones(3))

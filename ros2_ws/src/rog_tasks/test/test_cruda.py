@@ -63,9 +63,9 @@ MEANS = [0.667396, 0.674805]
 
 
 def test_batches_are_those_of_earlier_versions():
-    """The expected batches were recorded before batches could be skipped.
+    """With equal seeds, a run must have the batches that it had in earlier versions.
 
-    Old seeds must repeat old runs.
+    The expected batches come from a version in which batches could not be skipped.
     """
     batches = list(itertools.islice(Cruda(seed=2).batches(1, 3), 30))
     assert [batch[1][:8].tolist() for batch in batches[::29]] == LABELS

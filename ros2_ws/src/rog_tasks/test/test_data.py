@@ -1,4 +1,4 @@
-"""Data sets that need no file, and the properties of every data set."""
+"""Data sets that need no file are correct; every data set is checked."""
 
 import sys
 

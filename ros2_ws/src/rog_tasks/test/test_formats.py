@@ -11,7 +11,7 @@ from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, mn
 
 
 def idx(values):
-    """Return the bytes of a uint8 array as an IDX file."""
+    """Return the content of an IDX file that holds ``values``, a uint8 array."""
     shape = np.array(values.shape, '>u4').tobytes()
     return bytes((0, 0, 8, values.ndim)) + shape + values.tobytes()
 
@@ -22,7 +22,7 @@ LABELS = np.array([9, 0, 3, 3], np.uint8)
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with MNIST's four files, 4 images each."""
+    """Return a folder with the four files of MNIST: 4 images for training and 4 for testing."""
     for part in ('train', 't10k'):
         (tmp_path / f'{part}-images-idx3-ubyte').write_bytes(idx(IMAGES))
         (tmp_path / f'{part}-labels-idx1-ubyte').write_bytes(idx(LABELS))
@@ -95,7 +95,7 @@ def cifar_records(labels, bytes_of_labels):
 
 @pytest.fixture
 def cifar(tmp_path):
-    """Return a folder with CIFAR-10's six files."""
+    """Return a folder that contains the six files of CIFAR-10."""
     folder = tmp_path / 'cifar-10-batches-bin'
     folder.mkdir()
     for number in range(1, 6):

@@ -67,7 +67,8 @@ def test_a_label_belongs_to_the_images_that_are_near_in_time():
     buffer = frames(keep=10, tolerance=1.0)
     for time in (0, 3, 4):
         buffer.add(time, picture())
-    assert buffer.pending == 2 and buffer.counts['without a label'] == 1  # label 0 is too late
+    # for the image at time 0, a label would now be too late
+    assert buffer.pending == 2 and buffer.counts['without a label'] == 1
     buffer.label(4.5, 'a')
     buffer.label(6.5, 'b')
     assert buffer.counts['without a label'] == 2 and keep_all(buffer) == [4]

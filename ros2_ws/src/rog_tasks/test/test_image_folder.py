@@ -32,7 +32,10 @@ def cache(tmp_path, monkeypatch):
 
 
 def made(tmp_path, form='{}.tar.gz', train=None, test=None):
-    """Return a data set of two classes, each with 6 images for training and 2 for testing."""
+    """Write a data set of two classes, and return its folder.
+
+    By default, each class has 6 images for training and 2 for testing.
+    """
     root = tmp_path / 'data'
     root.mkdir(exist_ok=True)
     for part, files in (('train', class_files(6) if train is None else train),
@@ -44,7 +47,7 @@ def made(tmp_path, form='{}.tar.gz', train=None, test=None):
 
 
 def bomb(side):
-    """Return a PNG file of a few bytes that claims to have this size."""
+    """Return a PNG file of a few bytes that claims to have ``side`` x ``side`` pixels."""
     out = io.BytesIO()
     Image.new('1', (1, 1)).save(out, 'PNG')
     data = bytearray(out.getvalue())
@@ -220,7 +223,10 @@ def test_memory_that_is_none_is_refused(memory, tmp_path):
 
 @pytest.mark.parametrize('form', FORMS)
 def test_what_lies_in_a_hidden_folder_is_no_class(form, tmp_path):
-    """Notebooks leave copies in .ipynb_checkpoints, which once became a class."""
+    """In an earlier version, a folder .ipynb_checkpoints became a class.
+
+    Jupyter notebooks leave copies of files in this folder.
+    """
     hidden = {'.ipynb_checkpoints/000.png': encoded('red', 'PNG'),
               '.ipynb_checkpoints/notes.txt': b'', 'red/.thumbnails/0.png': b''}
     data = image_folder(made(tmp_path, form, {**class_files(6), **hidden},
@@ -229,7 +235,7 @@ def test_what_lies_in_a_hidden_folder_is_no_class(form, tmp_path):
 
 
 def test_folders_that_are_linked_are_read_and_none_twice(tmp_path):
-    """Formerly they were silently left out."""
+    """An earlier version silently left out linked folders."""
     root = Path(made(tmp_path, '{}'))
     (root / 'train' / 'train' / 'red').rename(tmp_path / 'elsewhere')
     (root / 'train' / 'train' / 'red').symlink_to(tmp_path / 'elsewhere')
@@ -242,7 +248,7 @@ def test_folders_that_are_linked_are_read_and_none_twice(tmp_path):
 
 
 def test_names_of_folders_may_have_any_bytes(tmp_path):
-    """Formerly names in Latin-1 raised a UnicodeEncodeError."""
+    """In an earlier version, names in Latin-1 raised a UnicodeEncodeError."""
     root = Path(made(tmp_path, '{}'))
     for part in ('train', 'test'):
         (root / part / part / 'red').rename(os.fsdecode(os.fsencode(root / part) + b'/t\xfcr'))
@@ -250,7 +256,10 @@ def test_names_of_folders_may_have_any_bytes(tmp_path):
 
 
 def test_of_two_files_of_one_name_the_last_counts(tmp_path):
-    """Formerly a file in a zip counted twice; tools that change an archive append the new file."""
+    """An earlier version counted such a file in a zip twice.
+
+    Tools that change an archive append the new file and keep the old file.
+    """
     root = made(tmp_path, '{}.zip')
     with zipfile.ZipFile(Path(root) / 'train.zip', 'a') as archive, \
             pytest.warns(UserWarning, match='Duplicate'):

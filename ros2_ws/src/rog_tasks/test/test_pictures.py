@@ -92,7 +92,7 @@ def saved(rgb, mode, form='PNG', **options):
     ('L', 'PNG', {}), ('LA', 'PNG', {}), ('L', 'JPEG', {}), ('I;16', 'PNG', {}),
     ('I;16', 'PNG', {'transparency': 7})])
 def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
-    """Formerly a palette with transparency was refused, and most of a 16-bit PNG became white."""
+    """An earlier version refused a palette with transparency, and whitened most of a 16-bit PNG."""
     rgb = pixels('blue', 16, 16)
     rgb[:, 8:] //= 4  # darken one half
     wanted = rgb if mode in ('RGB', 'RGBA', 'P', 'CMYK') else \
@@ -106,7 +106,7 @@ def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
     (1, 'top left'), (2, 'top right'), (3, 'bottom right'), (4, 'bottom left'), (5, 'top left'),
     (6, 'top right'), (7, 'bottom right'), (8, 'bottom left'), (9, 'top left')])
 def test_an_image_is_set_upright_as_its_exif_says(orientation, corner):
-    """A rotated camera stores the image as it sees it, and its orientation in the Exif data."""
+    """A rotated camera does not rotate the image; it stores the orientation in the Exif data."""
     grey = np.zeros((32, 48, 3), np.uint8)
     grey[:16, :24] = 255
     exif = Image.Exif()

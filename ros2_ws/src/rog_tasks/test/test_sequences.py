@@ -29,9 +29,9 @@ def pose(number):
 
 
 def depth_of(number, size=SIZE):
-    """Return depths: 1 m on the left and 2 m on the right, more in each frame.
+    """Return the depths of a frame: about 1 m on the left and 2 m on the right.
 
-    One pixel is unknown.
+    The depths grow by 1 cm with each frame. One pixel is unknown.
     """
     metres = np.where(np.arange(size[0]) < size[0] // 2, 1.0, 2.0) + number / 100
     metres = np.tile(metres, (size[1], 1))
@@ -62,7 +62,7 @@ def image_file(root, kind, number):
 
 
 def recorded(root, kind):
-    """Return a recording of `COUNT` frames."""
+    """Write a recording of `COUNT` frames, and return its folder."""
     for number in range(COUNT):
         save(depth_file(root, kind, number), kind, number)
         picture(image_file(root, kind, number), (64, 48) if kind == 'scannet' else SIZE)
@@ -245,7 +245,7 @@ def test_what_a_camera_cannot_have_measured_is_not_known(kind, root):
     assert (depths[[0, -1]] == 0).all() and (depths[1:-1] > 1).all()
 
 
-# -- what a task finds in them
+# -- what a task finds in recordings
 
 
 def test_bounds_are_what_the_recording_shows(kind, root):
@@ -255,7 +255,8 @@ def test_bounds_are_what_the_recording_shows(kind, root):
     ).model().grids[1].shape
     points = open_sequence(kind, str(root), (0, 1), 1, 16).points()
     low, high = task._bounds
-    assert ((points > low + .2) & (points < high - .2)).all()  # `TRUNCATION` beyond the surfaces
+    # the bounds are `TRUNCATION` beyond the surfaces
+    assert ((points > low + .2) & (points < high - .2)).all()
     assert (high - low < points.amax(0) - points.amin(0).clamp(max=0) + 1.1).all()
 
 
@@ -289,7 +290,7 @@ def test_without_the_recording_bounds_must_be_given(tmp_path):
 
 
 class Wall(ImplicitMap):
-    """A world model that has the true place of a wall."""
+    """A map that is exact for a wall at ``z`` metres."""
 
     def __init__(self, z):
         super().__init__(torch.zeros(3), torch.ones(3))
@@ -339,13 +340,13 @@ def test_a_neighbour_that_is_not_known_does_not_turn_a_wall():
     assert torch.allclose(holed[depths > 0], whole[depths > 0], atol=1e-5)
 
 
-# -- as the published recordings have them, to the byte
+# -- recordings with the same bytes as published recordings
 
 
 def grey_png(path, pixels):
     """Write a 16-bit PNG, high byte first, without a library.
 
-    Other programs' files may differ from ours.
+    Files of other programs may differ from the files that our library writes.
     """
     def chunk(kind, data):
         return struct.pack('>I', len(data)) + kind + data + struct.pack('>I',
@@ -358,7 +359,7 @@ def grey_png(path, pixels):
 
 
 def published_tum(root):
-    """Return colour and depth at 30 Hz, each with its own clock, and poses at 100 Hz.
+    """Write colour and depth at 30 Hz, each with its own time stamps, and poses at 100 Hz.
 
     Frame 5 has no image, frame 8 has no depth image, and frames 2 and 3 have no pose.
     """
@@ -385,7 +386,7 @@ def test_a_tum_recording_is_joined_by_time_stamps(tmp_path):
     frames, whole = read('tum', tmp_path), [0, 1, 4, 6, 7, 9, 10, 11]
     assert frames.depths[:, 0].tolist() == pytest.approx([1 + n / 50 for n in whole])
     assert frames.truth.positions[:, 0].tolist() == pytest.approx(
-        [n / 30 for n in whole], abs=.0101)  # the time of the nearest pose
+        [n / 30 for n in whole], abs=.0101)  # the pose nearest in time may be 0.01 s away
     # The real part of the quaternion is last. The quaternion rotates from the camera's to the
     # world's coordinates.
     assert frames.truth.rotations[0, :, 2].tolist() == pytest.approx([-.8814, .0940, -.4630],
@@ -427,7 +428,8 @@ def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
     """A square 1 m ahead is red; the colour camera sees it 25 mm further left, and smaller."""
     for number in range(2):
         pixels = np.zeros((480, 640, 3), np.uint8)
-        pixels[188:293, 255:360] = (255, 0, 0)  # 525 pixels per metre, around 320 - 525 * 0.025
+        # 525 pixels per metre; the centre is at 320 - 525 * 0.025
+        pixels[188:293, 255:360] = (255, 0, 0)
         Image.fromarray(pixels).save(tmp_path / f'frame-{number:06}.color.jpg', quality=95)
         grey_png(tmp_path / f'frame-{number:06}.depth.png', np.full((480, 640), 1000))
         np.savetxt(tmp_path / f'frame-{number:06}.pose.txt', pose(number), '%.7e', '\t')
@@ -443,20 +445,26 @@ def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
 
 
 def dark(root, kind, numbers):
-    """Return depth images in which every depth is unknown."""
+    """Write depth images in which every depth is unknown."""
     for number in numbers:
         Image.new('I;16', SIZE).save(depth_file(root, kind, number))
 
 
 def test_a_recording_without_any_depth_is_refused(kind, root):
-    """Formerly its robot trained without data, and its loss was NaN."""
+    """In an earlier version, the robot of such a recording trained without data.
+
+    Its loss was NaN.
+    """
     dark(root, kind, range(COUNT))
     with pytest.raises(DataError, match=r'no depth is known in any of 6 frames, .*0.*\.png'):
         read(kind, root)
 
 
 def test_a_camera_may_begin_without_depth(kind, root):
-    """Real depth cameras begin like this; formerly the loss was NaN until the first depth came."""
+    """Real depth cameras begin like this.
+
+    In an earlier version, the loss was NaN until the first depth came.
+    """
     dark(root, kind, range(3))
     task = Crimp(frames=f'{kind}:{root}', every=1, width=16, bounds=BOUNDS)
     model = task.model()
@@ -476,7 +484,10 @@ def test_a_camera_may_begin_without_depth(kind, root):
     [[16, 5, 16], [0, 16, 12], [0, 0, 1]], [[16, 0, 16], [0, 16, 12], [0, 0, 2]],
     [[1e-9, 0, 16], [0, 1e-9, 12], [0, 0, 1]], [[16, 0, 16], [0, 1e9, 12], [0, 0, 1]]])
 def test_a_matrix_that_is_no_camera_of_these_images_is_refused(matrix, tmp_path):
-    """A matrix for another image size, a transposed one, or zeros gave a map of something else."""
+    """An earlier version accepted such matrices, and the map was wrong.
+
+    Such a matrix is for another image size, is transposed, or contains zeros.
+    """
     recorded(tmp_path, 'tum')
     np.savetxt(tmp_path / 'camera-intrinsics.txt', matrix)
     with pytest.raises(DataError, match='camera-intrinsics.txt does not fit the 32 x 24 pixels'):

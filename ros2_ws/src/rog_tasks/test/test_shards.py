@@ -13,7 +13,10 @@ labels_of = st.lists(st.integers(0, 9), min_size=1, max_size=200).map(np.array)
 
 
 def images_of(labels):
-    """Return random images; the larger the number, the brighter the left side."""
+    """Return a random image for each label.
+
+    From image to image, the left side becomes brighter.
+    """
     images = torch.rand(len(labels), 1, 9, 9, generator=torch.Generator().manual_seed(0))
     images[:, :, :, :4] += torch.linspace(0, 20, len(labels)).view(-1, 1, 1, 1)
     return images
@@ -39,7 +42,7 @@ def test_every_sample_has_one_owner_and_every_robot_a_sample(labels, world, spli
 
 
 def spread(shards, labels):
-    """Return for each robot the share of its most frequent class, averaged over robots."""
+    """Return the share of a robot's most frequent class, averaged over the robots."""
     return np.mean([np.bincount(labels[shard]).max() / len(shard) for shard in shards])
 
 
@@ -69,7 +72,7 @@ def test_ten_robots_see_one_class_each_of_ten_equal_ones():
 
 def test_by_place_each_robot_has_its_corner_and_spread_mixes_them():
     labels = np.arange(400) % 10
-    images = images_of(labels)  # the main direction of these images is their number
+    images = images_of(labels)  # the main direction of an image grows with the image's number
     means = [[shard.mean() for shard in partition(labels, 4, split, 0, images)]
              for split in ('place', 'place:0.5', 'place:1000')]
     # The sign of the main direction is not defined, so either end may come first.

@@ -91,7 +91,8 @@ def test_images_that_cannot_be_read_are_left_out_counted_and_named(tmp_path, kin
     assert re.search(r'(red/broken.jpg|blue/empty.png)', report.message)
     again = made.batches(0, 1, 5)
     again.skip(3)
-    assert same(next(again), batches[3])  # whichever batches were read before
+    # batch 3 does not depend on the batches that were read before
+    assert same(next(again), batches[3])
 
 
 def test_a_folder_of_nothing_but_damage_ends_with_an_error(tmp_path):
@@ -141,7 +142,7 @@ def test_a_compressed_archive_takes_no_more_memory_than_allowed(tmp_path):
     made = source(f'folder:{tmp_path}/photos.tgz?memory=0.02')
     with pytest.raises(DataError, match='0.02 are allowed; unpack it to a folder, or raise memory'):
         made.batches(0, 1, 4)
-    made.batches(0, 5, 4)  # a fifth of it fits
+    made.batches(0, 5, 4)  # a fifth of the archive fits
 
 
 def test_more_robots_than_images(tmp_path):
@@ -165,9 +166,10 @@ def test_cifar_is_read_in_its_archive():
 
 
 def drive(count=12, label=True, sensor=image):
-    """Yield a recording of a drive past blue and red walls.
+    """Yield the messages of a drive past blue and red walls.
 
-    Labels come a little after the images.
+    Each message is in a tuple: topic, time in seconds, and message. A label comes a little after
+    its image.
     """
     for number in range(count):
         name = CLASSES[number % 2]
@@ -277,7 +279,7 @@ def test_a_damaged_recording_is_named(tmp_path, storage, spoil):
 
 
 def teacher(path, bias):
-    """A linear model that sees only colour: red minus blue; larger numbers make it more certain."""
+    """Write the weights of a model that gives every image the logits ``bias``; return the file."""
     model = MODELS['digitnet'](3, 2)
     for parameter in model.parameters():
         parameter.data.zero_()
@@ -320,7 +322,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path, make, words):
         made.batches(0, 1, 1)
 
 
-# -- the texts ---
+# -- texts that name a source ---
 
 
 @pytest.mark.parametrize('images, labels, words', [

@@ -86,7 +86,7 @@ def test_a_batch_has_samples():
 
 
 class Odd(Task):
-    """Returns the values that the test sets."""
+    """A task whose methods return the values that the test sets."""
 
     def __init__(self, **returned):
         self.returned = returned

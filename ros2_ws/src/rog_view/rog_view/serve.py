@@ -105,5 +105,5 @@ def serve(source: Source, host: str, port: int) -> None:
                 print('Whoever reaches this page can stop the fleet, save it and change its '
                       'method.', flush=True)
             server.run(sockets=[listener])
-    except KeyboardInterrupt:  # the usual end; uvicorn has closed everything already
+    except KeyboardInterrupt:  # this is the usual end; uvicorn has closed everything already
         pass

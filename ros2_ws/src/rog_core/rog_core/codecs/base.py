@@ -293,7 +293,7 @@ def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:
-    """Return the start of each range; the ranges follow one another from 0."""
+    """Return the start of each range; the ranges follow one another, the first begins at 0."""
     return np.cumsum(sizes) - sizes
 
 

@@ -137,7 +137,7 @@ class Method:
 
     name: ClassVar[str] = 'bsp'
     usage: ClassVar[str] = 'bsp'                  # how users write the method
-    # the method's options, in the order that `named` uses
+    # Options of the method, in the order that `named` uses.
     known: ClassVar[tuple[str, ...]] = ('svrg',)
 
     # After a restart, the server waits for these robots until the heartbeat limit has passed.
@@ -418,7 +418,7 @@ class Holding(Method):
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""
         super().begin(model, iteration)
-        # for each robot: sum of its pushed rows, float32 (elements,)
+        # For each robot: sum of its pushed rows, float32 (elements,).
         self.held: dict[str, Array] = {}
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int

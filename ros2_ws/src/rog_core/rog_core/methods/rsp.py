@@ -51,7 +51,7 @@ class Rsp(Outer):
         self._waited = 0.0
         self._pushes = 0
         self._since: float | None = None
-        self._losses: dict[str, list[float]] = {}  # for each robot: losses of this round
+        self._losses: dict[str, list[float]] = {}  # for each robot: losses since the last decision
         self._former = math.nan  # mean of the fleet's losses in recent rounds
 
     @classmethod

@@ -74,7 +74,7 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Also returns None for a robot that does not have the model of the barrier. The same holds
+        Also returns None for a robot that does not have the model of the barrier. Also returns None
         for an iteration from before the method began, because then not all robots have computed a
         full gradient.
         """

@@ -21,8 +21,8 @@ class TransferConfig:
     ``granularity`` and ``codec`` must be the same on workers and server.
 
     ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
-    ``chunk_bytes`` (in B), ``chunk_time`` (in s) and ``traffic``: see ``max_chunk``, ``chunk_time``
-    and ``scale`` of `rog_core.transfer.link.LinkEstimate`.
+    ``chunk_bytes`` (bytes), ``chunk_time`` (seconds) and ``traffic`` are the values ``max_chunk``,
+    ``chunk_time`` and ``scale`` of `rog_core.transfer.link.LinkEstimate`; see there.
     """
 
     granularity: str
@@ -76,13 +76,14 @@ class ServerConfig:
     ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
     ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``patience``:
     seconds without progress after which others no longer wait for a member; if it is 0,
-    `rog_core.server.deadlines.longest_pause` computes it. ``drain_limit``: seconds that the final
-    model may take. ``stop_limit``: seconds that the end of the run may take. ``capacities``: robot
-    -> computing capacity of the whole fleet in order of rank; empty if the fleet is not known from
-    the beginning. ``implausible``: a push is refused if its norm is more than this many times the
-    usual norm; 0: no limit. ``clip``: a push is scaled down to this many times the median norm; 0:
-    no limit. For both see `rog_core.server.push_filter`. ``above``: whether this is a child fleet,
-    see `rog_core.upstream`.
+    `rog_core.server.deadlines.longest_pause` computes it. ``drain_limit``: seconds that the
+    transfer of the final model may take. ``stop_limit``: seconds that the end of the run may take.
+    ``capacities``: maps each robot of the fleet, in order of rank, to its computing capacity; empty
+    if the fleet is not known from the beginning. ``implausible``: a push is refused if its norm is
+    more than this many times the usual norm; 0: no limit. ``clip``: a push with a larger norm is
+    scaled down to this many times the median norm; 0: no limit. For ``implausible`` and ``clip``
+    see `rog_core.server.push_filter`. ``above``: whether this is the server of a child fleet, see
+    `rog_core.upstream`.
     """
 
     transfer: TransferConfig
@@ -102,7 +103,7 @@ class ServerConfig:
            ) -> ServerConfig:
         """Make the server's configuration from the settings of a fleet file.
 
-        ``capacities``: robot -> its capacity. ``traffic``: see `TransferConfig`.
+        ``capacities``: maps each robot to its capacity. ``traffic``: see `TransferConfig`.
         """
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit, settings.server.patience,

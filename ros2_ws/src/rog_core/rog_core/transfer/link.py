@@ -1,4 +1,4 @@
-"""The sender's estimate of its link, from acknowledgements: delivery rate and round trip."""
+"""Estimates the delivery rate and the round-trip time of a sender's link from acknowledgements."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 # Lower limit of `LinkEstimate.chunk_bytes`; with a header, a message of this size has 1300 bytes.
 MIN_CHUNK = 1260
-QUEUE_TIME = 0.02      # s; as much data as the link carries in this time may queue on it
-MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of the time-out, s
+QUEUE_TIME = 0.02      # seconds; as much data as the link carries in this time may wait on it
+MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of `LinkEstimate.timeout`, seconds
 MIN_RATE = 1e3         # bytes/s, lower limit of the estimated rate
 
 
@@ -18,12 +18,12 @@ class LinkEstimate:
     """Estimates the delivery rate (bytes/s) and the round-trip time (s) towards one peer.
 
     The window is the number of bytes that may be unacknowledged: 1.25 * delivery rate * (shortest
-    round trip + `QUEUE_TIME`). So the rate can grow while the link has room, and no long queue
-    builds up when the link fades. A chunk has as many bytes as the link carries in ``chunk_time``
-    seconds.
+    round trip + `QUEUE_TIME`). So the rate can grow while the link has free capacity, and no long
+    queue builds up when the link becomes slower. A chunk has as many bytes as the link carries in
+    ``chunk_time`` seconds.
 
-    ``scale``: in a simulation a small model may stand for a large model; each byte here then counts
-    as ``scale`` bytes on the air.
+    ``scale``: in a simulation, a small model may represent a large model; each byte of the small
+    model then counts as ``scale`` bytes on the link.
     """
 
     max_chunk: int
@@ -32,7 +32,7 @@ class LinkEstimate:
     rate: float = 250e3
     round_trip: float = 0.05
     delivered: int = 0
-    shortest: float = 0.0     # shortest of the last 64 round trips; 0 before the first
+    shortest: float = 0.0     # shortest of the last 64 round-trip times, s; 0: not measured
     backoff: float = 1.0      # factor of `timeout`; a time-out doubles it, an answer resets it to 1
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf  # time at which the time-out last fired, s
@@ -60,10 +60,11 @@ class LinkEstimate:
                full: bool = True) -> None:
         """Update the estimate from the acknowledgement of a chunk that was sent once.
 
-        ``delivered_then``: bytes that had arrived when the chunk was sent. ``full``: whether the
-        window was full at that time. If it was not, the sender had no more to send, so the bytes
-        that have arrived since then give only a lower limit of the rate. The bytes that the link
-        carried while earlier chunks delayed this one give an upper limit.
+        ``delivered_then``: number of bytes that had arrived when the chunk was sent. ``full``:
+        whether the window was full at that time. If the window was not full, the sender had no more
+        data to send. Then the bytes that have arrived since that time give only a lower limit of
+        the rate. The bytes of earlier chunks that the link carried while this chunk waited behind
+        them give an upper limit.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
@@ -74,7 +75,7 @@ class LinkEstimate:
             self.shortest = elapsed
         elif forgotten == self.shortest:
             self.shortest = min(trips)
-        # After a time-out the old estimate was wrong, so the first new sample replaces it.
+        # A time-out shows that the old estimate was wrong, so the next sample replaces it.
         weight = 1 / 8 if self.backoff == 1 else 1.0
         self.round_trip += (elapsed - self.round_trip) * weight
         self.backoff = 1.0
@@ -88,15 +89,15 @@ class LinkEstimate:
         self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
-        """Handle the first message of a peer that was silent: lost chunks can be sent again now."""
+        """Handle the first message after a silence of the peer: reset the time-out to its base."""
         self.backoff = 1.0
 
     def timed_out(self, now: float) -> None:
         """Handle a chunk that was not acknowledged in time: halve the rate, double the time-out.
 
-        Otherwise a link whose round trip grows beyond the time-out would never be measured again:
-        only chunks that were sent once give a sample, and every chunk would be sent repeatedly.
-        Within one time-out only the first call has an effect.
+        Only a chunk that was sent once gives a sample. If the time-out stayed shorter than the
+        round trip, every chunk would be sent repeatedly, and the link would never be measured
+        again. Within one time-out, only the first call has an effect.
         """
         if now >= self._backed_off + self.timeout:
             self._backed_off = now

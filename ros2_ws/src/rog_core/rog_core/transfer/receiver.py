@@ -25,7 +25,7 @@ _NOTHING = np.zeros(0, bool)
 class Rows(NamedTuple):
     """Checked rows of a chunk.
 
-    ``ids`` int64: their segments; ``data`` uint8: their values, encoded by ``codec``.
+    ``ids`` int64: segments of the rows; ``data`` uint8: their values, encoded by ``codec``.
     """
 
     transfer: TransferId
@@ -47,9 +47,9 @@ class Receiver:
     receipt: Receipt | None = None   # receipt of the transfer, once it is closed
     bytes_received: int = 0
     floor: int = 1                   # transfers with a lower number (`attempt`) are over
-    granted: int | None = None       # iteration of the next transfer; None: any
-    kind: Kind | None = None         # kind of the next transfer; None: any of ``kinds``
-    energy: float = 0.0              # sum of the squares of the taken values of this transfer
+    granted: int | None = None       # iteration that the next transfer must have; None: any
+    kind: Kind | None = None         # kind that the next transfer must have; None: any
+    energy: float = 0.0              # sum of the squares of all values taken in this transfer
     refused: int = 0                 # chunks of this transfer that were taken but not applied
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
@@ -99,13 +99,14 @@ class Receiver:
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
-        """Close the transfer; return (receipt, segments taken, int64).
+        """Close the transfer; return its receipt, and the segments that were taken (int64).
 
         The segments are None if the transfer was already closed. Returns None instead of the pair
-        if the `End` is of a former transfer, or must wait for chunks.
+        in two cases: the `End` belongs to a former transfer, or it takes effect only when more
+        chunks have arrived.
         """
         self.check(end.transfer)
-        most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
+        most = self.rows_of(end.transfer).segments  # each chunk has at least one
         if not 0 <= end.chunks <= most:
             raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
                                       f'of segments, {most}, got {end.chunks}')
@@ -129,7 +130,7 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The `End` that came before some of its chunks, once all these chunks have arrived.
+        """An `End` that arrived before other chunks and can take effect now.
 
         None if there is no such `End`, if a chunk is still missing, or if the transfer is closed.
         """
@@ -150,9 +151,10 @@ class Receiver:
     def _expect(self, transfer: TransferId) -> None:
         """Raise `RemoteProtocolError` for a transfer that cannot be the next one.
 
-        A sender numbers its transfers without gaps and begins a transfer when the one before is
-        over. If a forged number far ahead were accepted, every honest transfer after it would look
-        old. If a transfer could begin again and again, its rows would be applied each time.
+        A sender numbers its transfers without gaps. It begins a transfer only when the previous
+        transfer is over. If a forged, much higher number were accepted, every later transfer of the
+        sender would look old. If one transfer could begin repeatedly, its rows would be applied
+        each time.
         """
         last = self.transfer
         if transfer == last:
@@ -188,7 +190,7 @@ class Receiver:
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
-        """Return which chunks of the latest transfer, open or closed, were taken.
+        """Return a receipt of the latest transfer, open or closed: it names the taken chunks.
 
         Returns None if there was no transfer yet.
         """
@@ -244,7 +246,7 @@ class Receiver:
         self._next = len(self._flags) if gap < 0 else gap
 
     def _mask(self) -> int:
-        if self._next == len(self._flags):  # nothing is missing: the common case
+        if self._next == len(self._flags):  # usually no chunk is missing
             return 0
         after = self._flags[self._next + 1:self._next + 65]
         bits = np.packbits(np.frombuffer(after, np.uint8), bitorder='little')
@@ -264,7 +266,7 @@ class Receiver:
 
 @njit(nogil=True, cache=True)
 def _repeats(seen, ids):
-    """Return whether a segment is already marked in ``seen``; if none is, mark them all."""
+    """Return whether a segment of ``ids`` is marked in ``seen``; if not, mark all of ``ids``."""
     for i in ids:
         if seen[i]:
             return True

@@ -79,7 +79,10 @@ def _comparison(path: Path) -> Group:
 
 
 def methods_of(path: Path, comparison: Comparison) -> Methods:
-    """Read the runs of ``comparison`` from its directory ``path``; return method -> runs."""
+    """Read the runs of ``comparison`` from its directory ``path``.
+
+    Return a dict from each method to its runs.
+    """
     return {m.sync: [read_run_measures(path / run) for run in m.runs] for m in comparison.methods}
 
 

@@ -15,7 +15,7 @@ from rog_sim.measure import Run
 from .style import STATES, label, look
 
 Methods = dict[str, list[Run]]
-POINTS = 241  # points of a curve; enough for the width of a page
+POINTS = 241  # number of points of a curve; enough for the width of a page
 
 
 def draw_composition(axes: Axes, methods: Methods) -> None:

@@ -9,7 +9,7 @@ from rog_tasks.crimp.frames import Frames, Poses, trajectory_error
 from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.tracking import align
 
-BEHIND = 0.15  # m; samples lie at most this far behind a surface
+BEHIND = 0.15  # largest distance, in metres, of a sample behind a surface
 _RECENT = 3    # number of newest frames from which half of the samples come
 _WARM_UP = 30  # number of steps on the first frame alone
 
@@ -45,7 +45,10 @@ class Explorer:
         self.known, self._steps = 1, 0  # the first pose is given
 
     def step(self, model: ImplicitMap) -> Samples:
-        """Find the pose of the next frame, or correct an old one; return samples to learn from."""
+        """Find the pose of the next frame, or correct an earlier pose.
+
+        Return samples to learn from.
+        """
         self._steps += 1
         with torch.no_grad():
             if self._steps > _WARM_UP and self._steps % self._every == 0 \
@@ -59,14 +62,14 @@ class Explorer:
             return self._samples()
 
     def error(self) -> float:
-        """Return the error of the whole trajectory, m.
+        """Return the error of the whole trajectory in metres.
 
-        From its last known pose on, the robot counts as standing still.
+        After its last known pose, the robot counts as standing still.
         """
         return trajectory_error(self.poses.positions, self.frames.truth.positions)
 
     def worst(self) -> float:
-        """Return the error of a robot that does not move, m."""
+        """Return the error in metres of a robot that does not move."""
         truth = self.frames.truth.positions
         return trajectory_error(truth[:1].expand_as(truth), truth)
 
@@ -80,7 +83,8 @@ class Explorer:
         if new > 1:
             motion = poses.rotations[new - 1] @ poses.rotations[new - 2].T
             u, _, vt = torch.linalg.svd(motion @ poses.rotations[new - 1])
-            poses.rotations[new] = u @ vt  # orthogonal again, so that no rounding errors add up
+            # make the matrix orthogonal again, so that rounding errors do not add up
+            poses.rotations[new] = u @ vt
             poses.positions[new] = 2 * poses.positions[new - 1] - poses.positions[new - 2]
 
     def _track(self, model: ImplicitMap, frame: int) -> None:
@@ -107,7 +111,7 @@ class Explorer:
         random = torch.rand(4, len(depth), generator=self._generator)
         near = (depth - (random[:3] * (TRUNCATION + BEHIND) - BEHIND) / length).clamp(min=.05)
         free = random[3] * (depth - TRUNCATION / length).clamp(min=0)
-        at = torch.cat((depth[None], near, free[None]))  # (5, n)
+        at = torch.cat((depth[None], near, free[None]))  # shape (5, n)
         points = origin + at[..., None] * ray
         distances = ((depth - at) * length * facing / TRUNCATION).clamp(max=1)
         return Samples(points.reshape(-1, 3), distances.reshape(-1), colour)

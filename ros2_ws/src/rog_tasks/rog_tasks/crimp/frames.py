@@ -9,9 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Poses:
-    """Poses of a camera in the world: ``rotations`` (n, 3, 3) and ``positions`` (n, 3), m.
+    """Poses of a camera in the world.
 
-    A rotation turns camera axes to world axes. Camera axes are x right, y down, z forward.
+    ``rotations`` (n, 3, 3): each rotation turns camera axes to world axes. Camera axes are x right,
+    y down, z forward. ``positions`` (n, 3): in metres.
     """
 
     rotations: Tensor
@@ -46,8 +47,9 @@ class Camera:
 
 @dataclass(frozen=True)
 class Frames:
-    """n images of p pixels: ``colours`` (n, p, 3), 0 to 1, and ``depths`` (n, p), m (0: unknown).
+    """The images of a camera: n images of p pixels.
 
+    ``colours`` (n, p, 3): values from 0 to 1. ``depths`` (n, p): in metres; 0 means unknown.
     ``truth``: the true poses; the robot is given only the first pose.
     """
 
@@ -72,7 +74,10 @@ class Frames:
 
 
 def trajectory_error(estimate: Tensor, truth: Tensor) -> float:
-    """Return the root mean square distance in m of positions (n, 3) after rigid alignment."""
+    """Return the root mean square distance, in metres, of two paths after rigid alignment.
+
+    Each path consists of positions (n, 3).
+    """
     estimate, truth = estimate.double(), truth.double()
     a, b = estimate - estimate.mean(0), truth - truth.mean(0)
     u, _, vt = torch.linalg.svd(a.T @ b)
@@ -88,7 +93,7 @@ def corners(seen: list[Frames], margin: float) -> Tensor:
     depths are badly wrong. The corners are rounded outwards to decimetres, so that machines with
     different rounding errors agree.
 
-    :param margin: added at every side of the box, m.
+    :param margin: distance in metres that is added at every side of the box.
     """
     points = torch.cat([frames.points() for frames in seen]).numpy()
     cameras = torch.cat([frames.truth.positions for frames in seen]).numpy()

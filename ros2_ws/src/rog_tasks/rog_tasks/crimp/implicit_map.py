@@ -1,8 +1,8 @@
 """The implicit map: feature grids of several resolutions and a small decoder.
 
-For a point of the world it returns a colour and the distance to the nearest surface. The distance
-is in units of `TRUNCATION` and at most about 1. A grid is a parameter with one row per block of
-cells, so that a robot's view changes few rows.
+For a point of the world, the map returns a colour and the distance to the nearest surface. The
+distance is in units of `TRUNCATION` and at most about 1. A grid is a parameter with one row per
+block of cells, so that a robot's view changes few rows.
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ TRUNCATION = 0.3
 class ImplicitMap(nn.Module):
     """Distances and colours in the box between two corners of the world.
 
-    :param low, high: the corners (3,), m.
-    :param cells: side of a cell for each level, m.
-    :param blocks: number of cells along each side of a block, for each level; a block is a row.
+    :param low, high: the two corners (3,), in metres.
+    :param cells: for each level, the side of a cell in metres.
+    :param blocks: for each level, the number of cells along each side of a block. A block is a row.
     :param hidden: width of the decoder.
     """
 
@@ -83,7 +83,7 @@ class ImplicitMap(nn.Module):
         place = torch.minimum(place.clamp(min=0), most - 1.001)
         first = place.floor()
         share = place - first
-        corner = (first.long()[:, None] + _corners(points.device))  # (n, 8, 3)
+        corner = (first.long()[:, None] + _corners(points.device))  # shape (n, 8, 3)
         weight = torch.where(_corners(points.device).bool(), share[:, None], 1 - share[:, None])
         outer, inner = corner // block, corner % block
         row = (outer[..., 0] * shape[1] + outer[..., 1]) * shape[2] + outer[..., 2]
@@ -99,7 +99,7 @@ class _Interpolate(torch.autograd.Function):
     """Weighted means of cells; the backward pass does not return the true gradient.
 
     The gradient of a cell is ``gain`` times the weighted sum of the gradients of its points,
-    divided by 1 + the sum of their weights.
+    divided by 1 plus the sum of the weights of these points.
     """
 
     @staticmethod
@@ -111,7 +111,8 @@ class _Interpolate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         index, weight = ctx.saved_tensors
-        given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)  # last column: weight
+        # the last column is the weight
+        given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)
         total = gradient.new_zeros(ctx.count, given.shape[1])
         total.index_add_(0, index.reshape(-1), (weight[..., None] * given[:, None]).flatten(0, 1))
         return ctx.gain * total[:, :-1] / (total[:, -1:] + 1), None, None, None

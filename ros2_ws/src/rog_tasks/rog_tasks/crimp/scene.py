@@ -14,11 +14,11 @@ from torch import Tensor
 
 from rog_tasks.crimp.frames import Camera, Frames, Poses
 
-HEIGHT = 2.4   # height of a room, m
-DOOR = 1.2     # width of a door, m
-WALL = 0.4     # thickness of a wall, m
-EYES = 1.1     # height of the cameras, m
-STEP = 0.07    # distance between two frames, m
+HEIGHT = 2.4   # height of a room, in metres
+DOOR = 1.2     # width of a door, in metres
+WALL = 0.4     # thickness of a wall, in metres
+EYES = 1.1     # height of the cameras, in metres
+STEP = 0.07    # distance between two frames, in metres
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Scene:
         """
         inverse = 1 / torch.where(directions.abs() < 1e-9, 1e-9, directions)
         low, high = ((self.boxes[:, end] - origins[:, None]) * inverse[:, None] for end in (0, 1))
-        enter = torch.minimum(low, high).amax(2)  # (n, K)
+        enter = torch.minimum(low, high).amax(2)  # shape (n, K)
         leave = torch.maximum(low, high).amin(2)
         distance = torch.where((enter < leave) & (enter > 0), enter, torch.inf)
         distance[:, 0] = leave[:, 0]
@@ -63,13 +63,14 @@ class Scene:
 def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
     """Return a flat of four rooms; equal arguments give equal flats.
 
-    :param width, depth: size of the whole flat, m.
+    :param width, depth: size of the whole flat, in metres.
     :param furniture: number of pieces of furniture in each room, along its walls.
     """
     rng = np.random.default_rng([seed % 2**63, *b'flat'])
     x, y = width / 2, depth / 2
     boxes: list[Any] = [((0, 0, 0), (width, depth, HEIGHT))]
-    for middle in (y / 2, 3 * y / 2):  # the wall between left and right, with two doors
+    # the wall between the left and the right rooms, with two doors
+    for middle in (y / 2, 3 * y / 2):
         boxes += [((x - WALL / 2, middle - y / 2, 0), (x + WALL / 2, middle - DOOR / 2, HEIGHT)),
                   ((x - WALL / 2, middle + DOOR / 2, 0), (x + WALL / 2, middle + y / 2, HEIGHT))]
     for middle in (x / 2, 3 * x / 2):
@@ -80,7 +81,7 @@ def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
             size = rng.uniform((.3, .3, .4), (.8, .6, 1.6))
             along = rng.uniform(.15, .85)
             outer = np.array([corner[0] * (width - size[0]), corner[1] * (depth - size[1])])
-            side = int(rng.integers(2))  # 0: at the outer wall in x; 1: in y
+            side = int(rng.integers(2))  # 0: at the outer wall in x; 1: at the outer wall in y
             inner = (np.array(corner) * (x, y)) + along * (np.array((x, y)) - size[:2])
             low = np.where(np.arange(2) == side, outer, inner)
             boxes.append(((*low, 0), (*(low + size[:2]), size[2])))
@@ -109,7 +110,7 @@ def way(width: float, depth: float, part: int, parts: int) -> Poses:
     ahead = [np.interp((at + .4) % whole, driven, np.asarray(line)) for line in (
         width / 2 + width / 4 * rounded[0], depth / 2 + depth / 4 * rounded[1])]
     yaw = np.unwrap(np.arctan2(ahead[1] - y, ahead[0] - x)) + .7 * np.sin(at * 1.1)
-    pitch = .12 * np.sin(at * .7)  # below the horizon
+    pitch = .12 * np.sin(at * .7)  # with a positive pitch, the camera looks below the horizon
     forward = np.stack([np.cos(yaw) * np.cos(pitch), np.sin(yaw) * np.cos(pitch),
                         -np.sin(pitch)], 1)
     right = np.stack([np.sin(yaw), -np.cos(yaw), np.zeros_like(yaw)], 1)
@@ -122,8 +123,8 @@ def way(width: float, depth: float, part: int, parts: int) -> Poses:
 def film(scene: Scene, camera: Camera, poses: Poses, noise: float, seed: int) -> Frames:
     """Return what a camera sees from ``poses``.
 
-    :param noise: standard deviation, in m, of the measured depth of a point at a depth of 1 m. The
-        deviation grows with the square of the depth. The standard deviation of the colours is
+    :param noise: standard deviation, in metres, of the measured depth of a point at a depth of 1 m.
+        The deviation grows with the square of the depth. The standard deviation of the colours is
         twice this number.
     """
     rays = camera.rays()

@@ -32,19 +32,20 @@ _LATE = 0.02
 class _Frame:
     colour: Path
     depth: Path
-    pose: NDArray[np.float64]  # (4, 4), camera to world
+    pose: NDArray[np.float64]  # (4, 4), from camera axes to world axes
 
 
 @dataclass(frozen=True)
 class Layout:
     """The files of a kind of recording.
 
-    ``frames``: lists the frames in a folder. ``scale``: value of a depth pixel at 1 m. ``camera``:
-    the camera of the depth images, if the folder has no file of intrinsics. ``alike``: whether
-    colour images have the size of depth images. ``intrinsics``: name of the file of intrinsics, and
-    number of rows and columns of its matrix. ``aside``: None, or two numbers if a second camera
-    takes the colours: its focal length in pixels at the width of ``camera``, and its distance to
-    the right of ``camera``, m.
+    ``frames``: function that lists the frames in a folder. ``scale``: value of a depth pixel at
+    1 m. ``camera``: the camera of the depth images, if the folder has no file of intrinsics.
+    ``alike``: whether colour images have the size of depth images. ``intrinsics``: name of the file
+    of intrinsics, and number of rows and columns of its matrix. ``aside``: None if one camera takes
+    depths and colours. Otherwise two numbers of the second camera, which takes the colours: its
+    focal length in pixels at the width of ``camera``, and its distance in metres to the right of
+    ``camera``.
     """
 
     frames: Callable[[Path], list[_Frame]]
@@ -57,7 +58,9 @@ class Layout:
 
 def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, width: int,
                   most: int = MOST) -> Frames:
-    """Divide a recording into ``share[1]`` successive parts; return part ``share[0]``, from 0.
+    """Divide a recording into ``share[1]`` successive parts; return part ``share[0]``.
+
+    The parts are counted from 0.
 
     :param kind: a key of `LAYOUTS`.
     :param stride: use one of every ``stride`` frames.
@@ -123,7 +126,7 @@ def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
 
 
 def _reduced(camera: Camera, width: int, height: int) -> Camera:
-    """Return the same camera with another number of pixels."""
+    """Return ``camera`` with another number of pixels."""
     x, y = width / camera.width, height / camera.height
     return Camera(width, height, camera.fx * x, camera.fy * y,
                   (camera.cx + .5) * x - .5, (camera.cy + .5) * y - .5)
@@ -134,7 +137,7 @@ def _looked_up(layout: Layout, camera: Camera, colour: NDArray[np.generic],
                ) -> NDArray[np.float32]:
     """Return the colours, 0 to 1, of the pixels at ``row`` and ``column`` of a depth image.
 
-    ``colour``: the colour image; ``metres``: the depths of these pixels, m.
+    ``colour``: the colour image. ``metres``: the depths of these pixels, in metres.
     """
     height, width = colour.shape[:2]
     if layout.aside is None:
@@ -157,8 +160,8 @@ def _tum(root: Path) -> list[_Frame]:
         near = {name: int(np.abs(times[name] - time).argmin()) for name in ('depth', 'groundtruth')}
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
             continue
-        # If the depth image of a frame is missing, that of another frame may be near enough in
-        # time. So use a depth image only with the colour image that is nearest to it.
+        # If the depth image of a frame is missing, the depth image of another frame may be near
+        # enough in time. So use a depth image only with the colour image that is nearest to it.
         if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]

@@ -28,7 +28,8 @@ FAR = 1.0
 
 _CELLS = 1e8  # maximum number of cells in a map
 
-_VIEWS, _PIXELS = 24, 96  # views with which a map's depth is compared, and pixels of each
+# number of views with which a map's depth is compared, and of pixels in each view
+_VIEWS, _PIXELS = 24, 96
 _SURVEY = 4 * _VIEWS      # number of frames from which the bounds of a recording's map are computed
 
 
@@ -36,32 +37,36 @@ class Crimp(Task):
     """Coordinated robotic implicit mapping and positioning.
 
     A robot is given its first pose. From then on, between training steps, it finds the pose of each
-    new frame by fitting the frame to its map, and learns from all frames so far. The metric of a
-    robot is 1 - e / e0. Here e is the error of its whole trajectory after rigid alignment, and e0
-    that of a robot that never moves. So 1 is exact, and 0 is as wrong as a robot that never moves.
-    In the part that it has not driven yet, a robot counts as standing still. The server's model has
-    no robot; its metric is 1 - e / `FAR`, where e is the error of the map's depth. So 1 is exact,
-    and 0 is an empty map. With a recording, the server's model is measured only if the server's
-    machine has the recording, too.
+    new frame by fitting the frame to its map, and learns from all frames so far.
+
+    The metric of a robot is 1 - e / e0. Here e is the error of its whole trajectory after rigid
+    alignment, and e0 is this error for a robot that never moves. So 1 means exact, and 0 means as
+    wrong as a robot that never moves. In the part that it has not driven yet, a robot counts as
+    standing still.
+
+    The server's model belongs to no robot. Its metric is 1 - e / `FAR`, where e is the error of the
+    map's depth. So 1 means exact, and 0 means an empty map. With a recording, the server's model is
+    measured only if the server's machine has the recording, too.
 
     :param seed: random seed of the generated flat, the noise of its frames, the decoder and the
         samples.
     :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``, ``scannet:PATH``,
         ``7scenes:PATH``. Each robot has a part of the recording, or its own recording if the path
         contains ``{rank}``.
-    :param bounds: lowest and highest corner of the map, m. By default they are computed from the
-        recording, which must then be the same on every machine.
-    :param size: width and depth of the generated flat, m.
+    :param bounds: lowest and highest corner of the map, in metres. By default they are computed
+        from the recording, which must then be the same on every machine.
+    :param size: width and depth of the generated flat, in metres.
     :param furniture: number of pieces of furniture in each of the four rooms of the flat.
-    :param noise: standard deviation, in m, of the measured depth of a point at a depth of 1 m. The
-        deviation grows with the square of the depth.
+    :param noise: standard deviation, in metres, of the measured depth of a point at a depth of 1 m.
+        The deviation grows with the square of the depth.
     :param parts, first: the closed path through the flat (or the recording) is divided into
-        ``parts`` parts, by default one for each robot; the first robot has part ``first``.
+        ``parts`` parts, by default one for each robot. The first robot has part ``first``.
     :param width: pixels in a row of an image. Images of the generated flat have proportions 4:3.
     :param every: number of training steps from one new frame to the next.
     :param stride: use one of every ``stride`` frames of a recording.
     :param rays: number of pixels from which a step learns, and from which it finds a pose.
-    :param cell: side of the finest cells of the map, m; the coarse cells are four times as long.
+    :param cell: side of the finest cells of the map, in metres; the coarse cells are four times as
+        long.
     :raises TaskError: names an invalid option.
     """
 
@@ -124,12 +129,17 @@ class Crimp(Task):
         return max(0.0, 1 - robot.error() / max(robot.worst(), 1e-9))
 
     def trajectory_error(self, model: nn.Module) -> float:
-        """Return the error, in m, of the robot that trains ``model``; NaN if there is none."""
+        """Return the error, in metres, of the robot that trains ``model``.
+
+        The error is NaN if no robot trains this model.
+        """
         robot = self._robots.get(model)
         return float('nan') if robot is None else robot.error()
 
     def depth_error(self, model: nn.Module) -> float:
-        """Return the mean absolute error, in m, of the map's depth, at most `FAR` for a pixel.
+        """Return the mean absolute error, in metres, of the map's depth.
+
+        A pixel counts at most `FAR`.
 
         The depth is compared with views along all ways through the generated flat, or with frames
         of the recording, at their true poses and at pixels of known depth. The error is NaN if the
@@ -186,7 +196,7 @@ class Crimp(Task):
 
     @cached_property
     def _survey(self) -> list[Frames]:
-        """Some frames of each recording, or of the only one; empty if none is on this machine."""
+        """Some frames of each recording; empty if no recording is on this machine."""
         assert self._source
         own = '{rank}' in self._source.target
         folders = [*takewhile(Path.is_dir, map(self._folder, count() if own else range(1)))]

@@ -1,7 +1,7 @@
 """Labelled images of real robots: a live topic, a recording, a folder or an archive.
 
-`docs/data.md` says how a task names its source. Nothing here uses ROS: a source receives messages
-(any objects with their fields), or reads a file.
+`docs/data.md` says how a task names its source. Nothing here uses ROS: a source reads a file, or
+receives messages, which are any objects with the fields of the ROS messages.
 """
 
 from rog_tasks.sources.camera import CameraSource

@@ -17,15 +17,16 @@ from rog_tasks.sources.spec import Spec
 IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 LABELS = ('std_msgs/msg/String',)
 
-Event = tuple[str, float, Any]  # topic, seconds, message
+Event = tuple[str, float, Any]  # topic, time in seconds, message
 
 
 class Recording:
-    """The messages of some topics of a rosbag2 recording, a folder or an mcap or sqlite3 file.
+    """The messages of some topics of a rosbag2 recording.
 
-    Types that are not part of ROS 2 are read with the definitions in the recording.
+    The recording is a folder, or an mcap or sqlite3 file. Types that are not part of ROS 2 are read
+    with the definitions in the recording.
 
-    :param topics: name of a topic -> types that the topic may have.
+    :param topics: maps the name of a topic to the types that the topic may have.
     :param read: function that returns a message from its bytes and its type; by default the
         function of `rosbags`. It fails if a message ends with an empty list, such as the efforts of
         a JointState, because Fast DDS writes further bytes after this list.
@@ -45,7 +46,7 @@ class Recording:
         self.path, self._reader, self._topics = path, Reader, topics
         self._store = get_typestore(Stores.ROS2_JAZZY)
         self._read = read or self._store.deserialize_cdr
-        self.types: dict[str, str] = {}  # topic -> type, for all topics of the recording
+        self.types: dict[str, str] = {}  # maps each topic of the recording to its type
         self.damaged = 0  # number of messages that do not fit their type
         self.damage = ''  # the fault of the last damaged message
         next(self._events(only_look=True), None)

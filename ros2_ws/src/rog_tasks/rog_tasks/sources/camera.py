@@ -40,7 +40,7 @@ class CameraSource(Source):
     def __init__(self, images: Spec, labels: Spec, wanted: Wanted,
                  clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(images, labels, wanted)
-        self._buffer: Frames | None = None  # None: training has not begun
+        self._buffer: Frames | None = None  # None before training begins
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
@@ -144,14 +144,18 @@ class CameraSource(Source):
             yield self._batch(*buffer.draw(count, generator))
 
     def _gather(self, buffer: Frames, need: int) -> None:
-        """Decode and keep arrived images until ``need`` are kept and the camera is not silent."""
+        """Decode and keep arrived images until ``need`` images are kept.
+
+        Also wait until the newest kept image is at most ``patience`` seconds old.
+        """
         while True:
             with self._changed:
                 if self._closed:
                     raise SourceClosed(f'the run ended before {self.image_topic} gave an image')
                 buffer.settle(self._clock())
                 taken = buffer.take(need)
-            found = [self._decode(frame.picture) for frame in taken]  # slow, so without the lock
+            # decoding is slow, so it happens without the lock
+            found = [self._decode(frame.picture) for frame in taken]
             with self._changed:
                 for frame, (pixels, error) in zip(taken, found, strict=True):
                     buffer.keep(frame, pixels, error)

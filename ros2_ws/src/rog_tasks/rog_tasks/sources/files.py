@@ -23,19 +23,20 @@ ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip')
 
 
 class Files:
-    """Image files below ``path``, a folder or an archive; ``names`` are sorted.
+    """Image files below ``path``, which is a folder or an archive.
 
-    ``others`` are the names of the files that are not images; hidden files are left out.
+    ``names`` are the sorted names of the images. ``others`` are the names of the files that are not
+    images; hidden files are left out.
 
     :param memory: maximum bytes that the encoded images of a compressed tar may take in memory.
     :raises DataError: the path is missing or cannot be read, or an archive holds a link, or a name
-        that leads out of the archive. Each of the two can be an attack.
+        that leads out of the archive. Such a link or name can be an attack.
     """
 
     def __init__(self, path: str, memory: float) -> None:
         self.path = Path(path)
         self._memory = memory
-        self._held: dict[str, bytes] | None = None  # None: the path is no compressed tar
+        self._held: dict[str, bytes] | None = None  # None if ``path`` is not a compressed tar
         self._size: Callable[[str], int]
         self._read: Callable[[str], bytes]
         if self.path.is_dir():
@@ -60,7 +61,7 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """Load these images if ``path`` is a compressed tar, because `read` does not unpack one.
+        """If ``path`` is a compressed tar, load these images, because `read` does not unpack it.
 
         :raises DataError: the images would take more memory than is allowed.
         """

@@ -43,9 +43,9 @@ class Frames:
     :param classes: names of the classes, in the order of their numbers.
     :param image: shape (C, H, W) of the pixels.
     :param keep: largest number of kept images.
-    :param memory: largest size of all images together, bytes.
-    :param tolerance: largest difference, s, between the times of a label and its image; None:
-        images need no labels.
+    :param memory: largest size of all images together, in bytes.
+    :param tolerance: largest difference, in seconds, between the times of a label and its image.
+        None means that images need no labels.
     :raises TaskError: the kept images would take more than half of ``memory``.
     """
 

@@ -42,8 +42,8 @@ class Teacher:
         label of an image.
     :param image: shape (C, H, W) of the images.
     :param classes: number of classes.
-    :raises TaskError: the model cannot be made, the weights do not fit it, or it does not fit the
-        images or the number of classes.
+    :raises TaskError: the model cannot be made, the weights do not fit the model, or the model does
+        not fit the images or the number of classes.
     """
 
     def __init__(self, model: str, weights: str, threshold: float, image: tuple[int, int, int],

@@ -28,7 +28,8 @@ def open_source(images: str, labels: str = '', *, classes: Sequence[str], size: 
         images in folders, ``folder`` is the default. ``docs/data.md`` lists all options of images
         and labels.
     :param classes: names of the classes, in the order of their numbers.
-    :param size, channels: images become (channels, size, size); 3 channels: colour, 1: grey.
+    :param size, channels: images are scaled to (channels, size, size). 3 channels mean colour, 1
+        channel means grey.
     :param seed: random seed of every random choice.
     :raises TaskError: a text does not name a source; the message lists the possible texts.
     """

@@ -22,15 +22,16 @@ LARGEST = 64 * 2**20
 FORMATS = ('JPEG', 'PNG')
 SUFFIXES = ('.jpg', '.jpeg', '.png')
 
-# EXIF orientation -> operation that sets an image upright. A camera that is held sideways does not
-# rotate the image; it only stores the orientation.
+# Maps an EXIF orientation to the operation that sets the image upright. A camera that is held
+# sideways does not rotate the image; it only stores the orientation.
 _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
             4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
             6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}
 _ORIENTATION = 0x0112
 
-# Encoding of sensor_msgs/Image -> bytes of a pixel, Pillow's mode, and Pillow's raw mode.
+# Maps each encoding of sensor_msgs/Image to the bytes of a pixel, Pillow's mode, and Pillow's raw
+# mode.
 ENCODINGS = {'rgb8': (3, 'RGB', 'RGB'), 'bgr8': (3, 'RGB', 'BGR'), 'mono8': (1, 'L', 'L'),
              'rgba8': (4, 'RGB', 'RGBX'), 'bgra8': (4, 'RGB', 'BGRX')}
 

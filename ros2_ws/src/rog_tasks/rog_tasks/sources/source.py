@@ -75,7 +75,7 @@ class Source(ABC):
 
     @abstractmethod
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Yield the share of robot ``rank`` of ``world`` once, in order.
+        """Yield the share of robot ``rank`` of ``world`` once, in the order of the share.
 
         :raises TaskError: the source has no shard, for example a live topic.
         """
@@ -140,7 +140,10 @@ class Source(ABC):
                       labels.tolerance if labels.kind == 'topic' else None)
 
     def _decode(self, picture: Picture) -> tuple[NDArray[np.uint8] | None, str]:
-        """Return the pixels (C, H, W) and '', or None and the reason."""
+        """Return the pixels (C, H, W) and ''.
+
+        If the picture cannot be decoded, return None and the reason.
+        """
         try:
             return decode(picture, self._wanted.size, self._wanted.channels), ''
         except DataError as error:

@@ -32,10 +32,11 @@ _TYPES = {field.name: field.type for field in fields(Spec)}
 
 
 def parse(text: str, what: str, kinds: dict[str, tuple[str, ...]], **defaults: Any) -> Spec:
-    """Parse ``text``.
+    """Parse a text that names a source.
 
-    :param what: the user's word for the text, in messages: ``images``, ``labels``.
-    :param kinds: kind -> names of its options; kinds that need a target end in a colon.
+    :param what: word for the text in messages to the user: ``images``, ``labels``.
+    :param kinds: maps each kind to the names of its options. A kind that needs a target ends in a
+        colon.
     :param defaults: default values of options that differ from the defaults of :class:`Spec`.
     :raises TaskError: names what is wrong and what is possible.
     """

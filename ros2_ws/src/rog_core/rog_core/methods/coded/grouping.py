@@ -19,7 +19,7 @@ from ...errors import ConfigError
 
 Groups = list[list[int]]
 
-# greedy grouping is used if (highest - lowest) / mean of capacities is at most this
+# Greedy grouping is used if (highest - lowest) / mean of the capacities is at most this value.
 SMALL_SPREAD = 0.5
 COMPARABLE = 1.1     # robots whose capacities differ by at most this factor may replace each other
 ROUNDING = 1e-9      # a relative difference up to this counts as a rounding error
@@ -28,7 +28,7 @@ ROUNDING = 1e-9      # a relative difference up to this counts as a rounding err
 def checked(capacities: ArrayLike) -> NDArray[np.float64]:
     """Return the capacities as an array.
 
-    Raise `ConfigError` if there are none or one is not positive.
+    Raises `ConfigError` if there are no capacities, or if one is not positive.
     """
     array = np.asarray(capacities, np.float64)
     if array.ndim != 1 or not len(array):
@@ -208,8 +208,8 @@ def regroup(groups: Groups, capacities: ArrayLike, frequencies: ArrayLike,
     that increases `expected_tolerated` most, until no exchange increases it. The paper instead
     distributes the most frequent stragglers anew. In our measurements with up to 7 robots, the
     groups formed by exchanges tolerate on average at most 0.003 stragglers fewer than the best
-    groups. The paper's groups tolerate 0.001 to 0.025 fewer. With 40 robots, exchanges move a third
-    as many robots as the paper's way. ``frequencies``: by rank, 0 to 1.
+    groups, and the paper's groups 0.001 to 0.025 fewer. With 40 robots, exchanges move a third as
+    many robots as the paper's rule. ``frequencies``: by rank, 0 to 1.
     """
     array, chances = checked(capacities), np.asarray(frequencies, np.float64)
     ranks = np.array([rank for members in groups for rank in members])
