@@ -1,4 +1,4 @@
-"""The norm bound: a push counts for no more than a multiple of the robots' usual pushes."""
+"""Tests of ``clip``: a push counts for at most a multiple of the usual norm of pushes."""
 
 import numpy as np
 import pytest
@@ -36,16 +36,19 @@ def test_an_encoding_is_scaled_without_decoding_it_and_never_up(codec, factor):
 
 
 class Pushes:
-    """Makes pushes of raw rows; all elements of a row are the square root of the row's energy."""
+    """Makes pushes of raw rows.
+
+    All elements of a row are equal, so that the row has a given energy.
+    """
 
     def __init__(self, limit):
         self.partition = partition_of(SHAPES, 'row', 'raw')
         self.filter = PushFilter(0.0, limit, np.zeros(self.partition.elements, np.float32))
 
     def push(self, robot, *energies, kind=Kind.PUSH, robots=ROBOTS):
-        """Push a row with each of these sums of squares.
+        """Push one row for each of ``energies``, the sums of squares of the rows.
 
-        Return which count, and whether a notice comes.
+        Returns the sums of squares that count, and whether the push was scaled down.
         """
         raw = get_codec('raw')
         receiver = Receiver(self.partition, frozenset({kind}), 1, raw, TransferId(1, kind, 1, 1))
