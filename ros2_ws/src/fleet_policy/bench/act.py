@@ -1,8 +1,8 @@
 """An ACT-like policy with random weights: two cameras, 7 joints, a chunk of 100 actions at 30 Hz.
 
-It follows the paper (Zhao et al. 2023, Action Chunking with Transformers), with the sizes of its
-public code: ResNet18 for each image, 4 encoder layers and 1 decoder layer of width 512 with 8 heads
-and 3200 hidden units. The latent style variable is zero, as at inference.
+The policy follows the paper (Zhao et al. 2023, Action Chunking with Transformers), with the sizes
+of the paper's public code: ResNet18 for each image, 4 encoder layers and 1 decoder layer of width
+512 with 8 heads and 3200 hidden units. The latent style variable is zero, as at inference.
 """
 
 from __future__ import annotations

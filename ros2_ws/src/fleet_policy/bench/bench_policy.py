@@ -1,12 +1,14 @@
 """Starved ticks, age of actions and bytes over bad links: ACT, 30 Hz, chunk 100, in virtual time.
 
-The network is computed here once to measure what it takes; then the machine that robots run goes
-through `MINUTES` of a link in virtual time. Rivals in the same run: the robot alone, and a client
-that has no robot to fall back on and waits for the server, either when its chunk is used up (as
-openpi's ActionChunkBroker) or when half of it is (as LeRobot's async_inference with its default
-threshold). Both are models of those programs, not the programs. All send the same: two images of 8
-bits, and joints. A transfer of ours ends when the robot gives it up, as LOPInfer's does; one of
-theirs stays in the connection, as with TCP. One JSON line for each link.
+The bench first measures one inference of the network on this machine. Then the machine that runs on
+robots, `PolicyMachine`, works over a link for `MINUTES` of virtual time. Its rivals in the same run
+are the robot alone, and a client that waits for the server and cannot compute on the robot. This
+client sends a request either when its chunk is used up (as openpi's ActionChunkBroker does), or
+when half of its chunk is used (as LeRobot's async_inference does with its default threshold). Both
+clients are models of those programs, not the programs themselves. All contestants send the same
+data: two images of 8 bits, and joints. Our transfer ends when the robot gives the request up, as in
+LOPInfer. A rival's transfer stays in the connection, as with TCP. Prints one JSON line for each
+link and each length of outage.
 """
 
 from __future__ import annotations
@@ -32,18 +34,19 @@ from fleet_policy.policy import chunk_of, example
 
 RECORD = Path('/work/shared/data/traces/rog_outdoors_record.txt')
 MINUTES = 10.0
-OUTAGES = (0.0, 1.0, 5.0, 30.0)    # lengths of outages in seconds; there is one in each two minutes
+# Lengths of outages in seconds; one outage begins every `EVERY` seconds.
+OUTAGES = (0.0, 1.0, 5.0, 30.0)
 EVERY, FIRST = 120.0, 45.0
-# bytes of one inference, up and down
+# Number of bytes that one inference sends up and down.
 UP, DOWN = 2 * HEIGHT * WIDTH * 3 + 4 * JOINTS, 4 * CHUNK * JOINTS
 DELAY = 0.004                       # delay in seconds, one way
-PIECE = 32_000                      # bytes after which a transfer can be given up
+PIECE = 32_000  # number of bytes that a transfer sends before it can be given up
 PROBES = 0.5                        # seconds after which LOPInfer knows that a link is dead
-SERVER_SHARE = 0.1                  # the server's computing time as a share of the robot's
+SERVER_SHARE = 0.1  # the server's computing time divided by the robot's computing time
 
 
 def measured(policy: ActPolicy) -> float:
-    """Return the seconds of an inference on this machine, the least of five."""
+    """Return the seconds of an inference on this machine: the shortest of five."""
     model, inputs = policy.model(), example(policy, make_contract(CONTRACT))
     took = []
     with torch.no_grad():
@@ -56,7 +59,7 @@ def measured(policy: ActPolicy) -> float:
 
 
 def with_outages(trace: LinkTrace, seconds: float, total: float) -> LinkTrace:
-    """Return the trace, repeated for ``total`` s, with an outage of ``seconds`` in each `EVERY`."""
+    """Return the trace, repeated for ``total`` s; each `EVERY` s has an outage of ``seconds`` s."""
     times = [k * trace.period + t for k in range(math.ceil(total / trace.period))
              for t in trace.times.tolist()]
     cuts = [FIRST + k * EVERY for k in range(int(total / EVERY))] if seconds else []
@@ -71,10 +74,11 @@ class Run:
 
     def __init__(self, trace: LinkTrace, robot: float, server: float) -> None:
         self.robot, self.server = robot, server
-        self.up, self.down = (ShapedLink(trace) for _ in range(2))  # the delay is added once, below
+        # These links have no delay, because `ask` adds the delay.
+        self.up, self.down = (ShapedLink(trace) for _ in range(2))
         for link in (self.up, self.down):
             link.hold()
-            link.begin(0.0)   # the origin of virtual time
+            link.begin(0.0)   # virtual time begins at 0
         self.bytes = 0
         self._queue: list = []
         self._ready: list = []
@@ -84,7 +88,7 @@ class Run:
         heapq.heappush(self._queue, (when, next(self._order), what))
 
     def ask(self, answer, now: float, wanted=lambda: True) -> None:
-        """Send an observation, compute, and send the actions; ``answer(now)`` is called at the end.
+        """Send an observation, compute, and send the actions; then call ``answer(now)``.
 
         ``wanted()``: whether the transfer should continue.
         """
@@ -132,7 +136,7 @@ class Run:
 
 
 def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
-    """Run our machine; while it knows that the link is dead, it does not ask LOPInfer."""
+    """Run our machine; while the link is known to be dead, the machine does not ask LOPInfer."""
     machine = PolicyMachine(RATE, JOINTS, places, CoreSettings())
     machine.places[ROBOT].measured(run.robot)
     chunk = np.zeros((CHUNK, JOINTS))
@@ -165,8 +169,8 @@ def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
 
 
 def waits(run: Run, seconds: float, share: float) -> dict:
-    """Run a client that makes one request at a time and has no robot to fall back on."""
-    queue: dict[int, float] = {}       # tick -> time of the observation
+    """Run a client that makes one request at a time and cannot compute on the robot."""
+    queue: dict[int, float] = {}       # maps a tick to the time of its action's observation
     busy, ages, starved, begun, total = False, [], 0, False, 0
 
     def tick(k: int, now: float) -> None:
@@ -184,7 +188,7 @@ def waits(run: Run, seconds: float, share: float) -> dict:
             def answer(t: float) -> None:
                 nonlocal busy
                 busy = False
-                # the broker begins with the first action of a chunk
+                # If `share` is 0, a chunk begins when it arrives, as in openpi's broker.
                 first = k if share else math.ceil(t * RATE)
                 for step in range(CHUNK):
                     if first + step >= t * RATE:

@@ -1,22 +1,25 @@
-"""Ours beside LeRobot's async_inference and openpi-client's websocket: processes, in real time.
+"""Our node compared with LeRobot's async_inference and openpi-client: processes, in real time.
 
 ACT with random weights, two cameras 480 x 640, 7 joints, chunk of 100, 30 Hz, as in bench_policy.
-Rivals are unmodified and need environments of their own, whose Pythons two variables name:
+The rivals are unmodified and need their own environments. Two variables name the Python of each:
 
     python -m venv build/openpi && build/openpi/bin/pip install -r rivals/openpi.txt
     python -m venv build/lerobot && build/lerobot/bin/pip install -r rivals/lerobot.txt
     OPENPI_PYTHON=build/openpi/bin/python LEROBOT_PYTHON=build/lerobot/bin/python \
         python bench_rivals.py --out runs.jsonl
 
-What is not named is left out; with none nothing is measured. A run begins with the first action
-over a link without limit. Then the link follows its trace for `SECONDS`, with the outages of
-`OUTAGES`. The link of rivals is a forwarder of TCP; ours is emulated in LOPInfer's senders, with
-the same trace. Servers compute on this machine with `SERVER_THREADS` threads, but only on what the
-robot's processes leave free (`after_the_robot`); openpi-client has no server, ours for it waits for
-as long as that takes. The robot computes on one thread, so slowed that an inference takes `ROBOT`
-seconds. A tick is lost if the node counts it as starved or missed; with rivals, for each 1/30 s
-that an action comes later than a tick after the one before it. One JSON line for each link and
-contestant; `--out` also gets the ages over time, which draw_rivals.py draws.
+A rival whose variable is not set is left out; if no variable is set, nothing is measured. A run
+begins after the first action, which comes over a link without limit. Then the link follows its
+trace for `SECONDS`, with the outages of `OUTAGES`. The link of a rival is a TCP forwarder. Our link
+is emulated in LOPInfer's senders, with the same trace.
+
+Servers compute on this machine with `SERVER_THREADS` threads, but only on processor time that the
+robot's processes leave free (`after_the_robot`). openpi-client has no server; the server that this
+bench runs for it waits for the duration of an inference. Our robot computes on one thread, slowed
+so that an inference takes `ROBOT` seconds. With our node, a lost tick is a tick that the node
+counts as starved or missed. With a rival, if more than 1/30 s lies between two actions, each
+further 1/30 s counts as a lost tick. The bench prints one JSON line for each link and contestant;
+the file of `--out` also gets the ages over time, which draw_rivals.py draws.
 """
 
 from __future__ import annotations
@@ -61,20 +64,20 @@ from tcp_link import (  # noqa: E402
 )
 
 HERE = Path(__file__).parent
-BIN = 0.5                # seconds of a point in the curves of ages over time
-ROBOT = 1.0              # seconds of an inference on the robot
+BIN = 0.5                # seconds that each point covers in the curves of ages over time
+ROBOT = 1.0              # seconds that an inference takes on the robot
 SERVER_THREADS = 1
-READY = 300.0            # seconds within which a contestant must act
+READY = 300.0            # time in seconds within which a contestant must begin to act
 OURS, ALONE = 'ours', 'robot alone'
 LEROBOT, OPENPI = 'LeRobot async_inference', 'openpi-client'
 PYTHONS = {LEROBOT: 'LEROBOT_PYTHON', OPENPI: 'OPENPI_PYTHON'}
 NODE = 'import sys; from {}; sys.exit(main())'
 
-Acted = list[tuple[float, float]]   # (time in the run, age), in seconds, of each executed action
+Acted = list[tuple[float, float]]   # (time in the run, age) of each executed action, in seconds
 
 
 def links() -> dict[str, LinkTrace]:
-    """Return the link traces without outages."""
+    """Return the traces of the links, without outages."""
     found = {'5 MB/s': LinkTrace([0.0], [40.0]), '20 MB/s': LinkTrace([0.0], [160.0])}
     return found | ({'outdoor record': read_trace(RECORD)} if RECORD.exists() else {})
 
@@ -83,11 +86,12 @@ def links() -> dict[str, LinkTrace]:
 
 def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: list[str]
           ) -> dict[str, Any]:
-    """Return what a rival executes; ``server``, ``client``: further arguments of its two sides."""
+    """Return the figures of a rival; ``server``, ``client``: further arguments of its two sides."""
     program = (os.path.abspath(python), str(HERE / 'rivals' / side))
     port = str(20000 + os.getpid() % 20000)
     with ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory())   # LeRobot logs into this folder
+        # LeRobot writes its log into this folder
+        folder = held.enter_context(tempfile.TemporaryDirectory())
         serving = held.enter_context(process(*program, 'server', port, *server,
                                              env=its_own(SERVER_THREADS), cwd=folder,
                                              stdout=subprocess.PIPE, preexec_fn=after_the_robot))
@@ -120,7 +124,7 @@ def lost_ticks(acted: Acted) -> list[float]:
 
 
 def lerobot(trace: LinkTrace) -> dict[str, Any]:
-    """Return what LeRobot's client executes, with its server and an ACT policy of the same size."""
+    """Return the figures of LeRobot's client, with its server and an equally large ACT policy."""
     python = os.environ[PYTHONS[LEROBOT]]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, str(HERE / 'rivals/lerobot_side.py'), 'save', folder], check=True,
@@ -129,9 +133,9 @@ def lerobot(trace: LinkTrace) -> dict[str, Any]:
 
 
 def openpi(trace: LinkTrace) -> dict[str, Any]:
-    """Return what openpi's client executes.
+    """Return the figures of openpi's client.
 
-    Its server waits for as long as an inference takes here.
+    The client's server waits for as long as an inference takes on this machine.
     """
     return rival(os.environ[PYTHONS[OPENPI]], 'openpi_side.py', trace,
                  [str(seconds_of(SERVER_THREADS))], [])
@@ -176,7 +180,10 @@ class Robot:
 
 
 def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
-    """Return what our node executes, with LOPInfer's server as a process; without a link, alone."""
+    """Return the figures of our node, with LOPInfer's server as a process.
+
+    If there is no link, the robot computes alone.
+    """
     alone = seconds_of(1)
     given: dict[str, Any] = {'policy': 'act:ActPolicy', 'threads': 1,
                              'slowdown': max(1.0, ROBOT / alone)}

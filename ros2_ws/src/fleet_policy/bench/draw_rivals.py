@@ -2,7 +2,7 @@
 
     python draw_rivals.py runs.jsonl docs/images/policy-rivals.png
 
-Of several runs of a contestant over a link the last one counts.
+If a contestant has several runs over the same link, only the last run counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Runs = dict[tuple[str, str], dict[str, Any]]
 
 
 def read(path: Path) -> Runs:
-    """Return the runs by link and contestant; the link of the robot alone is ''."""
+    """Return the runs by link and contestant; the name of the link is '' for the robot alone."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {(run['link'], run['who']): run for run in lines}
 

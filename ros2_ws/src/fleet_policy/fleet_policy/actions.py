@@ -1,4 +1,4 @@
-"""Turns actions of the policy into messages; without an action, does what `safety` says."""
+"""Turns actions of the policy into messages; without an action, follows the setting `safety`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Writer:
         self._stopped = False
 
     def messages(self, command: Command) -> list[tuple[str, Any]]:
-        """Return (name of the entry, message) of everything to publish for a command."""
+        """Return (name of the entry, message) for each message to publish for a command."""
         if command.kind == ACT:
             self._last, self._stopped = command.values, False
         stop_again = command.kind == STOP and not self._stopped

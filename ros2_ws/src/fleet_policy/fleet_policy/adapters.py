@@ -21,11 +21,12 @@ class TorchPolicy(Policy):
     """Any torch module, called with one argument for each observation, in the contract's order.
 
     An image is float32 (1, 3, height, width) from 0 to 1, a list of n numbers is float32 (1, n).
-    The module returns n actions of d numbers, float32 of shape (1, n, d) or (n, d); if it returns a
-    tuple, its first element. d is the sum of the sizes of the contract's actions.
+    The module returns n actions of d numbers, float32 of shape (1, n, d) or (n, d). If the module
+    returns a tuple, the first element holds the actions. d is the sum of the sizes of the
+    contract's actions.
 
-    :param module: the module, or ``package.module:name`` of a module or of a function that makes
-        a module.
+    :param module: the module, or ``package.module:name`` of a module or of a function that makes a
+        module.
     :param weights: safetensors file with the parameters and buffers; empty: the module keeps its
         own.
     """
@@ -50,7 +51,7 @@ class TorchPolicy(Policy):
         _check_arguments(made, self._names)
 
     def model(self) -> torch.nn.Module:
-        """Return the module, preceded by the scaling of images."""
+        """Return a module that scales images and then calls the user's module."""
         return Scaled(self._module)
 
     def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -58,7 +59,7 @@ class TorchPolicy(Policy):
         return tuple(batch[name] for name in self._names)
 
     def actions(self, output: Any) -> torch.Tensor:
-        """Return the module's output; of several outputs, the first."""
+        """Return the module's output; if there are several outputs, return the first one."""
         return output[0] if isinstance(output, (tuple, list)) else output
 
 
@@ -77,7 +78,7 @@ def _check_arguments(module: torch.nn.Module, names: list[str]) -> None:
 
 
 class Scaled(torch.nn.Module):
-    """Scales uint8 inputs to [0, 1], then calls a module. So pixels cross the link as uint8."""
+    """Scales uint8 inputs to [0, 1], then calls a module. So images cross the link as uint8."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()

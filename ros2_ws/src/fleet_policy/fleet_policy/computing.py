@@ -20,7 +20,7 @@ from .errors import DataFault
 from .observer import batch_of
 from .policy import Policy, chunk_of, inputs_of
 
-CLOSING = 0.5   # s that a thread may take to finish its inference when the place is closed
+CLOSING = 0.5   # seconds that a thread may take to finish its inference when the place is closed
 
 Network = Callable[..., Any]
 
@@ -77,7 +77,7 @@ class Computing:
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
-            pass   # the thread looks at `_closing` after its inference
+            pass   # the thread checks `_closing` after its inference
         self._thread.join(CLOSING)
 
     def _run(self) -> None:
@@ -138,7 +138,7 @@ def slowed(network: Network, factor: float) -> Network:
 
 
 def by_lopinfer(shared: OffloadedModel) -> tuple[Network, Callable[[], str]]:
-    """Return LOPInfer's network, and a function that returns where it was last computed."""
+    """Return LOPInfer's network, and a function that returns where the last inference ran."""
     before = [0]
 
     def network(*inputs: torch.Tensor) -> Any:

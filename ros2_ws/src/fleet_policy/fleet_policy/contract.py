@@ -43,7 +43,10 @@ _UNIT_TEXT = ("unit of the policy's numbers; messages are in SI units (REP-103):
 
 
 class Numbers(Settings):
-    """The settings of an entry that holds numbers; observations and actions add others."""
+    """The settings of an entry that holds numbers.
+
+    Observations and actions have further settings.
+    """
 
     topic: str = setting(..., "topic, relative to the robot's namespace")
     type: str = setting(..., 'type of the messages', **_TYPE)

@@ -1,4 +1,4 @@
-"""Errors of a policy; the type says whose fault it is."""
+"""Errors of a policy; the type says what is at fault: the contract, the policy or a message."""
 
 from fleet_env.errors import SettingError
 

@@ -1,6 +1,7 @@
 """Reads and writes numbers in ROS messages; a field of a message is given by its name.
 
-Messages of rclpy and of rosbags are read in the same way; messages to send are of rclpy's classes.
+This file reads messages of rclpy and of rosbags in the same way. Messages to send are always of
+rclpy's classes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _NUMBERS = ('float', 'double', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint
             'uint64', 'octet', 'boolean')
 _USUAL = {'std_msgs/msg/Float64MultiArray': 'data', 'std_msgs/msg/Float32MultiArray': 'data',
           'control_msgs/msg/MultiDOFCommand': 'values'}
-# Type -> quantity -> field. JointJog's displacements do not serve as positions: in safety mode
-# `hold` a robot repeats its last positions, and if these were displacements, it would continue to
-# move.
+# Maps a message type and a quantity to a field. JointJog's displacements do not serve as positions:
+# in safety mode `hold` a robot repeats its last positions. If these were displacements, the robot
+# would continue to move.
 _BY_QUANTITY = {
     TRAJECTORY: {'position': 'positions', 'velocity': 'velocities', 'effort': 'effort'},
     'sensor_msgs/msg/JointState': {'position': 'position', 'velocity': 'velocity',
@@ -36,7 +37,10 @@ class MessageError(ValueError):
 
 
 def message_class(kind: str) -> Any:
-    """Return the class of a type such as ``std_msgs/msg/String``; raise MessageError if missing."""
+    """Return the class of a type such as ``std_msgs/msg/String``.
+
+    Raises MessageError if the class does not exist.
+    """
     package, _, name = kind.split('/')
     try:
         return getattr(importlib.import_module(f'{package}.msg'), name)
@@ -61,7 +65,7 @@ def names_field(kind: Any) -> str:
 
 
 def check_field(kind: Any, path: str, several: bool) -> None:
-    """Raise MessageError if a message class has no such field of numbers.
+    """Raise MessageError if a message class does not have this field of numbers.
 
     :param several: whether the field must be a list of numbers; if not, it must be one number.
     """

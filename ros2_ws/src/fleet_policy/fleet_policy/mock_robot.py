@@ -36,11 +36,11 @@ class RobotSettings(Settings):
 
 
 class MockRobot(Node):
-    """Publishes every observation of a contract at its rate, and takes every action.
+    """Publishes every observation of a contract at the contract's rate, and receives every action.
 
     An observation that is a list of n numbers repeats the last action of n numbers; its numbers are
-    0 until such an action comes. ``received``: (entry, monotonic s, values (d,)) of the first
-    ``most`` actions. ``silent``: names of entries that are not published.
+    0 until such an action comes. ``received``: the first ``most`` actions, each as (entry,
+    monotonic time in seconds, values (d,)). ``silent``: names of entries that are not published.
     """
 
     def __init__(self, contract: Contract | None = None, **options: Any) -> None:

@@ -33,9 +33,10 @@ from .parameters import PolicySettings
 from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
 
-STATUS_PERIOD = 0.5    # s between two statuses
-LOG_PERIOD = 10.0      # s between two lines of the log about stale actions, or other publishers
-LAST_WORDS = 1.0       # maximum seconds to wait for the arrival of the commands for the safe state
+STATUS_PERIOD = 0.5    # seconds between two statuses
+LOG_PERIOD = 10.0  # seconds between two log lines about stale actions, or about other publishers
+# Maximum time in seconds to wait until the commands for the safe state have arrived.
+LAST_WORDS = 1.0
 WARM = 2               # number of inferences before the inference that is measured
 
 
@@ -69,7 +70,7 @@ class PolicyNode(ManagedNode):
         self.writer = Writer(self.contract)
         self.observer = Observer(self.contract, math.inf)
         self._said = self.machine.state, ''
-        self._bad: dict[str, str] = {}           # entry -> what is wrong with its last message
+        self._bad: dict[str, str] = {}           # maps an entry to the fault of its last message
         self._undecodable: set[str] = set()      # entries whose image could not be decoded
         self._shared: Any = None
         self._is_safe = False                    # whether the safe state was commanded
@@ -159,8 +160,8 @@ class PolicyNode(ManagedNode):
         self.get_logger().info(f'the robot computes {len(actions)} actions, for {lasts:.2f} s, in '
                                f'{seconds:.2f} s')
         # The actions of a chunk must last until the next chunk has been computed. A chunk begins at
-        # the time of its observation, so some of its actions are too late when its own computation
-        # ends.
+        # the time of its observation. When its computation ends, the times of its first actions are
+        # over.
         if seconds * (1 + self.settings.margin) > lasts:
             self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
                                       'server; use longer chunks or a smaller model')
@@ -243,7 +244,10 @@ class PolicyNode(ManagedNode):
             self._publishers_of[name].publish(message)
 
     def _make_safe(self) -> None:
-        """Send the robot, once, the command that `safety` says; wait until it has arrived."""
+        """Send the robot, once, the command that the setting `safety` names.
+
+        Wait until the command has arrived, at most `LAST_WORDS` seconds.
+        """
         if self._is_safe:
             return
         self._is_safe = True
@@ -255,7 +259,7 @@ class PolicyNode(ManagedNode):
     # -- what it reports -------------------------------------------------------------------------
 
     def _say(self) -> None:
-        """Log beginning and end of the states safe and starved; now and then log stale actions.
+        """Log when the states safe and starved begin and end; from time to time, log stale actions.
 
         In these two states, also log each new reason.
         """
@@ -276,7 +280,7 @@ class PolicyNode(ManagedNode):
             self.get_logger().info(f'{state} again')
 
     def _other_commands(self) -> str:
-        """Return a warning if others publish on a topic of the actions, too; else ''."""
+        """Return a warning if other nodes also publish on a topic of the actions, otherwise ''."""
         for topic in (publisher.topic_name for publisher in self._publishers_of.values()):
             if self.count_publishers(topic) > 1:
                 return f'{topic} has other publishers: does another policy command this robot, too?'

@@ -1,4 +1,4 @@
-"""The newest messages of all sources, and the batch of tensors made of them."""
+"""The newest messages of all sources, and the batch of tensors made of these messages."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Observer:
 
     def __init__(self, contract: Contract, start: float, first: float = 10.0) -> None:
         self._contract = contract
-        # Time at which the observer begins, and seconds within which first messages must come.
+        # Time at which the observer begins, and seconds within which the first messages must come.
         self._start, self._first = start, first
         self._newest: dict[str, tuple[Any, float]] = {}
 
     def take(self, name: str, message: Any, now: float) -> None:
         """Keep the message of an entry.
 
-        :raises DataFault: the message does not fit the contract; the former message is kept.
+        :raises DataFault: the message does not fit the contract; then the previous message is kept.
         """
         entry = self._contract.observations[name]
         try:
@@ -51,7 +51,7 @@ class Observer:
 
     @property
     def observed(self) -> float:
-        """Return the time of the observation in s; see `Observer`."""
+        """Return the time of the observation in seconds; see `Observer`."""
         if len(self._newest) < len(self._contract.observations):
             return -math.inf
         times = [at for name, (_, at) in self._newest.items()
@@ -59,7 +59,7 @@ class Observer:
         return min(times, default=max(at for _, at in self._newest.values()))
 
     def flaws(self, now: float) -> dict[str, str]:
-        """Return entry -> what is wrong with its topic now; '' if nothing is wrong."""
+        """Return for each entry what is wrong with its topic now; '' if nothing is wrong."""
         return {name: self._flaw(name, entry, now)
                 for name, entry in self._contract.observations.items()}
 
@@ -81,7 +81,7 @@ class Observer:
 
 
 def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
-    """Return entry -> tensor: an image is uint8 (1, 3, h, w), numbers are float32 (1, n).
+    """Return the tensor of each entry: an image uint8 (1, 3, h, w), numbers float32 (1, n).
 
     :raises DataFault: an image cannot be decoded.
     """

@@ -45,15 +45,15 @@ class Policy(ABC):
     def model(self) -> torch.nn.Module:
         """Return the network, in eval mode, on the CPU; its inputs are the output of `observe`.
 
-        Robot and server share its computation, so it must not keep state between calls.
+        Robot and server share the computation, so the network must not keep state between calls.
         """
 
     @abstractmethod
     def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the inputs of the model from a batch.
 
-        :param batch: entry of the contract -> tensor: an image is uint8 (1, 3, height, width),
-            numbers are float32 (1, n).
+        :param batch: maps each entry of the contract to its tensor: an image is uint8 (1, 3,
+            height, width), numbers are float32 (1, n).
         """
 
     @abstractmethod

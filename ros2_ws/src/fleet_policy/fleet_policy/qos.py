@@ -1,4 +1,4 @@
-"""QoS profiles, named once. All publishers and subscriptions of a topic use the same profile."""
+"""The QoS profiles. All publishers and subscriptions of a topic use the same profile."""
 
 from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
@@ -11,7 +11,8 @@ OBSERVATION = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                          reliability=ReliabilityPolicy.BEST_EFFORT,
                          durability=DurabilityPolicy.VOLATILE)
 
-# The controller is on the robot, so an action must arrive; the next action replaces a late one.
+# The controller is on the robot, so an action must arrive. If an action is late, the next action
+# replaces it.
 ACTION = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 

@@ -1,7 +1,7 @@
-"""Replays a recording to a policy and its machine, on the recording's clock, reproducibly.
+"""Replays a recording to a policy and its machine, on the recording's clock.
 
-Only the robot computes. Each answer arrives ``latency`` seconds after its request on this clock,
-however long the computation really takes.
+The result is reproducible. Only the robot computes. Each answer arrives ``latency`` seconds after
+its request on the recording's clock, however long the computation really takes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from .observer import Observer, batch_of
 from .policy import Policy, chunk_of, inputs_of
 from .sources import Event
 
-# Tolerance in s for rounding: a message with the time of a tick comes before the tick.
+# Tolerance in seconds for rounding: a message with the time of a tick comes before the tick.
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The executed actions (n, d), their times (n,) in s after the first message, their ages (n,).
+    """The executed actions (n, d), their times (n,) and their ages (n,).
 
-    Ages are in s. ``starved``: number of ticks without an action. ``reason``: reason for the safe
-    state at the end, empty if none.
+    Times are in seconds after the first message; ages are in seconds. ``starved``: number of ticks
+    without an action. ``reason``: reason for the safe state at the end; empty if the robot is in
+    another state.
     """
 
     times: np.ndarray

@@ -1,4 +1,4 @@
-"""The reports of the node: the values of `policy_status`, and its health (REP-107)."""
+"""The reports of the node: the values of `policy_status`, and the node's health (REP-107)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.E
 
 
 def values_of(machine: PolicyMachine) -> dict[str, float | str]:
-    """Return the values for the diagnostics by name. Times are in s; an unknown value is NaN."""
+    """Return the values for the diagnostics by name.
+
+    Times are in seconds; an unknown value is NaN.
+    """
     counts, command = machine.counts, machine.command
     found: dict[str, float | str] = {
         'state': machine.state,
@@ -33,7 +36,8 @@ def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, other
     """Return the health of the node.
 
     OK if the node is not ``active``. Otherwise ERROR in the states safe and starved, WARN in
-    another state with warnings, else OK. ``others``: a warning of the node itself; '' if none.
+    another state with warnings, and OK without warnings. ``others``: a warning about other nodes
+    that publish actions; '' if there is no such warning.
     """
     status = DiagnosticStatus(name=name, hardware_id=robot, level=OK, message='acts')
     warnings = [*filter(None, [others]), *machine.warnings]

@@ -14,7 +14,7 @@ from .contract import Contract, Observation
 from .errors import DataFault
 from .messages import message_class, write
 
-Event = tuple[float, str, Any]   # seconds, entry, message
+Event = tuple[float, str, Any]   # (time in seconds, name of the entry, message)
 
 
 def recorded(contract: Contract, path: str, namespace: str = '') -> Iterator[Event]:

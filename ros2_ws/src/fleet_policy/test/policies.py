@@ -65,14 +65,14 @@ class Sabotaged(Small):
 
 
 class WrongSize(Small):
-    """Its actions have one number too few."""
+    """A policy whose actions have one number too few."""
 
     def actions(self, output):
         return output[:, :, :3]
 
 
 class Inpainting(Small):
-    """Its chunks begin with the actions that will be executed in any case."""
+    """A policy that inpaints: its chunks begin with the actions of the prefix."""
 
     chunk = LENGTH
 

@@ -31,7 +31,7 @@ def test_the_order_of_arrival_and_repetitions_change_no_action(order, data, half
         assert (a is None) == (b is None)
         if a is not None:
             assert np.array_equal(a.values, b.values) and a.observed == b.observed
-            # every action that counts is for this tick
+            # The second number of each action is the tick at which the action is executed.
             np.testing.assert_allclose(a.values[1], tick)
 
 
@@ -47,7 +47,7 @@ def test_the_latest_observation_counts(order, tick):
 
 def test_an_observation_older_by_the_half_life_counts_half():
     queue = filled([0, 3], half_life=0.1)
-    assert queue.action(2).values.tolist() == [0, 2]      # the action of the first chunk alone
+    assert queue.action(2).values.tolist() == [0, 2]  # tick 2 has an action only in the first chunk
     np.testing.assert_allclose(queue.action(5).values, [3 * 2 / 3, 5])
     np.testing.assert_allclose(queue.action(5).observed, 0.1 * 2 / 3)
 

@@ -1,4 +1,4 @@
-"""A place that computes in a thread: its queue is bounded, and it computes only what is needed."""
+"""A place that computes in a thread: its queue is bounded, and it skips requests that are lost."""
 
 import threading
 

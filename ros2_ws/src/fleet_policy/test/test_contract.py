@@ -1,4 +1,4 @@
-"""The contract: what it accepts, how it refuses the rest, and its observations and actions."""
+"""The contract: which files it accepts, how it refuses others, and its observations and actions."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 
 
 def changed(**at):
-    """Return the contract with these values at dotted keys; None removes a key."""
+    """Return the contract with changed values. A key has dots; the value None removes the key."""
     data = copy.deepcopy(CONTRACT)
     for path, value in at.items():
         *above, last = path.split('__')
@@ -179,7 +179,7 @@ def test_actions_are_written_and_what_follows_is_safe():
         assert sent(writer, NOTHING) == {}
         assert sent(writer, ACT, [1.0, 2.0, 3.0, 4.0]) == {'arm': [1.0, 2.0], 'wheels': [3.0, 4.0]}
         assert sent(writer, kind) == after
-        assert sent(writer, kind) == (after if kind == HOLD else {})   # stop is sent once
+        assert sent(writer, kind) == (after if kind == HOLD else {})   # `stop` is sent only once
 
 
 def test_positions_are_not_held_before_there_was_one():

@@ -1,4 +1,4 @@
-"""A policy saved by LeRobot gives the same actions as in LeRobot, where that is installed."""
+"""A policy saved by LeRobot gives the same actions as in LeRobot; needs LeRobot."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fleet_policy.policy import chunk_of, inputs_of
 from lopinfer_node.model import zoo
 from lopinfer_node.model.traced import trace
 
-# otherwise PyTorch's CPU build cannot import torchvision, and so cannot import LeRobot
+# Otherwise PyTorch's CPU build cannot import torchvision, and then LeRobot cannot be imported.
 zoo.torchvision()
 pytest.importorskip('lerobot', reason='lerobot is not installed')
 
@@ -31,7 +31,7 @@ STATISTICS = {
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    """Return a folder with an ACT policy and its processors, and these objects themselves."""
+    """Return a folder with a saved ACT policy and processors, and also these objects themselves."""
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy

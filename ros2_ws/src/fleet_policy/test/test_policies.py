@@ -1,4 +1,4 @@
-"""Policies: loading, adapters, inpainting, and replaying a recording."""
+"""Policies: loading, adapters, inpainting, and replay of a recording."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""The node and a robot, as real nodes in one process: it acts, and ends safely with a reason."""
+"""A policy's node and a robot in one process: the node acts, and ends safely with a reason."""
 
 import os
 import time
@@ -29,7 +29,7 @@ OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.E
 
 
 class Bench:
-    """The node of a policy and a robot; records what the node says about its health."""
+    """A policy's node together with a robot; records what the node says about its health."""
 
     def __init__(self, content=CONTRACT, **parameters):
         self.context = Context()
@@ -261,7 +261,7 @@ def test_a_wrong_parameter_fails_the_configuration_in_words(bench, parameters, m
 
 
 def noted(place):
-    """Return the list to which a place's inputs and outputs are added from now on."""
+    """Return a list to which each later computation of a place adds its inputs and output."""
     seen, network = [], place._network
 
     def noting(*inputs):
@@ -290,7 +290,8 @@ def test_a_server_of_lopinfer_shares_and_the_robot_goes_on_after_its_end(bench, 
         eventually(lambda: made.node.machine.command.place == 'shared',
                    lambda: str(made.node.report), step=both)
         inputs, output = seen[-1]
-        with torch.no_grad():   # both together compute what the policy computes alone
+        # The server and the robot together compute the same as the policy alone.
+        with torch.no_grad():
             torch.testing.assert_close(output, Small().model()(*inputs))
     finally:
         other.shutdown()

@@ -1,4 +1,4 @@
-"""The node as a process: after a signal the robot is in its safe state."""
+"""The node as a process: after a signal, the node puts the robot into its safe state."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def robot(monkeypatch):
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(made)
     made.step = lambda: executor.spin_once(timeout_sec=0.02)
-    made.said = {}   # last `policy_status`, as values by key
+    made.said = {}   # the last `policy_status`: maps a key to its value
     made.create_subscription(DiagnosticStatus, 'policy_status', lambda status: made.said.update(
         {pair.key: pair.value for pair in status.values}), qos.STATUS)
     yield made
@@ -98,7 +98,7 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
         'rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
         on_loss, '--', sys.executable, '-m'))
 
-    # no action has the length of this observation, so the robot does not move
+    # The robot does not move, because no action has as many numbers as this observation.
     joints = torch.zeros(1, 3)
     frames = [image('top', robot.contract.observations['top'], f) for f in robot._frames['top']]
     with torch.no_grad():
@@ -112,14 +112,15 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
     acts(40, requests=3)
     assert float(robot.said['server latency (s)']) > 0 and robot.said['server lost'] == '0'
     group = [server.process.pid]
-    for one in group:   # the process of the server and the process of the program
+    for one in group:   # the server, and then the processes that it has started
         os.kill(one, signal.SIGSTOP)
         group += map(int, Path(f'/proc/{one}/task/{one}/children').read_text().split())
     for one in group:
         os.kill(one, signal.SIGKILL)
     acts(200)
     for arm in (values for name, _, values in robot.received if name == 'arm'):
-        assert np.abs(planned - arm).max(1).min() < 1e-5   # equal to the result on one machine
+        # The robot executes only actions that the policy also computes in this process.
+        assert np.abs(planned - arm).max(1).min() < 1e-5
     lines.process.send_signal(signal.SIGTERM)
     eventually(lambda: lines.process.poll() is not None, step=robot.step)
     code, said = lines.ended()

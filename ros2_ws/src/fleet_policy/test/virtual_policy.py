@@ -1,7 +1,7 @@
 """A robot in virtual time: the machine, a robot that computes, and a server behind a bad link.
 
-An action is (tick of its observation, tick for which it is), so that an executed action shows its
-origin.
+An action is (tick of its observation, tick for which the action is). So an executed action shows
+from which observation it comes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def chunk_of(tick, length):
 
 @dataclass
 class World:
-    """Runs a machine; ``replies(now)``: the delays with which the server answers, one per copy."""
+    """Runs a machine. ``replies(now)``: the delays of the server's replies, one for each copy."""
 
     machine: PolicyMachine
     length: int

@@ -1,8 +1,8 @@
-"""Parameter shapes of ConvMLP-M, the model of the published ROG runs, as (name, shape).
+"""Parameter shapes of ConvMLP-M, the model of the published ROG runs, as pairs (name, shape).
 
-Written down from the architecture of SHI-Labs/Convolutional-MLPs (blocks 3-6-3, widths 128-256-512,
-MLP ratio 3, 64 channels, 3 convolution blocks). 100 classes: 226 tensors, 33,307 rows, 16.95 M
-elements.
+The shapes follow the architecture of SHI-Labs/Convolutional-MLPs (blocks 3-6-3, widths 128-256-512,
+MLP ratio 3, 64 channels, 3 convolution blocks). With 100 classes, the model has 226 tensors,
+33,307 rows and 16.95 M elements.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _mlp_block(name: str, width: int) -> list[Shape]:
 
 
 def convmlp_m(classes: int = 100) -> list[Shape]:
-    """Return the shapes in the order of the model."""
+    """Return the (name, shape) of each parameter, in model order."""
     shapes = [*_tokenizer(), *_conv_stage()]
     for stage, (blocks, width) in enumerate(zip(BLOCKS, WIDTHS, strict=True)):
         for block in range(blocks):

@@ -1,10 +1,12 @@
-"""How far one server goes: time per push and pull, and memory, by the number of its robots.
+"""Measures the CPU time and the memory of one server for several numbers of robots.
 
-One robot pushes and pulls, chunk by chunk; the others fill the server's tables, so that everything
-is there that the server looks at. Each number of robots has a process of its own. Prints one JSON
-line: milliseconds of the server per push and pull (the least of the repeats: the machine may be
-busy), how many of them one core does in a second, microseconds per question for the next deadline
-(which the node asks after every message; not in the former), and resident memory.
+One robot pushes and pulls, chunk by chunk. All other robots exist only in the server's tables, so
+that these tables have their full size. Each number of robots is measured in a new process. Prints
+one JSON line with four figures for each number of robots. ``server_ms``: milliseconds of the server
+for one push and its pull; the minimum of the repeats, because the machine may be busy. ``per_s``:
+how often one core can do this in a second. ``deadline_us``: microseconds to compute the next
+deadline once. The node does so after every message; ``server_ms`` does not include this time.
+``memory_mb``: growth of the resident memory in MB.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ def resident() -> int:
 
 
 def partition_for(name: str) -> RowPartition:
-    """Return the rows of one of `MODELS`."""
+    """Return the partition of the model ``name`` of `MODELS`."""
     shapes = MODELS[name]
     return model('onebit') if shapes is None else partition_of(shapes)
 
 
 def measure(name: str, robots: int, repeats: int) -> dict[str, float]:
-    """Measure a server with this many robots; must be called in a new process."""
+    """Measure a server with ``robots`` robots; the caller must use a new process each time."""
     partition = partition_for(name)
     Pair(partition, 2, 14000).iterate()  # compiles the kernels
     before = resident()
@@ -42,7 +44,7 @@ def measure(name: str, robots: int, repeats: int) -> dict[str, float]:
     pair.iterate()
     runs = [pair.iterate() for _ in range(repeats)]
     seconds, asked = (min(run[name] for run in runs) for name in ('server', 'deadline'))
-    memory = resident() - before  # includes one worker, which has four arrays of the model's size
+    memory = resident() - before  # includes the worker's four arrays of model size
     return {'robots': robots, 'server_ms': round(1e3 * seconds, 2),
             'per_s': round(1 / seconds, 1), 'deadline_us': round(1e6 * asked / pair.questions, 1),
             'memory_mb': round(memory / 1e6, 1)}

@@ -1,8 +1,9 @@
-"""Bytes of one full push of ConvMLP-M, rows in random order of importance, everything counted.
+"""Measures how many bytes one push of all rows of ConvMLP-M takes.
 
-Runs the real Sender and Receiver over a link that loses nothing and adds up the serialised (CDR)
-size of every message: RowChunk, RowAck, TransferEnd, TransferReceipt. Prints one JSON line.
-Sign bits alone: 2.12 MB. Published: 2.12 MB at best, about 5 MB when the rows are scattered.
+The importance of the rows is random. The real Sender and Receiver run over a link without loss; the
+bench adds up the serialised (CDR) size of every message: RowChunk, RowAck, TransferEnd and
+TransferReceipt. Prints one JSON line. For comparison: the sign bits alone take 2.12 MB. The
+published system takes 2.12 MB at best, and about 5 MB if the rows are scattered.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from rog_core.worker.accumulator import Accumulator
 
 TARGETS = {'chunk_14000': 2.27e6, 'datagram_1300': 2.38e6, 'id_bytes_per_row': 1.2}
 
-# Per datagram: IPv4 20, UDP 8, RTPS header 20, INFO_TS 12, DATA submessage 24. DDS fragments
-# messages above its maximum (14,720 bytes for Cyclone, so none here); IP fragments what is above an
-# MTU.
+# Bytes of headers per datagram: IPv4 20, UDP 8, RTPS header 20, INFO_TS 12, DATA submessage 24. DDS
+# divides messages that are longer than its maximum (14,720 bytes for Cyclone); all messages here
+# are shorter. IP divides datagrams that are longer than the MTU.
 RTPS_UDP, IP, MTU = 8 + 20 + 12 + 24, 20, 1500
 
 
@@ -35,31 +36,31 @@ def _aligned(size: int, to: int) -> int:
 
 
 def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
-    """Return the size of the rog_msgs message with its 4-byte encapsulation header; no key."""
-    return _aligned(_body(message), 4) + 4   # 4 bytes for the empty tag
+    """Return the serialised size, with the 4-byte header, of a message without a fleet key."""
+    return _aligned(_body(message), 4) + 4   # + 4: bytes of the empty tag
 
 
 def _body(message: Chunk | Ack | End | Receipt) -> int:
-    if isinstance(message, Chunk):  # 24 bytes of fixed fields, then two sequences
+    if isinstance(message, Chunk):  # fixed fields of 24 bytes, then ids and values
         ids = -(-(4 + message.ids.size) // 4) * 4
         return 4 + 24 + ids + 4 + message.values.size
     if isinstance(message, Ack):
         return 4 + 8 + 4 + 4 + 8 + 4 + 1
     if isinstance(message, End):
         command = message.command
-        # Fixed fields as aligned in the message; then the name of the step and its numbers.
+        # The fixed fields, aligned as in the message. Then the step: its name and its numbers.
         size = _aligned(24 + 2 * 8 + 2 * 4 + 4 + len(command.sync) + 1 + 1, 8) + 3 * 8 + 4 + 1
         size = _aligned(size, 8) + 8 + 1
         size = _aligned(size, 4) + 4 + len(command.step.name) + 1
         size = _aligned(size, 4) + 4 + 4 * len(command.step.integers())
-        size += 4  # number of the numbers
+        size += 4  # length field of the list of floats
         numbers = command.step.numbers()
         return 4 + (_aligned(size, 8) + 8 * len(numbers) if numbers else size)
     return _aligned(4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken), 4) + 4
 
 
 def on_ethernet(size: int) -> int:
-    """Return the bytes with RTPS, UDP and IP headers, including IP fragments."""
+    """Return the bytes with RTPS and UDP headers, and with an IP header for each IP fragment."""
     payload = size + RTPS_UDP
     return payload + IP * -(-payload // (MTU - IP))
 

@@ -53,7 +53,7 @@ def copy_of(values: Array) -> Array:
 
 
 def zeros_like(values: Array) -> Array:
-    """Return zeros, float32, as many as ``values`` and on their device."""
+    """Return float32 zeros with the size of ``values``, on the device of ``values``."""
     if isinstance(values, np.ndarray):
         return np.zeros(values.size, np.float32)
     return values.new_zeros(len(values))

@@ -7,7 +7,7 @@ TEXT = 300  # maximum number of characters of a peer's text that an error shows
 
 
 def shown(text: object, most: int = TEXT) -> str:
-    """Make a peer's text safe for a log: only printable characters, one line, at most ``most``."""
+    """Make a peer's text safe for a log: printable, on one line, at most ``most`` characters."""
     line = str(text)[:most + 1]
     line = ''.join(c if c.isprintable() else '?' for c in line)
     return line if len(line) <= most else line[:most - 3] + '...'

@@ -48,7 +48,7 @@ class Loopback:
     def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
         self.server, self.now = server, 0.0
         self.workers = {worker.robot: worker for worker in workers}
-        self._todo: list[tuple[str, Action]] = []  # queue; see `want`
+        self._todo: list[tuple[str, Action]] = []  # pairs (name, action); see `want`
 
     @classmethod
     def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:

@@ -147,7 +147,7 @@ def _check_grants(method: Method) -> None:
 
 
 def _check(method: Method, server: ServerMachine) -> None:
-    """Call functions of the method; raise `_BadAnswer` if a return value is invalid."""
+    """Call ``held_up_by``, ``refusal`` and ``sending``; raise `_BadAnswer` if one is invalid."""
     fleet = {member.robot: member.standing for member in server.active()}
     for member in server.active():
         names = method.held_up_by(member.robot, fleet)

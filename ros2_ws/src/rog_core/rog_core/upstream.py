@@ -47,7 +47,7 @@ class Upstream:
         self._handed: Array | None = None  # change in the last account; None after `_take`
         self._kept = worker.accumulator.kept  # value of `Accumulator.kept` at the last account
         self._accounted = server.iteration    # the child fleet's iteration at the last account
-        self._due = math.inf                  # its iteration at which the next account is due
+        self._due = math.inf                  # its iteration for the next account; infinity: none
 
     def go_on(self, order: Compute) -> None:
         """Carry out the worker's order: apply the pulled rows, and schedule the next account.
@@ -90,7 +90,7 @@ class Upstream:
 
     @property
     def due(self) -> bool:
-        """Whether the child fleet has made the iterations that the parent's method asks for."""
+        """Whether the child fleet has made enough iterations for the next account."""
         return self.server.iteration >= self._due
 
     def account(self) -> Array | None:

@@ -1,4 +1,4 @@
-"""Configurations for tests. Settings that a test does not name have typical values."""
+"""Makes configurations for tests; settings that a test does not name get typical values."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Test CUDA kernels without a GPU.
+"""Runs CUDA kernels without a GPU, for tests.
 
-NVRTC compiles them, and a stand-in for cupy runs them on the CPU.
+NVRTC compiles the kernels, and a stand-in for cupy runs them on the CPU.
 
-The stand-ins delay work as a GPU does: a stream runs its queue only when somebody waits for it.
-Memory that has not been written yet holds bytes 0xa5, and so do the guard bytes before and after
-each allocation.
+The stand-in delays work as a GPU does: a stream runs its queue only when somebody waits for it. All
+memory first holds bytes 0xa5, and each allocation has guard bytes 0xa5 before and after it.
 """
 
 import ctypes
@@ -79,7 +78,7 @@ def build(text, *defines):
 
 
 class OnGpu(torch.Tensor):
-    """A tensor in CPU memory that claims to be on a GPU. PyTorch operations on it are queued."""
+    """A tensor in CPU memory that claims to be on a GPU; its operations wait for the stream."""
 
     is_cuda = True
     stand_in = None

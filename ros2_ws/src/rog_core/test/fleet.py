@@ -52,26 +52,27 @@ BUFFER = 2.0  # seconds of data that a link queues before it drops messages
 
 class Robot:
     def __init__(self, name, fleet, incarnation):
-        # wrong values, which the snapshot replaces
+        # Wrong values at first; the snapshot replaces them.
         weights = np.full(fleet.partition.elements, 7.0, np.float32)
         self.name = name
         self.store = SummingAccumulator(fleet.partition, weights)
         self.machine = WorkerMachine(name, incarnation, self.store,
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
-        # whether the robot lacks data; its status then says so while it computes
+        # Whether the robot lacks data. While it computes, its status then says that it is starved.
         self.starved = False
         self.alive = True
-        self.granted = 0  # last iteration whose start was checked
+        self.granted = 0  # last iteration for which `check_start` was called
         self.pushing = None  # transfer of the robot's last push
 
 
 class Fleet:
-    """Event queue, network and faults; every random choice comes from ``seed``.
+    """A simulated fleet: event queue, network and faults; ``seed`` determines every random choice.
 
     ``rate``: bytes per second of every link in each direction; messages on a link queue up.
-    ``counts``: how often each kind of event has happened, so that a test can check that the events
-    it is about did happen. ``capacities``: relative speed of each robot, for coded gradients.
+    ``counts``: how often each kind of event has happened. With it a test can check that the events
+    for which it was written did happen. ``capacities``: relative speed of each robot, for coded
+    gradients.
     """
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
@@ -81,7 +82,8 @@ class Fleet:
         self.partition = partition_of(SHAPES[codec], 'row', codec)
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
-        # the server's patience in seconds, and `rog_core.server.clip`
+        # Patience of the server in seconds, and the limit ``clip`` of
+        # `rog_core.server.push_filter`.
         self.patience, self.clip = patience, clip
         self.momentum = momentum         # momentum on the server
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
@@ -92,8 +94,8 @@ class Fleet:
         self.now = 0.0
         self.queue: list = []
         self.count = itertools.count()
-        # Incarnations are random, as on real robots. A session is the XOR of two incarnations, and
-        # XORs of small numbers would repeat.
+        # Incarnations are random, as on real robots. A session is the XOR of two incarnations; with
+        # small numbers, the same XOR would occur for several pairs.
         self.lives = (self.rng.getrandbits(64) for _ in itertools.count())
         self.counts: Counter = Counter()
         self.dead_links: set[str] = set()
@@ -101,11 +103,11 @@ class Fleet:
         self.blast = 100
         self.deaf_links: set[str] = set()  # links that carry only heartbeats
         self.unheard: set[str] = set()     # robots whose link was dead at the last heartbeat
-        # maps (robot, whether towards the server) to the time at which the link is free
+        # Maps (robot, whether towards the server) to the time at which the link is free.
         self.free_at: dict = {}
-        # messages that the network has carried, which `replay` delivers again
+        # Messages that the network has carried; `replay` delivers them again.
         self.history: list = []
-        # sum of the gradients that were lost in crashes of robots or server
+        # Sum of the gradients that were lost in crashes of robots or server.
         self.lost = np.zeros(self.partition.elements)
         initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
@@ -136,7 +138,8 @@ class Fleet:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
 
-        # the machine itself also calls it, for chunks that arrived before their transfer began
+        # The server calls `on_chunk` itself, too, for chunks that arrived before their transfer
+        # began.
         def on_chunk(name, chunk, now):
             actions = take(name, chunk, now)
             ids, server.aggregation.last_ids = server.aggregation.last_ids, None
@@ -148,13 +151,13 @@ class Fleet:
         self.server.on_chunk = on_chunk
 
     def checkpoint(self):
-        """Return the checkpoint of a server, and the sum of what the server had applied by then."""
+        """Return the server's checkpoint, its master rows, and the sum of what it has applied."""
         return self.server.checkpoint(), self.server.master.copy(), self.update.applied.copy()
 
     def restart_server(self, checkpoint):
         """Crash the server and restart it from the checkpoint.
 
-        What is not in it is lost or sent again.
+        Pushes that are not in the checkpoint are lost or sent again.
         """
         state, master, applied = checkpoint
         self.counts['crash'] += 1
@@ -189,7 +192,7 @@ class Fleet:
         self.robots[name].alive = False
 
     def pause(self, name):
-        """Deactivate the robot; the server learns of it with the robot's next heartbeat."""
+        """Pause the robot; the server learns of the pause at the next heartbeat."""
         robot = self.robots[name]
         if robot.alive and robot.machine.state not in (STOPPED, PAUSED):
             self.counts[f'paused while {robot.machine.state}'] += 1
@@ -202,7 +205,7 @@ class Fleet:
             self.act(name, robot.machine.resume(self.now), robot)
 
     def hold(self):
-        """Deactivate the server."""
+        """Pause the server: it grants no iteration, but continues transfers."""
         self.counts['server paused'] += 1
         self.act(None, self.server.pause(self.now))
 
@@ -240,8 +243,7 @@ class Fleet:
         self.act(None, self.server.set_sync(text, self.now))
 
     def replay(self, count):
-        """Deliver messages of the past again, one in four of them under the name of another robot.
-        """
+        """Deliver earlier messages again, about every fourth under the name of another robot."""
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history)
             if isinstance(message, Receipt) and server is not self.server:
@@ -257,7 +259,7 @@ class Fleet:
     def corrupt(self, count):
         """Deliver messages that the protocol forbids.
 
-        Check that each is refused and changes nothing.
+        Check that each message is refused and changes nothing.
         """
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history[-200:])
@@ -271,8 +273,8 @@ class Fleet:
             before = hostile.fingerprint(self.server, robot.machine)
             try:
                 handler(machine, bad)(*arguments, bad, self.now)
-                # These messages belong to a transfer that is over. Acks and receipts of it are left
-                # out, because they would let the sender continue.
+                # This message belongs to a transfer that is over. The fingerprint is not compared
+                # for Acks and receipts, because these let the sender continue.
                 self.counts['corrupt ignored'] += 1
                 if isinstance(bad, (Chunk, End)):
                     assert hostile.fingerprint(self.server, robot.machine) == before, bad
@@ -281,8 +283,7 @@ class Fleet:
                 assert hostile.fingerprint(self.server, robot.machine) == before, bad
 
     def check_twin(self, machine, name, message):
-        """Check that the chunk would be valid without its fault, so that nothing else is refused.
-        """
+        """Check that the chunk is valid without its fault, so that the fault is what is refused."""
         member = self.server.members.get(name)
         receiver = (member and member.push) if machine is self.server else machine.pull
         if isinstance(message, Chunk) and receiver is not None and receiver.state == OPEN \
@@ -307,7 +308,7 @@ class Fleet:
         return sum(robot.store.produced for robot in self.lives_of_robots)
 
     def held(self, robot):
-        """Return what the robot has produced and the server has not applied yet."""
+        """Return the sum of what the robot has produced and the server has not applied yet."""
         held = robot.store.pending.astype(np.float64)
         for sent in self.open_chunks(robot):
             key = (robot.machine.incarnation, sent.chunk.transfer, sent.chunk.sequence)
@@ -366,7 +367,9 @@ class Fleet:
             return []
 
     def act(self, side, actions, robot=None):
-        """Carry out a machine's actions. ``side``: the robot of the machine; None for the server.
+        """Carry out a machine's actions.
+
+        ``side``: name of the machine's robot; None for the server.
         """
         if side is None:
             self.staleness.grants(self.server)
@@ -394,7 +397,7 @@ class Fleet:
         member = self.server.members[notice.robot]
         if notice.what == 'retired':
             self.counts[f'retired while {member.state}'] += 1
-        elif notice.what == 'returned':  # count it as a robot that has just joined
+        elif notice.what == 'returned':  # treat the member like one that has just joined
             self.versions.forget(member)
             self.staleness.forget(member)
 
@@ -420,20 +423,21 @@ class Fleet:
             self.carry(name, True, nbytes, lambda: self.deliver_to_server(name, message))
 
     def is_partial(self, side, name):
-        """Return whether the ending transfer leaves rows behind because its time is over."""
+        """Return whether a transfer that ends leaves rows unsent because its time is over."""
         machine = self.robots[name].machine
         sender = self.server.members[name].sender if side is None else machine.push
         return sender is not None and sender._window < len(sender.plan.windows)
 
     def deliver_to_robot(self, robot, message, server):
-        # A receipt from a server that has crashed is either taken as sent before the crash, or
-        # lost.
+        # Either a receipt from a server that has crashed counts as received before the crash, or it
+        # is lost.
         stale = self.server is not server
         if not robot.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
             return
         handle = handler(robot.machine, message)
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
-        machine = robot.machine  # the next iteration is granted while the present one is computed
+        # If the gradient was already under way, its start is checked when the grant comes.
+        machine = robot.machine
         if machine.state == COMPUTING and machine.iteration != robot.granted:
             self.check_start(robot, machine.iteration)
 
@@ -453,7 +457,7 @@ class Fleet:
         return member and member.push.refused and (member.push.transfer, member.push.refused)
 
     def drop(self, name, chunk):
-        """Note that the server has received this chunk but will not use it."""
+        """Record that the server has received this chunk but will not use it."""
         self.counts['refused'] += 1
         ids = decode_ids(chunk.ids, chunk.segments, self.partition)
         self.lost += decode(self.partition, codec_on_wire(chunk.codec, self.server.codec), ids,
@@ -528,18 +532,22 @@ class Fleet:
         assert self.server.deadline <= min(due, default=math.inf)
 
     def check_start(self, robot, iteration):
-        """Check invariant 3 when a worker may begin to compute ``iteration``."""
+        """Check invariant 3 when a worker may begin to compute ``iteration``.
+
+        Invariant 3: no worker computes further ahead than the staleness bound allows.
+        """
         robot.granted = iteration
         if robot.machine.server != self.server.incarnation:
-            # a server that has crashed granted it, and the robot does not know of the crash yet
+            # A server that has crashed has granted this iteration, and the robot does not know of
+            # the crash yet.
             return
         self.staleness.starts(robot.machine)
         self.counts['staleness checked'] += self.staleness.check(robot, iteration, self)
 
     def check_mirrors(self):
-        """Check invariant 1: while no transfer to robot r is open, mirror L_r equals its model.
+        """Check invariant 1: the mirror of a robot equals the robot's rows in every bit.
 
-        All bits must be equal.
+        This holds while no transfer to the robot is open.
         """
         for name, member in self.server.members.items():
             robot = self.robots[name]
@@ -552,7 +560,9 @@ class Fleet:
                     (member.mirror.rows != self.server.master).any())
 
     def check_conservation(self):
-        """Check invariant 2: produced = applied + held + lost in crashes, so nothing counts twice.
+        """Check invariant 2: produced = applied + held + lost in crashes + dropped.
+
+        So no gradient is forgotten or counts twice.
         """
         held = sum(self.held(r) for r in self.lives_of_robots)
         dropped = sum(robot.store.dropped for robot in self.lives_of_robots)
@@ -564,7 +574,7 @@ class Fleet:
         self.counts['conservation checked'] += bool(self.produced.any())
 
     def check(self):
-        if not self.capacities:  # coded gradients have a meaning only as a sum
+        if not self.capacities:  # a coded gradient has a meaning only in a sum with others
             self.check_conservation()
         self.check_mirrors()
         for member in self.server.active():

@@ -9,18 +9,19 @@ from rog_core.arrays import copy_of
 from rog_core.protocol.states import STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream
 
-# seconds for which each fleet runs in turn; events of different fleets need no exact order
+# Seconds for which the fleets run in turn. Events of different fleets need no exact order.
 STEP = 0.02
 
 
 class Below(Fleet):
     """A child fleet, whose server is a robot of the parent fleet.
 
-    Sums up what its own robots changed.
+    It sums up the changes that its own robots made.
     """
 
     def __init__(self, *arguments, **options):
-        # sum of what its robots have subtracted from the master rows, float64 (elements,)
+        # Sum of the changes that its robots have subtracted from the master rows, float64
+        # (elements,).
         self.own = 0.0
         super().__init__(*arguments, **options)
 
@@ -44,7 +45,10 @@ class FleetAsRobot(Robot):
 
     @property
     def not_kept(self):
-        """Return what the worker has received and has neither used nor dropped."""
+        """Return the change that the worker was given and has not yet accumulated.
+
+        Returns 0 if there is no such change.
+        """
         up = self.upstream
         given = up._handed is not None and self.store.kept == up._kept
         return up._handed.astype(np.float64) if given else 0.0
@@ -77,7 +81,9 @@ class Above(Fleet):
         self.saved[name] = below.checkpoint(), copy_of(self.robots[name].upstream.base), below.own
 
     def crash_below(self, name):
-        """Kill a child's server and restart it from its checkpoint; it registers with the parent.
+        """Kill a child's server and restart it from its checkpoint.
+
+        Then the child registers with the parent again.
         """
         below, (checkpoint, base, own) = self.below[name], self.saved[name]
         self.counts['crash below'] += 1
@@ -95,7 +101,7 @@ class Above(Fleet):
         self.counts['changed below'] += bool((robot.below.server.master != before).any())
 
     def account(self, name):
-        """Let a child fleet report its changes to the parent, after a checkpoint."""
+        """Save the checkpoint of a child fleet, and let it report its changes to the parent."""
         robot = self.robots[name]
         change = robot.upstream.account()
         if change is not None and robot.alive and robot.machine.state != STOPPED:
@@ -113,8 +119,7 @@ class Above(Fleet):
                     self.account(name)
 
     def check_below(self):
-        """Check that each change was handed to the parent once, or that the child still keeps it.
-        """
+        """Check that each change was handed to the parent once, or is still kept by the child."""
         for name, below in self.below.items():
             robot = self.robots[name]
             lives = [life for life in self.lives_of_robots if life.name == name]

@@ -1,5 +1,4 @@
-"""Makes messages that the protocol forbids, and snapshots of all state that they must not change.
-"""
+"""Makes messages that the protocol forbids, and fingerprints of all state that must not change."""
 
 from __future__ import annotations
 
@@ -55,7 +54,8 @@ BAD_STEPS = {
     'too many fragments': Phase(3, MAX_LOCAL + 1, 0),
 }
 
-# Values of a command's other fields that no worker can carry out; for `dataclasses.replace`.
+# Values for the other fields of a command that no worker can carry out, as arguments of
+# `dataclasses.replace`.
 BAD_WORDS = {
     'no iteration': {'next_iteration': 0}, 'an iteration below 0': {'next_iteration': -1},
     'an MTA time that is NaN': {'mta_time': math.nan}, 'an MTA time below 0': {'mta_time': -1.0},
@@ -70,7 +70,7 @@ BAD_SENDINGS = {
 
 
 def bad_commands(command):
-    """Return a valid command with one field made invalid, for every such field."""
+    """Return a dict of copies of a valid command, each copy with one invalid field."""
     return {**{name: replace(command, step=step) for name, step in BAD_STEPS.items()},
             **{name: replace(command, **word) for name, word in BAD_WORDS.items()},
             **{name: replace(command, sending=replace(command.sending, **change))
@@ -89,7 +89,7 @@ def _chunk_faults(chunk):
         replace(chunk, segments=0),
         replace(chunk, ids=ids[:-1]),
         replace(chunk, ids=np.append(ids, np.uint8(1))),
-        # One id is out of range, and the ids are not ascending.
+        # In the first fault one id is out of range; in the second the ids are not ascending.
         replace(chunk, ids=np.concatenate([ids, last]), segments=chunk.segments + 1),
         replace(chunk, ids=np.append(ids, np.uint8(0)), segments=chunk.segments + 1),
         replace(chunk, values=values[:-1]),
@@ -117,7 +117,7 @@ def twin(message):
 
 
 def corrupted(rng, message):
-    """Return the message with one rule broken; ``draw`` chooses which of the rules of its type."""
+    """Return the message with one rule of its type broken; ``rng`` chooses the rule."""
     message = twin(message)
     if isinstance(message, Chunk):
         faults = _chunk_faults(message)
@@ -135,7 +135,7 @@ def corrupted(rng, message):
     return rng.choice(faults)
 
 
-# Types of the objects of which a machine consists. All other attributes are numbers, arrays or
+# Types of the objects that make up a machine. All other attributes are numbers, arrays or
 # constants.
 _PARTS = (WorkerMachine, ServerMachine, Member, Accumulator, Aggregation, Method, FullGradient,
           Mirror, RawRows, Sender, Receiver, LinkEstimate, WorkerStatistics)
@@ -156,6 +156,6 @@ def _contents(value):
 
 
 def fingerprint(*machines):
-    """Return everything that the machines hold, which a refused message must not change."""
+    """Return all state of the machines, to check that a refused message does not change it."""
     return [(name, _contents(value)) for machine in machines
             for name, value in vars(machine).items()]

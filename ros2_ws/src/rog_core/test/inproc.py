@@ -12,7 +12,7 @@ from rog_core.server.machine import ServerMachine
 
 
 class InProcessLink:
-    """A link whose functions join and exchange run both machines until it is the worker's turn."""
+    """A link whose `join` and `exchange` run both machines until the worker must compute."""
 
     def __init__(self, sync='bsp', codec='raw'):
         check_named(sync, Team())
@@ -32,6 +32,6 @@ class InProcessLink:
 
     @staticmethod
     def _granted(wanted):
-        """Return the gradient to compute next; None if the run is over."""
+        """Return the last order to compute a gradient; None if the run is over."""
         granted = [action for _, action in wanted if isinstance(action, Compute)]
         return granted[-1] if granted else None

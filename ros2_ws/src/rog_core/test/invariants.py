@@ -9,12 +9,14 @@ from rog_core.methods.coded import Coded
 
 
 class Versions:
-    """The iteration at which each segment of each member was last applied, observed from outside.
+    """For each segment of each member, the iteration at which it was last applied.
+
+    The values are observed from outside the server.
     """
 
     def __init__(self, partition):
         self.partition = partition
-        # list of (member, iteration at which it joined, version of each segment)
+        # List of (member, iteration at which it joined, iteration of each segment).
         self.members: list = []
 
     def entry(self, member):
@@ -26,7 +28,7 @@ class Versions:
         return self.members[-1]
 
     def forget(self, member):
-        """Reset the versions of a member that was retired and is back; only its new rows count."""
+        """Reset the versions of a member that was retired and is back: only new rows count."""
         self.members = [known for known in self.members if known[0] is not member]
 
     def applied(self, member, chunk, ids):
@@ -34,7 +36,7 @@ class Versions:
         versions[ids] = np.maximum(versions[ids], chunk.transfer.iteration)
 
     def check(self, member):
-        """Check that the server takes no row for newer than the row's oldest segment."""
+        """Check that the server counts no row as newer than the row's oldest segment."""
         seen = np.minimum.reduceat(self.entry(member)[2], self.partition.first_segment)
         assert (member.versions <= seen).all(), (member.robot, member.versions, seen)
         assert member.slowest in (member.versions.min(), member.iteration)
@@ -58,10 +60,10 @@ class Staleness:
     def __init__(self, told):
         self.told = told
         self.pushed_under: dict = {}   # maps an incarnation to the bound at its last push
-        # maps an incarnation to the bound at its last push that is complete
+        # Maps an incarnation to the bound at its last complete push.
         self.complied: dict = {}
         self.members: dict = {}        # maps an incarnation to its member at the server
-        # maps the name of a robot to its pull, and the bound that held when the pull began
+        # Maps the name of a robot to its pull and to the bound that held when the pull began.
         self.granted: dict = {}
 
     def pushes(self, machine):
@@ -71,16 +73,16 @@ class Staleness:
 
     def starts(self, machine):
         life = machine.incarnation
-        # while a push is under way, the worker computes ahead
+        # If a push is still under way, the worker computes ahead, and that push is not complete.
         if life in self.pushed_under and machine.push is None:
             self.complied[life] = self.pushed_under[life]
 
     def grants(self, server):
-        """Record, for every pull that has begun, the bound that holds."""
+        """Record, for every pull that has begun, the staleness bound that holds for it."""
         active, present = server.active(), loosest(self.told(str(server.method)))
         for member in active:
             life = member.incarnation
-            # a member that has just joined is within the present bound
+            # For a member that has just joined, only the present bound counts.
             if self.members.get(life) is not member:
                 self.members[life] = member
                 self.complied[life] = present
@@ -95,7 +97,10 @@ class Staleness:
         self.members.pop(member.incarnation, None)
 
     def check(self, robot, iteration, fleet):
-        """Compare the iteration with every row of every member; return the number of members."""
+        """Check that ``iteration`` is within the bound for every row of every member.
+
+        Returns the number of members.
+        """
         active = fleet.server.active()
         bound = self.granted[robot.name][1]
         for member in active:

@@ -1,4 +1,4 @@
-"""Accounts for gradients and for their use by the server, independently of the code under test."""
+"""Keeps account of gradients and of how the server uses them, independent of the tested code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _method(text, capacities, codec, momentum):
 
 
 def method_named(text, team):
-    """Return the method with this name, unused; tests ask it about its properties."""
+    """Return a method with this name that is never trained; tests read its properties."""
     return _method(text, tuple(team.capacities.items()), team.codec, team.momentum)
 
 
@@ -64,7 +64,10 @@ class Gradients:
 
 
 class SummingAccumulator(Accumulator):
-    """An accumulator that also sums what is added (``produced``) and ``dropped``, in float64."""
+    """An accumulator that also sums the added and the dropped values, in float64.
+
+    The sums are ``produced`` and ``dropped``.
+    """
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -79,7 +82,7 @@ class SummingAccumulator(Accumulator):
     def encode(self, codec, ids):
         before = self.pending.astype(np.float64) if codec.kept < 1 else 0
         data = super().encode(codec, ids)
-        if codec.kept < 1:  # the codec's error feedback decays
+        if codec.kept < 1:  # the error feedback of this codec decays, so it drops a part
             self.dropped += before - self.pending - decode(self.partition, codec, ids, data)
         return data
 
@@ -101,7 +104,7 @@ class SummingAggregation(Aggregation):
         super().__init__(*arguments)
         self.applied = np.zeros(self.model.partition.elements)
         self.last_ids = None
-        # maps a robot to the iterations of its coded chunks that the server holds
+        # Maps a robot to the iterations of its coded chunks that the server holds.
         self.pushed_of = {}
         self.rounds: list = []
         self.contributed: list = [[]]
@@ -146,8 +149,7 @@ class SummingAggregation(Aggregation):
                 del self.pushed_of[robot]
 
     def check_decoded(self, due, before):
-        """Check that all parts belong to one new round; the master rows must fall by its gradient.
-        """
+        """Check that all pushes belong to one new round, and the master rows fall by its mean."""
         iterations = set().union(*(self.pushed_of[robot] for robot in due.coefficients))
         assert len(iterations) == 1, iterations
         iteration, = iterations

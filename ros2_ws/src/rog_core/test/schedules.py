@@ -20,7 +20,7 @@ SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
          'diloco:4:2+quorum=2+grace=0.3', 'rsp:4+local=3+rate=0.7+momentum=0.5',
          'rsp:6+pipeline+sparse+local=2',
          'trimmed:1']
-EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # methods that only work with codec raw
+EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # methods that need codec raw
 CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
           'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash', 'pause', 'resume', 'hold',
@@ -50,7 +50,7 @@ def play(fleet, events, syncs=None, slow=5e3):
             fleet.dead_links.discard(name)
         elif event == 'fade':
             fleet.fade(name, fleet.heartbeat_limit + seconds)
-        # a gap of any length, from one lost message to several heartbeat limits
+        # A gap of any length: from one lost message to several heartbeat limits.
         elif event == 'gap':
             fleet.fade(name, fleet.heartbeat_limit * seconds ** 3)
         elif event == 'deaf':
@@ -84,8 +84,7 @@ def play(fleet, events, syncs=None, slow=5e3):
 
 
 def check_end(fleet, seconds=12):
-    """End all faults; check that every live robot makes progress and finally holds the master rows.
-    """
+    """End all faults; check that every live robot makes progress and gets the final master rows."""
     fleet.dead_links.clear()
     fleet.deaf_links.clear()
     fleet.loss, fleet.rate = 0.0, 1e6
@@ -127,13 +126,13 @@ def run_until(fleet, condition, step=2e-3):
 
 
 def state_of(fleet):
-    """Return the state that the server records for robot0."""
+    """Return the state of robot0 in the server's view; None if the server does not know it."""
     member = fleet.server.members.get('robot0')
     return member and member.state
 
 
 def settled(seed=4, sync='rsp:4', **network):
-    """Return a fleet of three robots that train, and its first member."""
+    """Return a fleet of three robots that train, and the member of robot0."""
     fleet = Fleet(seed, 3, sync, **network)
     run_until(fleet, lambda: len(fleet.server.active()) == 3)
     fleet.run(2)
@@ -149,7 +148,7 @@ def lose(fleet, seconds=3.0):
 
 
 def come_back(fleet):
-    """Reconnect robot0; return the number of model chunks that it needed."""
+    """Reconnect robot0; return the number of snapshot chunks that were sent."""
     before = fleet.counts['SNAPSHOT']
     fleet.dead_links.discard('robot0')
     run_until(fleet, lambda: state_of(fleet) == 'training')

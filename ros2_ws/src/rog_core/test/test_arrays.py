@@ -1,4 +1,4 @@
-"""Flat storage gives the same results as a numpy array and as a tensor."""
+"""A model in a numpy array and the same model in a tensor give the same results."""
 
 import numpy as np
 import pytest

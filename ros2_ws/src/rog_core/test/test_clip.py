@@ -1,4 +1,4 @@
-"""The norm bound: a push counts for no more than a multiple of the robots' usual pushes."""
+"""Tests of ``clip``: a push counts for at most a multiple of the usual norm of pushes."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,17 @@ def test_an_encoding_is_scaled_without_decoding_it_and_never_up(codec, factor):
 
 
 class Pushes:
-    """Makes pushes of raw rows; all elements of a row are the square root of the row's energy."""
+    """Makes pushes of raw rows.
+
+    All elements of a row are equal, so that the row has a given energy.
+    """
 
     def __init__(self, limit):
         self.partition = partition_of(SHAPES, 'row', 'raw')
         self.filter = PushFilter(0.0, limit, np.zeros(self.partition.elements, np.float32))
 
     def push(self, robot, *energies, kind=Kind.PUSH, robots=ROBOTS):
-        """Push a row with each of these sums of squares.
+        """Push one row for each of ``energies``, the sums of squares of the rows.
 
         Return which of these pushes count, and whether the server sends a notice.
         """

@@ -1,4 +1,4 @@
-"""Codecs: arrays and tensors equal a slow reference, error feedback works, bad data is refused."""
+"""Codecs: arrays and tensors give the bytes of a slow reference, and bad data is refused."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Chunk, Kind, TransferId
 from rog_core.transfer.receiver import Receiver
 
-# includes the codecs of plug-ins
+# The names include the codecs of plug-ins.
 NAMES = [*(name for name in codec_names() if ':' not in name), 'ternary:0.1']
 PARTITION = partition_of([('conv', (40, 34)), ('bias', (3,)), ('scale', ()), ('long', (9001,))])
 MODELS = {name: partition_of([(p.name, p.shape) for p in PARTITION.parameters], codec=name)
@@ -181,7 +181,7 @@ def test_values_of_the_wrong_length_are_refused(codec, change):
 
 
 def one_row(length):
-    """Return a partition with one segment of that many elements, and its ids."""
+    """Return a partition with one segment of ``length`` elements, and the ids of its segments."""
     return partition_of([('p', (length,))], codec='ternary'), np.zeros(1, np.int64)
 
 
@@ -199,9 +199,9 @@ def test_ternary_bytes_of_any_values_are_those_of_the_reference(place, row):
 @pytest.mark.parametrize('place', PLACES)
 def test_ternary_sends_the_first_of_the_largest_of_each_block(place):
     row = np.zeros(64 * 3 + 5, np.float32)
-    row[[3, 17, 60]] = 1, -4, 4      # of equal magnitudes the first is sent, whatever its sign
+    row[[3, 17, 60]] = 1, -4, 4      # of equal magnitudes, the first one is sent, whatever its sign
     row[[64, 127]] = 0.5, 2          # index 127 is the last element of its block
-    row[-1] = 3                      # in the last, short block; the block before it is empty
+    row[-1] = 3                      # in the last, short block; the third block holds only zeros
     (partition, ids), left = one_row(row.size), put(row, place)
     data = TERNARY.take(partition, left, ids, None)
     assert bfloat16_decode(data[:2].view('<u2')) == 3

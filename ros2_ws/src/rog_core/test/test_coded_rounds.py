@@ -65,7 +65,7 @@ def test_every_round_counts_once_as_the_mean_of_all_shards(sync):
 @pytest.mark.long
 @pytest.mark.parametrize('sync', METHODS)
 def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
-    """The others do not wait for a robot that computes slowly or has a slow link."""
+    """The fleet does not wait for a robot that computes slowly or has a slow link."""
     fleet = coded(sync, rate=2e5)
     for robot in fleet.robots.values():
         robot.compute_time = 0.1
@@ -79,7 +79,7 @@ def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
     alone = slow.machine.iteration
     assert len(fleet.update.rounds) > 15
     assert fleet.server.members['robot1'].rows_pushed < fleet.partition.rows
-    # The robot takes part in the present rounds, and keeps nothing of former rounds.
+    # The robot takes part in the present rounds, and is not still busy with former rounds.
     assert alone > fleet.update.rounds[-1] - 15
     fleet.carry = carry
     check_progress(fleet, 5)
@@ -91,7 +91,7 @@ def slow_all_but(fleet, name):
 
 
 def test_the_server_s_word_that_a_round_is_over_may_be_lost():
-    """Only the receipt tells the robot that its push was cut short."""
+    """Only the receipt tells the robot that the server has cut its push short."""
     fleet = coded('gc', rate=1e5)
     slow_all_but(fleet, 'robot1')
     machine, lost = fleet.robots['robot1'].machine, []
@@ -131,7 +131,8 @@ def test_what_was_not_sent_of_a_round_that_is_over_is_no_part_of_the_next():
     product(['computing', 'pushing', 'waiting', 'pulling'], ['the robot', 'the server']),
     ('computing', 'the server'), ('pushing', 'the robot'), ('pulling', 'the server')))
 def test_a_robot_that_comes_back_brings_nothing_of_a_former_round(state, loses):
-    fleet = coded('gc:0', rate=2e5)  # no robot may straggle, so each contributes to each round
+    # No robot may straggle, so every robot contributes to every round.
+    fleet = coded('gc:0', rate=2e5)
     fleet.run(3)
     machine = fleet.robots['robot1'].machine
     run_until(fleet, lambda: machine.state == state)
@@ -214,7 +215,7 @@ def test_rows_that_a_former_method_left_behind_are_no_part_of_a_coded_gradient()
 
 
 def test_what_is_computed_for_one_code_never_counts_for_another():
-    """No robot has pushed in the open round, so both codes have the same number of the round."""
+    """No robot has pushed in the open round, so the round has the same number in both codes."""
     fleet = coded('gc:0')
     fleet.run(3)
     for latter in ('hgc:0', 'gc:0', 'hgc:1'):
@@ -240,7 +241,7 @@ def test_a_lossy_codec_runs_with_and_without_feedback(codec, feedback):
 
 
 def test_feedback_keeps_what_the_codec_leaves_out_and_only_that():
-    """For robots that are always in time: sum of steps = what was sent + what they still hold."""
+    """If no robot is late, the gradients produced = the values applied + the values still held."""
     fleet = coded('gc:0', codec='ternary:0.1', loss=0.05)
     fleet.run(10)
     held = sum(fleet.held(robot) for robot in fleet.robots.values())
@@ -250,7 +251,7 @@ def test_feedback_keeps_what_the_codec_leaves_out_and_only_that():
 
 @pytest.mark.parametrize('chunks', [0, 100])
 def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
-    """Our robots send no such end. The server must not decode a push that lacks a part."""
+    """Our robots send no such End. The server must not decode a push that lacks rows."""
     fleet = coded('gc:0', rate=2e5)
     fleet.run(3)
     machine = fleet.robots['robot1'].machine
@@ -258,7 +259,7 @@ def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
     last = fleet.server.members['robot1'].push.transfer
     transfer = replace(last, iteration=machine.iteration, attempt=last.attempt + 1)
     fleet.deliver_to_server('robot1', End(transfer, chunks, 0.1, 0.1))
-    fleet.dead_links.add('robot1')  # so that the robot does not push the same transfer itself
+    fleet.dead_links.add('robot1')  # so that the robot itself sends no push with this number
     fleet.run(4)
     fleet.dead_links.clear()
     check_progress(fleet, 6)
@@ -268,7 +269,7 @@ def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
 
 
 def refuses(fleet, text, reason):
-    """Check that set_sync is refused and changes nothing."""
+    """Check that `set_sync` refuses the text and changes nothing."""
     before, method = fingerprint(fleet.server), fleet.server.method
     with pytest.raises(ConfigError, match=reason):
         fleet.set_sync(text)

@@ -31,7 +31,7 @@ def support(code):
 
 @st.composite
 def groups_of(draw, most=9):
-    """Return the code of a group with 1 to ``most`` members and at most 3 stragglers."""
+    """Return the code of a group of 1 to ``most`` members that tolerates at most 3 stragglers."""
     capacities = draw(st.lists(st.floats(1, 5), min_size=1, max_size=most))
     stragglers = draw(st.integers(0, min(3, len(capacities) - 1)))
     least = -(-len(capacities) // (stragglers + 1))
@@ -39,7 +39,7 @@ def groups_of(draw, most=9):
 
 
 def losses(code, most):
-    """Return all sets of at most so many members."""
+    """Return all sets of at most ``most`` members."""
     return [set(lost) for count in range(most + 1)
             for lost in itertools.combinations(code.members, count)]
 
@@ -166,7 +166,7 @@ def test_so_many_stragglers_that_rounding_errors_would_grow_too_large_are_refuse
     group([1] * 40, 40, 4)
     with pytest.raises(ConfigError, match='8 stragglers among 41 robots would multiply rounding'):
         group([1] * 41, 41, 8)
-    # every member computes all shards
+    # Every member computes all shards.
     assert group([1] * 9, 9, 8).amplification < MAX_AMPLIFICATION
 
 

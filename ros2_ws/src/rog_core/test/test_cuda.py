@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],
                    np.float32)
 EXAMPLES = codec_names()
-# codecs that name single elements
+# Codecs that name the position of single elements.
 NAMED = [name for name in EXAMPLES if get_codec(name).kernels[0] == 'topk']
 
 
@@ -42,7 +42,7 @@ def nvrtc():
     return ctypes.CDLL(str(path))
 
 
-# 87 is the architecture of the Jetson Orin
+# 87 is the architecture of the Jetson Orin.
 @pytest.mark.parametrize('architecture', mostly_long(ARCHITECTURES, 87))
 @pytest.mark.parametrize('family', FAMILIES)
 def test_nvrtc_compiles_every_kernel_without_spills(nvrtc, family, architecture):
@@ -53,7 +53,7 @@ def test_nvrtc_compiles_every_kernel_without_spills(nvrtc, family, architecture)
     for name, (registers, spilled) in found.items():
         print(f'sm_{architecture} {name}: {registers} registers, {spilled} bytes spilled')
         assert not spilled
-        # a GPU could not start a block that needs more registers
+        # A GPU could not start a block that needs more registers.
         assert cuda.THREADS * registers <= 1 << 16
 
 
@@ -164,7 +164,7 @@ def test_arguments_of_another_type_than_the_parameters_are_told():
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Let the code believe that a stand-in for a GPU is a GPU."""
+    """Make the code take a stand-in for a GPU."""
     stand_in = StandIn(monkeypatch)
     monkeypatch.setitem(sys.modules, 'cupy', stand_in.cupy)
     for cached in (cuda._cupy, cuda._module):
@@ -179,9 +179,10 @@ def to_gpu(values):
 
 
 def rows(codec, lengths, whole):
-    """Return a partition with one row per length; ``whole``: also keep long rows in one segment.
+    """Return a partition with one row for each of ``lengths``.
 
-    Codecs that name single elements have no room for positions in a longer segment.
+    ``whole``: also keep long rows in one segment, unless the codec names single elements: its
+    positions have no room for a longer segment.
     """
     partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
     if not whole or codec in NAMED:
@@ -200,7 +201,9 @@ def drawn(partition, seed, special):
 
 
 def results(codec, partition, ids, values, mirror, put):
-    """Return what a codec encodes and what it leaves; ``put`` copies arrays to the memory to test.
+    """Return the encoded bytes of a codec, and the values that remain after encoding and decoding.
+
+    ``put`` copies arrays to the memory that is tested.
     """
     coder, sums = get_codec(codec), np.abs(values[partition.offsets[ids]])
     with np.errstate(invalid='ignore', over='ignore'):
@@ -215,17 +218,17 @@ def results(codec, partition, ids, values, mirror, put):
 
 
 def bits(values):
-    """Return the bits of float32 values; every NaN has the same bits."""
+    """Return the bits of float32 values as integers; every NaN gives the same integer."""
     values = values.cpu().numpy() if isinstance(values, torch.Tensor) else values
     return np.where(np.isnan(values), 0x7fc00000, values.view(np.uint32)).tolist()
 
 
 def check(codec, gpu, partition, ids, seed):
-    """Check that kernels and compiled loops return the same bytes and the same bits of values."""
+    """Check that kernels and compiled loops return the same bytes, and values with equal bits."""
     values, mirror = drawn(partition, seed, SPECIAL)
     code, left = results(codec, partition, ids, values, mirror, lambda v: v)
     gpu.launches.clear()
-    gpu.seed = seed % 1000  # with seed 0 the threads run in their order
+    gpu.seed = seed % 1000  # with seed 0 the threads run in order
     found, there = results(codec, partition, ids, values, mirror, to_gpu)
     gpu.finish()
     assert found == code
@@ -370,7 +373,8 @@ def test_the_bench_pushes_and_pulls_a_whole_model(gpu):
     partition = partition_of([('w', (40, 34)), ('b', (10,))])
     found = cuda_codecs.iterations(partition, to_gpu, 1)
     assert found.keys() == {'iteration_ms', 'torch_iteration_ms'}
-    assert {name for name, _, _ in gpu.launches} == {  # the snapshot uses codec raw
+    # The snapshot uses codec raw, hence raw_encode and raw_store.
+    assert {name for name, _, _ in gpu.launches} == {
         'onebit_encode', 'onebit_add', 'raw_encode', 'raw_store', 'sums_accumulate',
         'sums_difference'}
 
@@ -410,7 +414,7 @@ def cupy():
 @given(data=st.data(), seed=st.integers(0, 2 ** 32))
 def test_a_gpu_gives_the_bits_of_the_compiled_loop(cupy, place, codec, data, seed):
     partition, ids = data.draw(segments_of(codec, min_value=1, max_value=100_000))
-    # A GPU returns only one kind of NaN, so the bits may differ; no machine accepts a NaN.
+    # A GPU makes only one kind of NaN, so the bits of NaN may differ; no machine accepts a NaN.
     values, mirror = drawn(partition, seed, SPECIAL[4:])
     code, left = results(codec, partition, ids, values, mirror, lambda v: v)
     assert cuda.usable(on_device(values))
@@ -427,7 +431,7 @@ def test_a_gpu_works_on_the_stream_of_the_moment(cupy, place, codec):
     ids = np.arange(partition.segments)
     code, left = results(codec, partition, ids, values, mirror, lambda v: v)
     with torch.cuda.stream(torch.cuda.Stream()):
-        # work that was queued before is executed before; it takes a few milliseconds
+        # This work takes a few milliseconds. The kernels must run after it, on the same stream.
         for _ in range(20):
             busy = torch.randn(2000, 2000, device=place)
             busy = busy @ busy

@@ -122,8 +122,8 @@ class Tight(Ssp):
 
 @pytest.mark.parametrize(('ahead', 'computed'), [('robot1', 3), ('robot2', 6)])
 def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, computed):
-    """One robot computes, the other does not: the first continues until it reaches its bound."""
-    sync = f'{package(TIGHT)}:Tight:5'   # the bound of iterations is S + 1
+    """Only one robot computes; it continues until it reaches its own staleness bound."""
+    sync = f'{package(TIGHT)}:Tight:5'   # the staleness bound is one more than the S of ssp:S
     team = Team(codec='onebit', momentum=0.9, capacities={'robot1': 1.0, 'robot2': 1.0})
     check_named(sync, team)
     fleet = Loopback.small([('w', (4, 32))], sync, team)
@@ -139,9 +139,9 @@ def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, comp
 
 
 def test_a_tighter_bound_is_not_for_a_robot_s_own_rows(package):
-    """A robot's own rows may be as old as the fleet's bound allows.
+    """A tighter bound for one robot does not apply to the age of this robot's own rows.
 
-    Only its next push can send them.
+    Only its next push can send these rows, so they may be as old as the fleet's bound allows.
     """
     sync = f'{package(TIGHT.replace("ssp", "rsp").replace("Ssp", "Rsp"))}:Tight:8'
     check_named(sync, Team())
@@ -161,7 +161,7 @@ def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state
     fleet.check()
     pushes = fleet.server.method.state()['pushes']
     assert set(pushes) == set(fleet.robots) and min(pushes.values()) > 1
-    fleet.sync = 'bsp'  # the method in the checkpoint counts
+    fleet.sync = 'bsp'  # the restarted server must use the method of the checkpoint
     fleet.restart_server(fleet.checkpoint())
     assert str(fleet.server.method) == sync
     assert fleet.server.method.state()['pushes'] == pushes
@@ -176,7 +176,8 @@ def test_robots_are_told_plain_values_and_never_look_for_its_module(package, mon
     module = package(CALM)
     sync = f'{module}:Calm:4:2+half'
     fleet = Fleet(3, 2, sync)
-    method_named(sync, fleet.team)  # the test itself asks this method
+    # The test needs the method, too, so it is built before imports are watched.
+    method_named(sync, fleet.team)
     looked_for, told = [], Counter()
 
     class Finder:
@@ -231,7 +232,7 @@ from rog_core.methods import Method
 from rog_core.steps import Gradient, Local, Shards, Step
 '''
 
-BAD = {  # maps a name to the body of a class, and the text of the error
+BAD = {  # maps a name to the body of an invalid class, and the expected text of the error
     'raises in __init__': ('''
     def __init__(self, spec, team):
         raise RuntimeError('no such luck')''', 'cannot be built: RuntimeError: no such luck'),
@@ -330,7 +331,7 @@ BAD = {  # maps a name to the body of a class, and the text of the error
 
 
 def refuses(fleet, text, reason):
-    """Check that the text is refused, and that a running fleet keeps its method."""
+    """Check that the method ``text`` is refused, and that a running fleet keeps its method."""
     with pytest.raises(ConfigError, match=reason) as error:
         check_named(text, fleet.team)
     assert text in str(error.value)
@@ -380,7 +381,7 @@ def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
 
 
 def test_a_machine_imports_no_method(package, fleet):
-    """The shell imports the method before, and plays it; see `rog_core.method_check`."""
+    """Only the shell imports the method, in the check before; see `rog_core.method_check`."""
     module = package(CALM)
     sync, reason = f'{module}:Calm:4:2', f"'{module}:Calm:4:2': module {module} must be imported"
     before = fingerprint(fleet.server)
@@ -409,8 +410,7 @@ def test_a_server_does_not_begin_with_one_that_fails(package):
         self.calls += 1
         return Sending(0.5 if self.calls < 80 else float('nan'))""", 'must be a share, 0 to 1')])
 def test_one_that_fails_later_ends_the_server_by_its_name(package, body, reason):
-    """Otherwise robots would refuse its commands for ever, or compute the same iteration for ever.
-    """
+    """The server must stop; otherwise robots would refuse its commands, or repeat an iteration."""
     module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
     sync = f'{module}:Theirs'
     fleet = Fleet(6, 2, sync)

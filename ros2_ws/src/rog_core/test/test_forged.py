@@ -1,7 +1,7 @@
 """An attacker who reads all traffic forges messages; when the attack ends, the fleet continues.
 
 Without a key nothing proves who has sent a message, so rows may be lost. But robot and server must
-agree again, by themselves, about which transfers are under way.
+then agree again, without help, about which transfers are under way.
 """
 
 import random
@@ -23,7 +23,7 @@ LIMIT = 0.5   # heartbeat limit and patience, in seconds
 
 
 class Deceived(Fleet):
-    """A fleet whose rows may be lost, so the tests do not count them."""
+    """A fleet that may lose rows, so it does not check their staleness."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, heartbeat_limit=LIMIT, patience=LIMIT, **kwargs)
@@ -118,7 +118,7 @@ def test_a_stream_of_them(seed):
 
 
 def begun_again(fleet, member):
-    """Check that no push begins while another is under way, because its rows would count twice."""
+    """Check that no second push begins during a push, because its rows would count twice."""
     opened = member.push.transfer
     for ahead in (1, 2):
         wrong = replace(opened, attempt=opened.attempt + ahead)
@@ -130,7 +130,7 @@ def begun_again(fleet, member):
 
 @pytest.mark.parametrize('sync', ['gsgm', 'bsp', 'rsp:4', 'bsp+svrg=3'])
 def test_a_push_of_another_kind_than_was_granted_is_refused(sync):
-    """A full gradient counts in no round of GSGM, so the others would wait for ever."""
+    """GSGM does not count a full gradient in a round, so the other robots would wait for ever."""
     fleet = Fleet(4, 3, sync, 'raw' if 'svrg' in sync else 'onebit')
     for robot in fleet.robots.values():
         robot.compute_time = 0.1

@@ -22,7 +22,7 @@ from rog_core.methods.coded.grouping import (
 
 MANY = examples(200)
 
-# capacities in GHz, from Table 2 of the paper
+# Capacities in GHz, from Table 2 of the paper.
 GROUP_A = [0.6] * 5 + [1.8] * 3 + [2.4] * 2 + [3.0] * 2
 GROUP_B = [0.6] * 5 + [1.2] * 3 + [1.8] * 3 + [2.4] * 4 + [3.0] * 5
 
@@ -43,8 +43,8 @@ def sums(groups, capacities):
 
 def test_the_papers_fleets_have_the_papers_number_of_groups():
     assert largest_number_of_groups(GROUP_A, 1) == 3
-    # The paper's text names 20 robots and 5 groups. Table 2 has 19 robots, for which equation 13
-    # also gives 5.
+    # The paper's text names 20 robots and 5 groups. Table 2 has only 19 robots, but equation 13
+    # gives 5 groups for them, too.
     assert largest_number_of_groups(GROUP_B, 1) == 6
     assert largest_number_of_groups(GROUP_B[:-1], 1) == 5
 
@@ -143,7 +143,7 @@ def test_a_number_of_groups_beyond_equation_13_is_refused(groups):
 
 def test_a_fleet_that_has_the_capacity_but_does_not_divide_is_refused():
     with pytest.raises(ConfigError, match='the 5 robots do not divide into 2 groups'):
-        # 16 shards are needed and there are 16, but the best division is 7 and 9
+        # The two groups need a capacity of 8 each. The sum is 16, but the best division is 7 and 9.
         static_grouping([4, 3, 3, 3, 3], 1)
 
 
@@ -176,7 +176,7 @@ def test_the_expectation_is_that_over_all_outcomes(chances, stragglers):
 
 @st.composite
 def grouped(draw):
-    """Draw groups, capacities of a few classes, and how often each robot straggles."""
+    """Draw groups, capacities from a few values, and how often each robot straggles."""
     capacities = draw(st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=4, max_size=24))
     order = draw(st.permutations(range(len(capacities))))
     groups = [part.tolist() for part in np.array_split(order, draw(st.integers(1, 4)))]

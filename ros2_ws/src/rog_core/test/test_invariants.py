@@ -22,8 +22,8 @@ methods = st.tuples(st.sampled_from(SYNCS), st.sampled_from(CODECS)) \
     | st.tuples(st.sampled_from(EXACT), st.just('raw'))
 
 
-# Do not shrink a failing example: shrinking plays hundreds of schedules, and the failing seed is
-# enough to begin with.
+# Do not shrink a failing example: shrinking would play hundreds of schedules, and the failing seed
+# is enough to start debugging.
 @settings(max_examples=SCHEDULES, deadline=None, derandomize=SCHEDULES < 1000,
           suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 2 ** 32), robots=st.integers(1, 4), method=methods, network=network,
@@ -68,7 +68,7 @@ def test_the_schedules_do_what_they_claim():
     syncs = itertools.cycle(['rsp:4', 'rsp:2', 'ssp:2', 'rsp:20+pipeline+sparse'])
     for seed, (sync, codec) in enumerate(zip(syncs, CODECS * 2, strict=False)):
         fleet = Fleet(seed, 3, sync, codec, loss=0.1, duplicate=0.1, rate=5e4, patience=0.6)
-        # keep this method, so that the schedule tests its special behaviour
+        # Keep this method during the schedule, so that its special behaviour is tested.
         keeps = 'sparse' in sync
         with watched() as changes:
             play(fleet, [event for event in EVERYTHING if not (keeps and event[0] == 'sync')])
@@ -83,7 +83,7 @@ def test_the_schedules_do_what_they_claim():
 
 @pytest.mark.parametrize('defect', ['mirror', 'conservation', 'staleness', 'versions', 'model'])
 def test_a_defect_is_noticed(defect):
-    """Test the checks themselves: break each invariant by hand, and expect an error."""
+    """Test the checks themselves: break each invariant on purpose, and expect an error."""
     fleet = Fleet(5, 2, 'rsp:3')
     fleet.run(2.0)
     fleet.check()

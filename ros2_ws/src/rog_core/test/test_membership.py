@@ -170,7 +170,8 @@ def test_a_silent_member_is_away_and_one_that_beats_is_not():
     machine.on_register(request(), 0.0)
     machine.on_register(request('robot2', 10), 0.0)
     machine.on_heartbeat('robot2', 10, 2.0)
-    machine.on_heartbeat('robot1', 8, 2.0)  # messages of a former process of the robot do not count
+    # Incarnation 8 is a former process of the robot, so this does not count.
+    machine.on_heartbeat('robot1', 8, 2.0)
     assert machine.deadline <= 3.0
     machine.on_time(3.0)
     assert not machine.is_member('robot1', 9)
@@ -196,7 +197,7 @@ def test_an_unknown_method_is_refused_and_the_old_one_stays():
 
 
 def let_train(machine, asks):
-    """Accept every message of the server's transfers to a robot until the robot computes."""
+    """Accept all messages that the server sends to a robot until the robot may compute."""
     member_of, now = machine.members, 0.0
     _, actions = machine.on_register(asks, now)
     while member_of[asks.robot].state != 'training':
@@ -216,7 +217,7 @@ def test_a_checkpoint_brings_back_the_strategy_state():
     machine = server()
     let_train(machine, request())
     transfer = TransferId(9 ^ 50, Kind.PUSH, 1, 1)
-    # scale 1.0, element 0 negative; the row has 8 elements
+    # The scale is 1.0 and element 0 is negative; the row has 8 elements.
     values = np.array([128, 63, 1] * 1, np.uint8)
     machine.on_chunk('robot1', Chunk(transfer, 0, 1, 1, np.array([20], np.uint8), values), 0.1)
     machine.on_end('robot1', End(transfer, 1), 0.2)
@@ -275,7 +276,7 @@ def test_a_worker_that_must_wait_for_its_name_asks_every_second():
 
 
 def joined():
-    """Return a worker that the server has just admitted, and its session."""
+    """Return a worker that the server has just admitted, and the session of the worker."""
     machine = worker()
     machine.start(0.0)
     response = RegisterResponse(True, incarnation=50, attempt=1, sync='rsp:4')
@@ -312,7 +313,7 @@ def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_ope
 
 
 def test_a_worker_joins_a_fleet_whose_method_it_has_never_heard_of():
-    """The server sends what to do in plain values; the method's name is only for people."""
+    """The server sends its commands as plain values; the method's name is only for people."""
     machine = worker()
     machine.start(0.0)
     machine.on_register_response(
@@ -374,8 +375,8 @@ def test_a_link_too_slow_for_the_final_model_ends_the_run_all_the_same():
     assert fleet.stopped
     for name, robot in fleet.robots.items():
         assert robot.machine.state == 'stopped'
-        # Rows that arrived in time have the values of the final model; the other rows have those
-        # that the server knows of.
+        # Rows that arrived in time have the values of the final model. For the other rows, the
+        # server's mirror still has the robot's values.
         same = robot.store.weights == fleet.server.master
         assert same.any() and not same.all()
         assert (robot.store.weights == fleet.server.members[name].mirror.rows).all()

@@ -17,7 +17,9 @@ from schedules import SYNCS, check_end
 @pytest.mark.parametrize('sync', SYNCS)
 @pytest.mark.parametrize('heartbeat_limit', [1.0, 1e4])
 def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
-    """With a long heartbeat limit no robot is ever away, so the others wait; they must go on later.
+    """With a long heartbeat limit no robot is ever away, so the others wait.
+
+    After the outage all robots must continue.
     """
     fleet = Fleet(11, 3, sync, loss=0.05, rate=2e5, heartbeat_limit=heartbeat_limit)
     fleet.run(2)
@@ -55,14 +57,14 @@ def test_iterations_never_part_by_more_than_the_highest_threshold(sync):
 
 
 def without_age(config):
-    """Return the same rules of a worker or server, but with an age that does not count."""
+    """Return a copy of ``config`` in which the age of a row does not increase its importance."""
     if isinstance(config, ServerConfig):
         return replace(config, transfer=without_age(config.transfer))
     return replace(config, importance_age=0.0)
 
 
 def test_rows_of_ssp_with_early_transmission_may_fall_behind_further_than_its_iterations():
-    """The staleness of SSP counts iterations, so no row is sent because of its age."""
+    """The staleness of SSP counts iterations, so no row is sent only because of its age."""
     behind = {}
     for sync in ('ssp:2+early-minimum', 'rsp:3-minimum'):
         fleet = Fleet(2, 3, sync, rate=2e4)
@@ -115,7 +117,7 @@ def test_only_a_robot_on_a_bad_link_uses_the_smaller_code_and_only_if_asked_to()
 
 
 def test_what_the_smaller_code_leaves_out_arrives_later():
-    """Error feedback: no bit is lost, and at the end everybody has the same model."""
+    """Because of error feedback nothing is lost, and in the end all robots have the same model."""
     fleet, used = slow_robot('rsp:4+pipeline+sparse')
     fleet.run(40)
     fleet.check()
@@ -136,7 +138,7 @@ def test_patience_is_what_a_robot_has_left_within_the_bound():
     assert patience(member, server.active(), server.method) == pytest.approx(2.0)
     member.slowest = 7
     assert patience(member, server.active(), server.method) == pytest.approx(2.0 * 3 / 6)
-    member.slowest = 1  # this member already makes the others wait
+    member.slowest = 1  # the other robots already wait for this member
     assert patience(member, server.active(), server.method) == pytest.approx(2.0 / 6)
     for other in server.members.values():
         other.period = math.nan

@@ -106,8 +106,7 @@ def test_one_bit_rows_train_as_well(sync):
 
 
 def test_pipelining_moves_the_model_between_steps_only():
-    """The parameters keep their memory, and their values do not change while the program computes.
-    """
+    """While the program computes, the parameters keep their addresses and their values."""
     network = model()
     optim = optimizer(network, InProcessLink('rsp:8+pipeline'))
     memory = [p.data_ptr() for p in network.parameters()]
@@ -118,7 +117,7 @@ def test_pipelining_moves_the_model_between_steps_only():
         assert [p.data_ptr() for p in network.parameters()] == memory
     store = optim.accumulator
     assert (flatten(network) == store.model).all()
-    # The store has the result of the last step already; the model receives it at the next step.
+    # The store already has the result of the last step; the model receives it at the next step.
     assert (store.weights != store.model).any()
 
 
@@ -141,9 +140,11 @@ def test_a_program_that_changes_weights_itself_is_warned_and_only_then(method):
 @pytest.mark.parametrize('method', ['rsp:8', 'rsp:8+pipeline'])
 @pytest.mark.parametrize('size, rate', [(1e12, 0.05), (1e30, 0.05), (3e38, 0.05), (3e38, 50.0)])
 def test_a_gradient_that_is_finite_but_absurd_is_of_no_consequence(method, size, rate):
-    """With pipelining, the model predicted from such a gradient made all later ones wrong.
+    """Such a gradient must not harm later gradients.
 
-    When values exceeded float32, the worker sent NaN for ever, and the server dropped them.
+    Without a limit, the model that pipelining predicts from such a gradient would make all later
+    gradients wrong. If values exceeded float32, the worker would send NaN for ever, and the server
+    would drop its pushes.
     """
     network = model()
     network[1] = torch.nn.ReLU()  # ReLU does not bound its output
@@ -324,7 +325,7 @@ class Batch:
 
 @pytest.mark.parametrize('sync', ['bsp', 'local:2', 'rsp:4+local=2', 'diloco:2'])
 def test_a_batch_without_a_finite_gradient_can_be_left_out(sync):
-    """Local steps that continue have their own momentum, which must not keep the NaN."""
+    """The momentum of local steps continues in later steps, so it must not keep the NaN."""
     data = Batch()
     optim = RogOptimizer(model(), InProcessLink(sync), robot='r', incarnation=77, sgd=SGD,
                          config=transfer_config('raw'), data=data)

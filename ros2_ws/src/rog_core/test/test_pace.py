@@ -1,6 +1,6 @@
-"""An authenticated robot that lies or delays costs the others a bounded share of their time.
+"""A robot with a valid key that lies or delays costs the others a bounded share of their time.
 
-In each test the test itself plays robot0 and sends its messages; the robot's own link is cut.
+Each test itself plays robot0 and sends its messages; the robot's own link is cut.
 """
 
 import math
@@ -21,7 +21,10 @@ PATIENCE = 0.8
 
 
 class Dawdler(Fleet):
-    """A fleet of three fast robots; the test plays robot0. ``told``: all notices of the server."""
+    """A fleet of three fast robots; the test plays robot0.
+
+    ``told``: all notices of the server.
+    """
 
     def __init__(self, sync='bsp', patience=PATIENCE, **network):
         super().__init__(4, 3, sync, patience=patience, **network)
@@ -45,7 +48,7 @@ class Dawdler(Fleet):
         return self.server.members['robot0']
 
     def take_over(self):
-        """Let the test play robot0 from now on; the next message must be its push."""
+        """Let the test play robot0 from now on, at a moment when robot0 must push next."""
         run_until(self, lambda: self.member.state == TRAINING and self.member.push.state != 'open'
                   and self.robots['robot0'].machine.state == 'computing')
         self.robots['robot0'].compute_time = 1e9
@@ -60,7 +63,7 @@ class Dawdler(Fleet):
                           last if open_ else max(push.floor, last + 1))
 
     def chunk(self, segments, sequence=None):
-        """Return a chunk of robot0's push with these rows."""
+        """Return a chunk of robot0's push with these segments."""
         ids = np.array(segments, np.int64)
         values = self.robots['robot0'].store.encode(self.server.codec, ids)
         chunk = Chunk(self.following(), self.sequence if sequence is None else sequence,
@@ -87,7 +90,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
     before = fleet.others()
     for segment in range(60):
         fleet.hear(fleet.chunk([segment]))
-        fleet.run(PATIENCE / 2)  # so that there is always progress
+        fleet.run(PATIENCE / 2)  # shorter than the patience, so that there is always progress
     assert fleet.member.place == RETIRED
     notice, = [n for n in fleet.told if n.robot == 'robot0']
     assert notice.what == 'retired' and f'of {fleet.partition.segments} rows' in notice.detail
@@ -95,7 +98,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
 
 
 def test_who_sends_at_a_tenth_of_the_patience_is_waited_for():
-    """The slowest pace that counts as progress sends all rows within ten times the patience."""
+    """The slowest pace that counts as progress sends all rows in ten times the patience."""
     fleet = Dawdler()
     fleet.take_over()
     for segment in range(fleet.partition.segments):
@@ -111,7 +114,7 @@ def test_rows_under_new_numbers_count_once():
     master = fleet.server.master.copy()
     for _ in range(8):
         fleet.hear(fleet.chunk([3]))
-        # one of the rows is new; the server takes a chunk as a whole or not at all
+        # Segment 5 is new, but the server takes a chunk as a whole or not at all.
         fleet.hear(fleet.chunk([4, 5]))
         fleet.run(PATIENCE / 4)
     assert (fleet.server.master[:fleet.partition.offsets[9]]
@@ -126,13 +129,13 @@ def test_a_push_has_no_more_chunks_than_its_rows_can_fill(kind):
     fleet = Dawdler()
     fleet.take_over()
     most = fleet.partition.segments
-    # the last chunk
+    # A chunk with the highest number that is allowed.
     fleet.server.on_chunk('robot0', fleet.chunk([1], sequence=most - 1), fleet.now)
     bad = fleet.chunk([2], sequence=most) if kind is Chunk else End(fleet.following(), most + 1)
     handle = fleet.server.on_chunk if kind is Chunk else fleet.server.on_end
     with pytest.raises(RemoteProtocolError, match=f'must .* {most}'):
         handle('robot0', bad, fleet.now)
-    # the same message with valid values
+    # The valid End still closes the push.
     fleet.server.on_end('robot0', End(fleet.following(), most), fleet.now)
 
 
@@ -172,7 +175,7 @@ def test_acknowledgements_of_a_pull_that_never_ends_are_a_trickle_too():
 
 @cache
 def speed_alone():
-    """Return the iterations per second of the others without robot0, the mean over 30 seconds."""
+    """Return the iterations per second of the other robots without robot0, over 30 seconds."""
     alone = Dawdler()
     alone.kill_robot('robot0')
     alone.run(3)
@@ -182,7 +185,9 @@ def speed_alone():
 
 
 def share_of_speed(fleet, seconds, behave):
-    """Return the speed of the others while robot0 behaves like this, relative to that without it.
+    """Return the speed of the others while robot0 behaves as ``behave`` does.
+
+    The speed is relative to `speed_alone`.
     """
     before, began = fleet.others(), fleet.now
     while fleet.now < began + seconds:
@@ -191,7 +196,7 @@ def share_of_speed(fleet, seconds, behave):
 
 
 def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
-    """The robot is retired, completes its push, counts again, and stops again."""
+    """Each time the robot is retired, completes its push, counts again, and stops again."""
     fleet = Dawdler()
     fleet.take_over()
 
@@ -214,7 +219,8 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
     robot = fleet.robots['robot0']
     robot.compute_time, robot.starved = 40.0, True
     run_until(fleet, lambda: fleet.member.place == RETIRED)
-    assert fleet.member.stood < 2 * PATIENCE  # a robot that computes may take ten times as long
+    # A starved robot does not get ten times its usual time, as a computing robot does.
+    assert fleet.member.stood < 2 * PATIENCE
     iteration = fleet.member.iteration
     fleet.run(15.0)
     assert (fleet.member.place, fleet.member.iteration) == (RETIRED, iteration)
@@ -247,7 +253,7 @@ def test_who_registers_again_and_again_costs_a_bounded_share_of_the_time():
 
 @pytest.mark.parametrize('away', mostly_long([1.3, 2.5], 1.3))
 def test_who_is_silent_again_and_again_costs_a_bounded_share_of_the_time(away):
-    """The robot is away, registers again, is granted an iteration, and is silent once more."""
+    """Each time the robot is away, registers again, gets an iteration, and falls silent."""
     fleet = Dawdler(heartbeat_limit=PATIENCE)
 
     def behave():

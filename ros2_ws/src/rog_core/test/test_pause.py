@@ -13,9 +13,9 @@ from test_rejoin import SYNCS
 @pytest.mark.parametrize('state', ['computing', 'pushing', 'waiting', 'pulling'])
 @pytest.mark.parametrize('codec', ['onebit', 'ternary'])
 def test_a_robot_that_is_paused_loses_nothing_whatever_it_does(state, codec):
-    """Each produced bit is applied or still on the robot, exactly once.
+    """Each value that the robot has produced is applied or still on the robot, exactly once.
 
-    `check` tests this conservation.
+    `Fleet.check` tests this.
     """
     fleet, _ = settled(rate=1e5, codec=codec)
     worker = fleet.robots['robot0'].machine

@@ -1,4 +1,4 @@
-"""Pipelining computes the next gradient while rows travel, and changes nothing else."""
+"""Pipelining computes the next gradient while rows travel, and has no other effect."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ SERVER = 50
 class Worker:
     """A worker for which the test plays the server.
 
-    ``log`` notes when each gradient was accumulated.
+    ``log``: the names of the gradients, in the order in which they were accumulated.
     """
 
     def __init__(self, sync):
@@ -62,7 +62,9 @@ class Worker:
         return TransferId(9 ^ SERVER, Kind.PULL, iteration, self.attempt)
 
     def grant(self, iteration, staleness=0, rows=()):
-        """Complete a pull of some chunks (row, value), which lets the worker compute ``iteration``.
+        """Complete a pull with the chunks ``rows``, each a row and the value of its elements.
+
+        The pull lets the worker compute ``iteration``.
         """
         transfer, actions = self.transfer(iteration - 1), []
         for number, (row, value) in enumerate(rows):
@@ -73,7 +75,7 @@ class Worker:
         return actions + self.note(self.machine.on_end(end, 0.2))
 
     def note(self, actions):
-        """Remember the last message of a push."""
+        """Remember the messages of a push, if there are any."""
         if any(isinstance(getattr(a, 'message', None), (Chunk, End)) for a in actions):
             self.sent = actions
         return actions
@@ -117,7 +119,7 @@ def test_a_gradient_that_is_early_waits_for_the_push_before_it():
     worker = Worker('rsp:8+pipeline')
     worker.grant(1)
     assert computes(worker.gradient('first')) == [2]
-    assert worker.gradient('second') == []   # the first gradient still travels
+    assert worker.gradient('second') == []   # the push of the first gradient is still under way
     assert worker.log == ['first']
     worker.finish_push()
     assert worker.machine.state == 'waiting' and worker.log == ['first']
@@ -133,7 +135,7 @@ def test_a_gradient_that_is_late_becomes_that_of_the_iteration_granted():
     worker.grant(1)
     worker.gradient('first')
     worker.finish_push()
-    # the fleet has gone on, and one gradient is already computed
+    # The fleet is at iteration 5; the gradient that is under way is used for this iteration.
     assert computes(worker.grant(5)) == []
     assert worker.machine.state == 'computing' and worker.log == ['first']
     assert computes(worker.gradient('second')) == [6]
@@ -144,19 +146,19 @@ def test_the_model_changes_only_when_the_next_gradient_begins():
     worker = Worker('rsp:8+pipeline')
     model = worker.store.model
     worker.grant(1, rows=[(3, 1.0)])
-    assert model.sum() == 60                 # no gradient was computed on it yet
+    assert model.sum() == 60                 # the pulled row is in the model
     worker.gradient('first')
     foreseen = model.copy()
     worker.finish_push()
     worker.grant(2, rows=[(4, 1.0)])
-    assert (model == foreseen).all()         # the second gradient is computed on it
+    assert (model == foreseen).all()         # the second gradient is being computed on this model
     assert worker.store.weights.sum() == 120
     worker.gradient('second')
     assert worker.store.model is model and (model != foreseen).all()
 
 
 def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
-    """Weight prediction: the weights less the learning rate times the momentum, once."""
+    """Weight prediction: the model is the weights minus learning rate times momentum, once."""
     worker = Worker('rsp:8+pipeline')
     worker.grant(1, rows=[(3, 1.0)])
     worker.gradient('first')
@@ -165,7 +167,8 @@ def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
     assert (store.model == expected).all() and store.momentum.any()
     worker.finish_push()
     worker.machine.on_end(End(worker.transfer(1), 0, command=Command(stop=True)), 0.2)
-    assert (store.model == store.weights).all()  # the final model contains no prediction
+    # The final model is the weights, without prediction.
+    assert (store.model == store.weights).all()
 
 
 def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelining_either():
@@ -198,7 +201,7 @@ def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
     worker.machine.on_server_status(51, True, 0.6)
     worker.machine.on_register_response(
         RegisterResponse(True, incarnation=51, attempt=1, sync=str(worker.method)), 0.7)
-    # The new server does not know the push, so the robot gets all of it back.
+    # The new server does not know the push, so all its rows are pending at the robot again.
     assert np.allclose(worker.store.pending, 0.1 * 1.9)
     pull = TransferId(9 ^ 51, Kind.PULL, 0, 1)
     worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.8)

@@ -19,7 +19,10 @@ ONEBIT, TERNARY = get_codec('onebit'), get_codec('ternary')
 
 
 def plan_of(sync, scores, overdue, candidates, time):
-    """Return the plan of a method with early transmission, for a push that may take ``time``."""
+    """Return the plan of a method with early transmission.
+
+    ``time``: seconds that the transfer may take beyond the mandatory rows.
+    """
     method = create(sync)
     assert method.early and method.by_row
     # The overdue rows are as old as the bound, or older; the other rows are younger.
@@ -90,7 +93,7 @@ finite = st.floats(-2.0 ** 90, 2.0 ** 90, width=32, allow_subnormal=False)
 @given(st.lists(finite, min_size=1, max_size=50), st.data())
 def test_rows_are_ordered_as_by_a_stable_sort(scores, data):
     first = np.array(data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores))))
-    values = np.array(scores) + 0.0  # makes -0.0 equal to 0.0, because they are the same score
+    values = np.array(scores) + 0.0  # turns -0.0 into 0.0, because both are the same score
     expected = np.lexsort((-values, ~first))
     assert plans._descending(values, first).tolist() == expected.tolist()
 
@@ -122,7 +125,7 @@ def test_without_minimum_only_overdue_rows_are_mandatory_and_one_at_least(late):
     mandatory = PARTITION.rows_complete(flat(plan.windows[:plan.mandatory])).sum()
     assert mandatory == max(overdue.sum(), 1)
     assert (overdue.sum() == 0) == (late == 0)
-    # The time still counts as the time of the whole minimum.
+    # The reported MTA time is still that of the whole minimum.
     assert plan.mta_factor * mandatory == pytest.approx(minimum_transmission(4) * ROWS)
     assert adaptive(1, late=late, sync='rsp:4')[0].mta_factor == 1
 

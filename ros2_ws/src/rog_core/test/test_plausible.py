@@ -1,4 +1,4 @@
-"""A robot whose gradient explodes, or an attacker, neither ruins the model nor stops a robot."""
+"""A robot whose gradient explodes, and an attacker, can neither ruin the model nor stop a robot."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ PARTITION = partition_of([('w', (300, 8))])
 
 
 def push(energy, kind=Kind.PUSH):
-    """Return a push that has just begun, and its only rows."""
+    """Return the receiver of a push that has just begun, and rows with the given energy."""
     transfer = TransferId(1, kind, 1, 1)
     receiver = Receiver(PARTITION, frozenset({kind}), 1, get_codec('onebit'), transfer)
     return receiver, Rows(transfer, np.arange(1), receiver.codec, np.empty(0, np.uint8), energy)
@@ -34,7 +34,7 @@ def test_the_usual_norm_is_the_median_of_the_last_pushes_of_the_fleet():
     for norm in (0.1, 0.3, 0.2, 0.25, 0.15, 0.2, 0.22, 0.18):
         assert admitted(guard, norm)
     assert guard.usual(Kind.PUSH) == pytest.approx(0.2)
-    assert admitted(guard, 19.9)       # a valid gradient that is larger than usual
+    assert admitted(guard, 19.9)       # a valid gradient may be larger than usual
     assert not admitted(guard, 21.0)
     assert guard.usual(Kind.PUSH) == pytest.approx(0.2)
 
@@ -59,7 +59,7 @@ def test_nor_can_one_that_pushes_far_more_often(norm):
 
 @pytest.mark.parametrize('first', [0, 100])
 def test_tiny_pushes_of_one_robot_have_none_of_another_refused(first):
-    """Neither of two robots has a majority, and the first pushes may all be the attacker's."""
+    """With two robots neither has a majority, and all first pushes may be the attacker's."""
     guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 0.1, np.float32))
     for _ in range(first):
         assert admitted(guard, 1e-38, 'liar')
@@ -92,7 +92,7 @@ def test_what_follows_refused_rows_of_a_push_is_refused_too():
 
 
 def test_full_gradients_have_a_measure_of_their_own():
-    """Full gradients are not yet multiplied by the learning rate."""
+    """A full gradient is larger, because it is not yet multiplied by the learning rate."""
     guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 1e-3, np.float32))
     for _ in range(ENOUGH):
         assert admitted(guard, 1e-4)
@@ -108,14 +108,15 @@ def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(
     fleet = Fleet(3, 3, sync, codec)
     fleet.run(4)
     before = fleet.server.master.copy()
-    # The value is too small to change the float32 sums that the test checks.
+    # With this limit, the push of the exploding gradient is refused. A push below the limit is too
+    # small to disturb the float32 sums that the test checks.
     fleet.server.pushes.filter.implausible = 8.0
     fleet.exploding = {'robot1'}
     fleet.run(4)
     assert fleet.server.refused['robot1'] >= 1 and set(fleet.server.refused) == {'robot1'}
     assert fleet.robots['robot1'].machine.statistics.refused >= 1
     assert fleet.counts['refused']
-    # the change that the pushes of the others make
+    # The model has changed only as much as the pushes of the others change it.
     assert np.abs(fleet.server.master - before).max() < 2.0
     refused = fleet.server.refused['robot1']
     check_end(fleet)
@@ -136,7 +137,7 @@ def test_a_coded_gradient_that_explodes_does_not_count_and_the_rounds_go_on(sync
 
 
 def test_the_largest_scale_there_is_changes_nothing_and_its_push_still_closes():
-    """The largest bfloat16, 3.4e38, is finite, but the sum of two of them is not."""
+    """The largest bfloat16, 3.4e38, is finite, but the sum of two such values is not."""
     fleet = Fleet(3, 2, 'rsp:4')
     fleet.run(3)
     while not (training := [m for m in fleet.server.active() if m.state == 'training']):

@@ -25,8 +25,7 @@ UNHURRIED = examples(100)
 class Drive:
     """Plays workers under one method.
 
-    The times of each worker's iterations are a list, used in turn.
-
+    ``times``: for each worker, a list of the seconds that its iterations take, used in turn.
     ``waited``: seconds that each worker waited. ``ahead``: the most iterations by which a worker
     that continued was ahead of the slowest. ``checked``: called with (method, name, fleet) for
     every worker that must wait.
@@ -37,7 +36,7 @@ class Drive:
         self.fleet = {name: Standing(0, 0, rate=1.0 + k, loss=1.0 / (1 + k))
                       for k, name in enumerate(times)}
         self.waited, self.ahead = dict.fromkeys(times, 0.0), 0
-        self.waiting: dict = {}  # maps the name of a worker to the time since when it waits
+        self.waiting: dict = {}  # for each waiting worker: time at which it began to wait
         self.events: list = []
         for name in times:
             self.go_on(name, 0.0)
@@ -124,7 +123,7 @@ def test_the_controller_of_dssp_equals_a_brute_force_search(latest, interval, ot
 
 
 def test_the_controller_finds_the_example_of_the_paper():
-    """Figure 2 of the paper: three more iterations end just when the slowest worker pushes."""
+    """Figure 2 of the paper: three more iterations end exactly when the slowest worker pushes."""
     assert controller(10.0, 1.0, 9.0, 4.0, 4) == 3
 
 
@@ -154,7 +153,7 @@ def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
 
 
 def flown_bounds(fleet, low, high):
-    """Find each device's bound by trial: how many iterations may another device be ahead of it?"""
+    """Find each device's bound by trial: at which lead must another device wait for it?"""
     method = create(f'flown:{low}:{high}')
     for name in fleet:
         method.on_push(name, fleet, 0.0)
@@ -195,9 +194,10 @@ def test_flown_uses_its_whole_range():
 
 
 def decide(method, stall, loss, robots=2, lie=None):
-    """Let all robots push for a round of decisions, of which this share of the time is waiting.
+    """Let all robots push until the method decides once; return the new bound.
 
-    ``lie``: the loss that one of the robots reports instead of its own.
+    ``stall``: share of the time that the robots have waited. ``lie``: the loss that one of the
+    robots reports instead of ``loss``.
     """
     names = [f'robot{k}' for k in range(robots)]
     fleet = {name: Standing(1, 1, loss=loss) for name in names}
@@ -295,7 +295,7 @@ def test_a_barrier_counts_iterations_and_not_rows_that_a_former_method_left_behi
 
 
 def test_the_white_list_does_not_wait_for_who_waits_at_the_barrier():
-    """A late robot may be at the barrier although it has not contributed to the round yet."""
+    """A robot that joined late may be at the barrier without a contribution to the round."""
     method = create('gsgm+svrg=3')
     fleet = {'robot': Standing(7, 7), 'came late': Standing(8, 8)}
     method.load_state({'contributed': ['robot'], 'queue': []})

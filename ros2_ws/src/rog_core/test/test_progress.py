@@ -1,5 +1,4 @@
-"""Nobody waits for robots that send heartbeats but make no progress, and these robots lose nothing.
-"""
+"""Robots that send heartbeats but make no progress hold up no other robot, and lose nothing."""
 
 import math
 
@@ -46,13 +45,13 @@ def deaf(fleet, *names):
     [*SYNCS, 'gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2', *CODED],
     'rsp:6+pipeline+sparse', 'gsgm'))
 def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
-    # a long limit, so that the robot need not register again meanwhile
+    # The limit is long, so that the robot need not register again during the test.
     fleet = quick(sync, heartbeat_limit=2.0)
-    # coded gradients tolerate one straggler
+    # Coded gradients tolerate one straggler, so two robots must be silent.
     silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)
     deaf(fleet, *silent)
-    # The bound may allow the others some more iterations before they wait. Afterwards they
-    # continue.
+    # The staleness bound may allow the others some more iterations. Then they must wait, but
+    # afterwards they continue.
     fleet.run(8)
     fleet.check()
     before = iterations(fleet, *silent)
@@ -114,7 +113,7 @@ def test_a_robot_whose_rows_arrive_is_not_away_though_its_heartbeats_are_lost():
 
 
 def test_a_robot_whose_rows_only_come_again_is_not_away_either():
-    """Repeated chunks fill the queue of the robot's link, so its heartbeats do not arrive."""
+    """The server receives only repeated chunks, as if they filled the queue of the robot's link."""
     fleet = quick('asp', rate=2e4)
     push = fleet.server.members['robot0'].push
     run_until(fleet, lambda: push.state == OPEN)
@@ -144,7 +143,7 @@ def test_a_slow_link_that_moves_bytes_is_waited_for():
     fleet = quick('bsp', patience=3.0)
     carry = fleet.carry
     fleet.carry = lambda robot, up, nbytes, deliver: carry(
-        # a rate of 2.5 kB/s for robot0
+        # The rate of robot0 is 2.5 kB/s.
         robot, up, nbytes * (400 if robot == 'robot0' else 1), deliver)
     fleet.run(60)
     fleet.check()
@@ -153,8 +152,7 @@ def test_a_slow_link_that_moves_bytes_is_waited_for():
 
 
 def test_a_program_that_hangs_is_not_waited_for():
-    """The robot's heartbeats say that it computes, for far longer than any earlier gradient took.
-    """
+    """The heartbeats say `computing` for far longer than any earlier gradient took."""
     fleet = quick('bsp')
     fleet.robots['robot0'].compute_time = 1e9
     fleet.run(USUAL * max(0.2, PATIENCE) + 2)
@@ -165,7 +163,7 @@ def test_a_program_that_hangs_is_not_waited_for():
 
 
 def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
-    """For example, the robot's camera gives no image after a restart."""
+    """There is no earlier gradient to compare with; for example, the camera gives no image."""
     fleet = quick('rsp:4')
     fleet.kill_robot('robot0')
     run_until(fleet, lambda: fleet.server.members['robot0'].state == AWAY)
@@ -182,9 +180,10 @@ def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
 
 
 def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
-    """With pipelining, a push begins with the receipt of the pull.
+    """With pipelining, a push begins as soon as the receipt of the pull is sent.
 
-    Each time-out would double the next.
+    If the server dropped rows that arrive before the receipt, each time-out would double the next
+    one.
     """
     fleet = quick('rsp:6+pipeline', patience=math.inf, robots=2)
     fleet.run(20)
@@ -195,7 +194,7 @@ def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
 def test_while_the_server_itself_does_not_run_nobody_is_silent_or_pauses():
     fleet = quick('bsp')
     server, now = fleet.server, fleet.now + 30.0
-    # received after the pause, but sent before the clock was
+    # A message of robot1 was handled after the pause, before the server noticed the pause.
     server.members['robot1'].advance(now - 0.1)
     ages = {name: fleet.now - m.heard for name, m in server.members.items() if name != 'robot1'}
     server.on_held_up(30.0, now)
@@ -223,7 +222,7 @@ def test_a_robot_that_nobody_waits_for_is_not_retired():
 
 @pytest.mark.parametrize('links', ['dead_links', 'deaf_links'])
 def test_the_end_of_a_run_has_a_limit(links):
-    """robot0 never receives the final model; all others do."""
+    """robot0 never receives the final model; all other robots do."""
     fleet = quick('rsp:4')
     getattr(fleet, links).add('robot0')
     fleet.run(0.3)
@@ -278,8 +277,7 @@ def test_retirement_is_told_with_its_reason():
 
 
 def test_after_an_outage_both_sides_send_again_at_once():
-    """The first message from the other side ends a time-out, however long the time-out has become.
-    """
+    """The first message from the other side ends a time-out, no matter how long it is."""
     fleet = quick('asp', heartbeat_limit=1e3)
     robot = fleet.robots['robot0']
     robot.compute_time = 0.3

@@ -26,7 +26,7 @@ def chunk(sequence, *ids, transfer=PUSH):
 
 
 class Taker(Receiver):
-    """A receiver that records its output as (transfer, ids), and returns only acknowledgements."""
+    """A receiver that records each output as (transfer, ids); `on_chunk` returns only the Ack."""
 
     def __init__(self, **fields):
         super().__init__(**fields)
@@ -41,7 +41,7 @@ class Taker(Receiver):
 
 
 def receiver(**changes):
-    """Return a receiver, and the list of (transfer, ids) that it delivers."""
+    """Return a receiver, and the list in which it records what it delivers, as (transfer, ids)."""
     taker = Taker(**{'partition': PARTITION, 'kinds': frozenset({Kind.PUSH}),
                      'incarnation': SESSION, 'codec': ONEBIT, 'floor': PUSH.attempt} | changes)
     return taker, taker.applied
@@ -106,7 +106,7 @@ def test_an_end_that_wants_all_chunks_gives_way_to_one_that_does_not():
     assert flags(receipt) == [1, 0] and taken.size == 2
     later = replace(PUSH, attempt=4)
     taker.on_chunk(chunk(0, transfer=later))
-    assert taker.due is None  # the receiver forgets what was announced for the former transfer
+    assert taker.due is None  # the End that was announced belonged to the former transfer
 
 
 def test_a_former_transfer_is_dropped_and_a_later_one_opens():

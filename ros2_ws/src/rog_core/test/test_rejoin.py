@@ -31,7 +31,7 @@ def test_every_method_goes_on_with_a_robot_that_is_back(sync):
     fleet, _ = settled(sync=sync, loss=0.1, duplicate=0.2, rate=2e5)
     lose(fleet, 5.0)
     assert come_back(fleet) == 0
-    assert fleet.counts['resumed'] >= 1  # the robot asks again if the answer was lost
+    assert fleet.counts['resumed'] >= 1  # more than once if an answer was lost
     assert not fleet.errors
 
 
@@ -51,7 +51,7 @@ def test_a_pull_that_was_taken_in_part_counts_as_far_as_it_was_taken():
     assert (member.mirror.rows != robot.store.weights).any()
     run_until(fleet, lambda: fleet.dead_links.discard('robot0') or fleet.counts['resumed'])
     resumed = fleet.server.members['robot0']
-    # Its model equals the mirror bit for bit, before any further row has arrived.
+    # Before any further row arrives, the robot's rows equal the mirror in every bit.
     assert (resumed.mirror.rows == robot.store.weights).all()
     assert 0 < sender.taken().size and not sender.complete()
     come_back(fleet)
@@ -115,7 +115,7 @@ def test_registrations_that_come_twice_or_late_change_nothing():
 
 
 def test_what_it_had_computed_and_not_sent_is_still_there():
-    """The fleet itself checks conservation. Here the lost robot must still have rows to push."""
+    """The fleet checks that no value is lost. Here the lost robot must still have rows to push."""
     fleet, _ = settled(rate=1e5)
     worker = fleet.robots['robot0'].machine
     run_until(fleet, lambda: worker.state == 'pushing')

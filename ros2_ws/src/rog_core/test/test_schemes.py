@@ -1,5 +1,4 @@
-"""The five gradient coding schemes: gradients are exact whichever robots straggle, and regrouping.
-"""
+"""The five gradient coding schemes: exact gradients despite stragglers, and regrouping."""
 
 import itertools
 
@@ -25,7 +24,7 @@ capacities_5_to_1 = (st.lists(st.integers(1, 5), min_size=4, max_size=40)
 
 
 def fitting(name, capacities, stragglers):
-    """Return a scheme that tolerates so many stragglers, or else as many as the fleet can."""
+    """Return a scheme that tolerates ``stragglers`` stragglers, or as many as the fleet can."""
     try:
         return Scheme(name, capacities, stragglers)
     except ConfigError:
@@ -145,7 +144,7 @@ def test_by_capacity_each_computes_in_proportion_to_its_own():
 def test_the_number_of_groups_is_that_of_equation_13_or_the_one_asked_for():
     assert [len(members(Scheme(name, GROUP_A))) for name in SCHEMES] == [1, 1, 3, 3, 3]
     assert [len(members(Scheme(n, GROUP_A, groups=2))) for n in SCHEMES] == [1, 1, 2, 2, 2]
-    # equation 13 has no solution here
+    # Equation 13 has no solution for this fleet.
     assert members(Scheme('gcc', [1, 1, 1, 5])) == [[0, 1], [2, 3]]
 
 
@@ -219,15 +218,15 @@ def test_dgh_gc_looks_every_so_many_rounds_and_keeps_capacities_in_place():
     after = members(scheme)
     assert [len(set(slow) & set(group)) for group in after] == [1, 1]
     assert [[GROUP_A[r] for r in g] for g in after] == [[GROUP_A[r] for r in g] for g in before]
-    for _ in range(30):  # a grouping that is already the best does not change
+    for _ in range(30):  # the grouping is already the best, so it does not change
         assert not scheme.round_over(in_time(scheme, *slow))
 
 
 def test_dgh_gc_parts_stragglers_that_would_do_as_expected_together():
     scheme = Scheme('dgh-gc', [1] * 12, groups=2, every=10)
     first, second = members(scheme)[0][:2]
-    # apart they tolerate 1.1 stragglers on average; together 0.92, or 0.88 if all straggled equally
-    # often
+    # With the two robots in different groups, the groups tolerate 1.1 stragglers on average. With
+    # both in one group, the groups tolerate 0.92, or 0.88 if all robots straggled equally often.
     for k in range(9):
         assert not scheme.round_over(in_time(scheme, *[first] * (k < 9), *[second] * (k > 7)))
     assert scheme.round_over(in_time(scheme, second))
@@ -236,7 +235,8 @@ def test_dgh_gc_parts_stragglers_that_would_do_as_expected_together():
 
 def test_dgh_gc_judges_by_the_rounds_since_it_last_looked():
     scheme = Scheme('dgh-gc', [1] * 12, groups=2, every=2)
-    for rank in members(scheme)[0]:  # remove one at a time; two at a time would cause a regrouping
+    # Robots straggle one after the other; two at once would cause a regrouping.
+    for rank in members(scheme)[0]:
         assert not scheme.round_over(in_time(scheme, rank))
         assert not scheme.round_over(in_time(scheme, rank))
 

@@ -23,9 +23,9 @@ COMMAND = Command(2, 0.1, 0, 'rsp:4')
 
 
 class Rows:
-    """Rows whose content is their number.
+    """Rows whose encoded values are the number of the row.
 
-    Records which rows were encoded, and how many by each call.
+    Records which rows were encoded, and how many rows each call encoded.
     """
 
     def __init__(self, at_once):
@@ -49,7 +49,10 @@ def sender(windows=64, mandatory=16, budget=math.inf, rate=1e6, now=0.0, at_once
 
 
 def run(machine, rate=1e6, round_trip=0.01, until=1e3, lose=lambda n: False, dead=(1e9, 1e9)):
-    """Carry messages in virtual time over a link of ``rate`` bytes/s; return the sent messages."""
+    """Carry all messages over a link of ``rate`` bytes/s, in virtual time.
+
+    Returns the sent messages.
+    """
     taker = Receiver(PARTITION, frozenset({Kind.PUSH}), 5, RAW_LIKE)
     now, free, number, sent, events = machine.started, machine.started, 0, [], []
     while machine.state != DONE and now < until:
@@ -139,7 +142,7 @@ def test_no_budget_at_all_sends_exactly_the_minimum():
 
 
 def test_a_transfer_is_over_when_the_answer_to_its_last_chunk_is_there():
-    # once without a budget, so that all windows are sent, and once with a small budget
+    # One transfer has no budget limit, so all windows are sent; the other has a small budget.
     for budget, rate in ((math.inf, 1e6), (0.4, 4e4)):
         machine, _ = sender(budget=budget, rate=rate)
         sent, now = run(machine, rate=rate, round_trip=0.1)
@@ -174,7 +177,7 @@ def test_the_end_is_repeated_with_growing_pauses_until_its_receipt_is_there():
     chunk, first = machine.poll(0.0)
     assert (type(chunk), first.whole) == (Chunk, True)
     machine.on_ack(Ack(TRANSFER, 1, 0), 0.01)
-    assert machine.poll(0.01) == []  # the first End message is on its way
+    assert machine.poll(0.01) == []  # the first End message is still on its way
     times, now = [], machine.deadline
     for _ in range(8):
         last, = machine.poll(now)
@@ -309,7 +312,7 @@ def test_no_queue_builds_up_on_a_link_far_slower_than_expected():
 @pytest.mark.parametrize('round_trip', [0.002, 0.1])
 @pytest.mark.parametrize('believed', [2e4, 1e6])
 def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, believed):
-    """Small transfers do not fill the window, so most of their duration is not spent sending."""
+    """Small transfers do not fill the window, so the sender is idle for most of their duration."""
     link, now = LinkEstimate(1300, 0.004, rate=believed), 0.0
     for _ in range(60):
         machine, _ = sender(windows, windows, now=now)
@@ -319,7 +322,7 @@ def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, bel
 
 
 def feed(link, rate, seconds, round_trip=0.01, start=0.0):
-    """Acknowledge chunks at the given rate, each a round trip after it was sent."""
+    """Acknowledge chunks at ``rate`` bytes/s, each one round trip after it was sent."""
     now = start
     while now < start + seconds:
         now += link.chunk_bytes / rate

@@ -1,4 +1,4 @@
-"""Sparse ternary codec: it sends the largest elements of a segment; the rest stays pending."""
+"""Sparse ternary codec: it sends the largest elements of a segment; the others stay pending."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ levels = st.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45, -1e-45, 2 ** 120]).map(n
 
 
 def rows(*lengths, codec='ternary:0.5'):
-    """Return a partition with one segment per length."""
+    """Return a partition with one segment for each of ``lengths``."""
     return partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
 
 
@@ -165,7 +165,7 @@ def test_a_chunk_of_the_wrong_length_is_refused(code):
 
 @st.composite
 def encoded(draw, lengths):
-    """Draw words that encode segments at sparsity 0.5; at most one word may be invalid."""
+    """Draw the words of encoded segments at sparsity 0.5; at most one word may be invalid."""
     code = []
     for length in lengths:
         positions = draw(st.sets(st.integers(0, length - 1), max_size=length // 2))
@@ -179,7 +179,7 @@ def encoded(draw, lengths):
 
 
 def decode(code, length):
-    """Return the decoded values of one segment; None if it is malformed."""
+    """Return the decoded values of one segment; None if its words are malformed."""
     scale, named = code[0], code[1:]
     while named and named[-1] == NOTHING:
         named = named[:-1]
@@ -215,7 +215,7 @@ def test_the_sparsity_of_a_chunk_is_that_of_the_fleet():
     ours = receiver('ternary:0.5')
     _, taken = ours.on_chunk(chunk(GOOD))
     assert taken.codec is get_codec('ternary:0.5') is codec_on_wire(3, ours.codec)
-    ours = receiver('ternary:0.5')  # each row counts once in a transfer
+    ours = receiver('ternary:0.5')  # a new receiver, because a transfer takes each row only once
     _, taken = ours.on_chunk(replace(chunk([0] * 3, SMALLER.number), sequence=1))
     assert taken.codec is SMALLER
 

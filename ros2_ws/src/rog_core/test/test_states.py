@@ -1,4 +1,4 @@
-"""State tables: transitions in a table happen; for all others the error names who is at fault."""
+"""State tables: a listed event changes the state; for others, the error says who is at fault."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Steps: commands in plain values, refused if invalid, and computed as specified."""
+"""Steps travel as plain values; invalid steps are refused, valid steps computed as specified."""
 
 import copy
 import math
@@ -89,7 +89,10 @@ def test_any_numbers_are_a_step_that_can_be_done_or_are_refused(name, integers, 
 
 
 class Batches:
-    """Batches of a fixed classification task; ``taken`` counts the robot's own batches."""
+    """Batches of a fixed classification task.
+
+    ``taken``: number of batches taken from the robot's own sequence.
+    """
 
     def __init__(self):
         generator = torch.Generator().manual_seed(2)
@@ -121,7 +124,7 @@ def learner(model=None):
 
 
 def gradient_of(batch):
-    """Return the loss and gradient of one batch, computed by PyTorch alone."""
+    """Return the loss and gradient of one batch; only PyTorch computes them."""
     model, data = network(), Batches()
     loss = data.loss(model, batch)
     loss.backward()
@@ -129,7 +132,7 @@ def gradient_of(batch):
 
 
 def kept(ours, step, sgd=SGD):
-    """Return the part of the step just computed that is sent."""
+    """Keep the result of the step that was just computed; return all that is pending."""
     gradient = ours.gradient()
     computation_of(step).keep(ours.store, gradient, sgd)
     return ours.store.pending.copy()
@@ -167,7 +170,7 @@ def test_a_coded_gradient_is_the_weighted_sum_of_its_shards():
     total = sum(weight * part for weight, (_, part) in zip(step.weights, parts, strict=True))
     assert close(ours.gradient(), total)
     assert computation_of(step).batches(ours.source) == 3
-    assert ours.source.batch() == 0  # the batch is not one of the robot's own
+    assert ours.source.batch() == 0  # coded gradients take no batch from the robot's own sequence
 
 
 def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
@@ -179,7 +182,7 @@ def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
     assert not kept(ours, step).any()
     assert close(ours.store.full, mean) and step.uncompressed
     ours.source.clear()
-    assert close(ours.store.full, mean)  # in memory of its own
+    assert close(ours.store.full, mean)  # the full gradient has memory of its own
     assert computation_of(step).batches(ours.source) == BATCHES
 
 
@@ -214,8 +217,7 @@ def test_local_steps_are_those_of_torch_and_the_model_stays(nesterov, momentum, 
     loss = ours.source.compute(Compute(1, step), sgd)
     assert loss == pytest.approx(np.mean([value.item() for value in losses]), rel=1e-5)
     assert (ours.store.model == before).all() and (flatten(theirs) != before).any()
-    # The robot sends the change that the steps made. Neither learning rate nor momentum is applied
-    # again.
+    # The robot sends the change that the steps made; learning rate and momentum are already in it.
     assert close(kept(ours, step, sgd), before - flatten(theirs))
     assert computation_of(step).batches(ours.source) == count
 
@@ -237,9 +239,8 @@ def test_every_local_exchange_begins_with_no_momentum_and_with_the_next_batches(
 def test_weight_decay_of_local_steps_is_decoupled(nesterov):
     """Each step also multiplies the weights by 1 - learning rate * decay.
 
-    Momentum does not include this.
-
-    In contrast, torch.optim.SGD adds the decay to the gradient; so does `Accumulator.accumulate`.
+    Momentum does not include this decay. In contrast, torch.optim.SGD and `Accumulator.accumulate`
+    add the decay to the gradient.
     """
     sgd, data, model = SgdConfig(0.1, 0.5, 0.2, nesterov), Batches(), network()
     before, velocity = flatten(model), 0.0
@@ -270,7 +271,7 @@ def test_one_local_step_is_one_gradient_of_a_worker_that_has_no_momentum_yet(nes
 
 
 def torch_steps(count, sgd):
-    """Return the change that so many steps of torch's SGD make, and the final weights."""
+    """Return the change that ``count`` steps of torch.optim.SGD make to the weights."""
     model, data = network(), Batches()
     before = flatten(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum,
@@ -287,7 +288,7 @@ def begin(step, ours):
 
 
 def phase(ours, step, sgd, ahead=0):
-    """Compute a phase as a worker does, keep its result, and return the command."""
+    """Compute a phase as a worker does, keep its result, and return the order to compute it."""
     order = computation_of(step).begin(ours.store, 1, ahead)
     ours.source.compute(order, sgd)
     kept(ours, order.step, sgd)
@@ -295,7 +296,7 @@ def phase(ours, step, sgd, ahead=0):
 
 
 def test_phases_of_which_nothing_is_sent_are_one_long_training():
-    """The momentum and the robot's own model continue, and the fleet's rows do not change."""
+    """Momentum and the robot's own model continue; the rows of the fleet's model do not change."""
     sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
     before = ours.store.weights.copy()
     fresh = [phase(ours, Phase(count), sgd).fresh for count in (3, 1, 4)]

@@ -18,7 +18,8 @@ BATCHES = 4
 class Quadratics:
     """Robot k has the batches b, with losses sum_i a[k, b, i] (w_i - c[k, i])^2 / 2.
 
-    ``corrected``: the corrected gradients with their weights, which tests examine.
+    ``corrected``: for each corrected gradient, the robot, the iteration, and the weights and full
+    gradient that corrected it. ``plain``: number of gradients without correction.
     """
 
     def __init__(self, elements, seed):
@@ -63,9 +64,10 @@ def quadratic_fleet(sync, seed=8, robots=3, **network):
 
 
 def outer_loops(fleet):
-    """Return the anchors in use: {iteration of the full gradient: {robot.
+    """Return the anchors that corrected gradients used, for each outer loop and each robot.
 
-    (weights, full gradient)}}.
+    Maps the number of the outer loop to a dict. This dict maps each robot to a pair: the weights of
+    its anchor, and the full gradient.
     """
     period = fleet.server.method.period + 1
     loops = {}
@@ -81,7 +83,8 @@ def test_all_hold_the_same_model_and_the_mean_of_their_full_gradients_of_it(sync
     pushed = fleet.update.pushed
 
     def spy(member, active, now):
-        if member.push.transfer.kind.name == 'ANCHOR':  # all robots compute this full gradient now
+        # All robots compute this full gradient in the same iteration.
+        if member.push.transfer.kind.name == 'ANCHOR':
             model = masters.setdefault(member.iteration, fleet.server.master.copy())
             assert (model == fleet.server.master).all(), 'the model changes behind the barrier'
         pushed(member, active, now)
@@ -111,7 +114,7 @@ def distance(fleet):
 
 
 def test_it_comes_closer_to_the_minimum_than_without():
-    """The noise of the batches goes to 0 although the learning rate stays constant."""
+    """The noise of the gradients goes to 0 although the learning rate is constant."""
     left = {}
     for sync in ('bsp', 'bsp+svrg=3'):
         fleet = quadratic_fleet(sync)
@@ -133,7 +136,7 @@ def test_who_joins_between_two_full_gradients_has_plain_ones(sync):
     run_until(fleet, lambda: any(name == 'robot3' for name, *_ in fleet.gradients.corrected), 0.05)
     first = next(iteration for name, iteration, *_ in fleet.gradients.corrected[seen:]
                  if name == 'robot3')
-    assert (first - 1) % period == 1  # the first iteration after a full gradient
+    assert (first - 1) % period == 1  # this is the first iteration after a full gradient
     fleet.run(5)
     loops = outer_loops(fleet)
     assert max(map(len, loops.values())) == 4
@@ -210,7 +213,7 @@ def test_it_can_be_begun_and_ended_at_any_time(sync):
 
 @pytest.mark.parametrize('loses', ['the robot', 'the server'])
 def test_who_joins_again_has_no_full_gradient_until_the_next(loses):
-    """The full gradient that the robot had is of a model that the fleet may have left long ago."""
+    """The robot's full gradient belongs to a model that the fleet may have left long ago."""
     fleet = quadratic_fleet('asp+svrg=50')
     machine, store = fleet.robots['robot0'].machine, fleet.robots['robot0'].store
     run_until(fleet, lambda: store.anchor is not None)
@@ -250,14 +253,14 @@ def test_a_lossy_codec_is_refused_with_nothing_changed():
 
 
 def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradient():
-    """The robot's own model differs, so the full gradient would correct its gradients wrongly."""
+    """The robot's model differs, so the full gradient would correct its gradients wrongly."""
     fleet = quadratic_fleet('asp+svrg=3')
     pushed = fleet.update.pushed
 
     def spy(member, active, now):
         if member.robot == 'robot0':
-            member.pulled_at[:] = -9  # as if this robot had been out of reach before,
-            fleet.server.master += 0.01  # while the others trained
+            member.pulled_at[:] = -9  # as if this robot had been out of reach
+            fleet.server.master += 0.01  # and the others had trained meanwhile
         pushed(member, active, now)
     fleet.update.pushed = spy
     fleet.run(8)
@@ -280,9 +283,9 @@ def test_a_full_gradient_that_a_robot_pushed_in_part_does_not_count():
     push('c', 1, 50.0, [0])
     assert full.is_of(1) and (full.mean() == 2.0).all()
     push('c', 1, 5.0)
-    push('a', 1, 70.0)  # a message from before the robot was away
+    push('a', 1, 70.0)  # a message from before robot a was away
     assert (full.mean() == 3.0).all()
     push('b', 5, 4.0)
-    push('a', 1, 9.0)  # a message of an outer loop that is over
+    push('a', 1, 9.0)  # a message of an outer loop that has ended
     assert (full.is_of(1), full.is_of(5)) == (False, True)
     assert (full.mean() == 4.0).all()

@@ -10,7 +10,7 @@ from rog_core.methods import Team, create
 from rog_core.protocol.steps import Full, Gradient, Shards
 from rog_core.transfer.plan import minimum_transmission
 
-# every gradient code fits 12 robots
+# All methods with coded gradients work with these 12 robots.
 TEAM = Team({f'robot{k}': 1.0 + k % 2 for k in range(12)}, 'raw')
 PUBLISHED = {2: .5, 3: .38197, 4: .31767, 5: .27551, 6: .24512, 7: .22191, 8: .20346, 9: .18835,
              10: .17570, 20: .10977, 30: .08245, 40: .06697}
@@ -56,7 +56,7 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
     method = create(text, TEAM)
     assert (method.bound, method.early) == (bound, adaptive)
     assert method.asked == text.strip()
-    if 'auto' in text:  # robots receive the present threshold
+    if 'auto' in text:  # robots receive the name with the present threshold
         assert str(method) == text.strip().replace(text.strip().partition('+')[0], f'rsp:{bound}')
     else:
         assert str(method) == text.strip()

@@ -1,4 +1,4 @@
-"""How pushes change the master rows, when a method lets them count."""
+"""How pushes change the master rows, for each way in which a method applies them."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,10 @@ class Rule:
         self.method.begin(Model(self.partition, self.master, codec), 0)
 
     def push(self, robot, rows=None):
-        """Push all rows, or some, with codec raw; return their values, float32 (elements,)."""
+        """Push all rows, or the segments ``rows``, with codec raw.
+
+        Returns the values, float32 (elements,).
+        """
         gradient = self.noise.standard_normal(self.partition.elements).astype(np.float32)
         ids = np.arange(self.partition.segments) if rows is None else np.array(rows)
         taken = np.zeros_like(gradient)
@@ -33,7 +36,7 @@ class Rule:
         return taken
 
     def fall(self, *dues):
-        """Return how much the master rows decrease."""
+        """Carry out the changes ``dues``; return how much the master rows decrease."""
         before = self.master.copy()
         for due in dues:
             self.method.carry_out(due, 3)
@@ -115,7 +118,7 @@ def test_without_feedback_a_lossy_codec_codes_every_step_once(text):
     for _ in range(3):
         assert (rule.push('a') == exact.push('a')).all()
         coded, step = rule.fall(Decode({'a': 1.0}, 5)), exact.fall(Decode({'a': 1.0}, 5))
-        # rows that were lost change nothing
+        # The codec's losses do not change the momentum.
         assert (rule.method.velocity == exact.method.velocity).all()
         assert not close(coded, step)
         sent = np.abs(coded) > 1e-6

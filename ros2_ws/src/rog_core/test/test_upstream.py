@@ -1,5 +1,4 @@
-"""A parameter server that is a worker of a parent: nothing is lost or counts twice, nobody waits.
-"""
+"""A parameter server as a worker of a parent server: each change counts once and no child waits."""
 
 import math
 
@@ -59,7 +58,8 @@ def play(fleet, events):
         elif event == 'cut below':
             fleet.below[name].fade('robot0', 2 * seconds)
         fleet.run(seconds)
-        # what a child's server had handed up is lost with it, unless the parent had accepted it
+        # If a child's server crashes, the changes that it handed up are lost, unless the parent has
+        # accepted them. Then the sums are no longer checked.
         if not lost:
             fleet.check()
     return lost
@@ -102,7 +102,10 @@ def test_every_method_of_local_steps_carries_what_fleets_learn_to_each_other(syn
 
 
 def quiet(fleet):
-    """Stop all reports after each fleet has made equally many, and let all messages arrive."""
+    """Let all child fleets make equally many reports, then stop the reports.
+
+    Afterwards all messages have arrived.
+    """
     robots = list(fleet.robots.values())
     for _ in range(80):
         waiting = [robot for robot in robots if robot.machine.state == WAITING]
@@ -120,7 +123,7 @@ def test_the_model_above_moves_by_the_mean_of_what_the_fleets_have_changed():
     quiet(fleet)
     first, before = fleet.server.master.astype(float), fleet.produced
     for robot in fleet.robots.values():
-        robot.upstream._due = 0  # the next report is due at once
+        robot.upstream._due = 0  # the next report to the parent is due at once
     fleet.run(10)
     quiet(fleet)
     fleet.check()
@@ -131,7 +134,7 @@ def test_the_model_above_moves_by_the_mean_of_what_the_fleets_have_changed():
 
 
 def test_a_fleet_has_the_model_above_and_what_it_has_changed_since():
-    """What it handed up and what it gets back do not add up: each change counts once."""
+    """A child's change comes back in the parent's model; the child must not add it twice."""
     fleet = two_levels(3, 'local:2', codec='raw')
     fleet.run(4)
     quiet(fleet)
@@ -156,7 +159,7 @@ def test_fleets_go_on_without_the_server_above_and_lose_nothing(sync):
     rounds = {name: below.server.iteration - before[name] for name, below in fleet.below.items()}
     assert min(rounds.values()) > 4, rounds
     assert fleet.server.iteration <= applied + 1
-    fleet.restart_server(checkpoint)  # the server restarts in the state of the checkpoint
+    fleet.restart_server(checkpoint)  # the parent server restarts from an older checkpoint
     fleet.dead_links.clear()
     fleet.run(6)
     fleet.check()
@@ -166,11 +169,9 @@ def test_fleets_go_on_without_the_server_above_and_lose_nothing(sync):
 
 
 def test_a_server_below_that_is_killed_counts_nothing_twice():
-    """What the child handed up before may be lost.
+    """The child may lose changes that it handed up before; those of its checkpoint count once.
 
-    What it hands up from its checkpoint counts once.
-
-    ``own``: what the child's robots had changed when the checkpoint was written.
+    ``own``: the changes by the child's robots up to the checkpoint.
     """
     fleet = two_levels(9, 'local:3')
     fleet.run(4)

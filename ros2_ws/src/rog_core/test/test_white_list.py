@@ -23,9 +23,10 @@ def gradient(robot, count):
 
 
 def algorithm_2(robots, arrivals):
-    """Compute the paper's Algorithm 2; return w after each push, and the order of applied robots.
+    """Compute the paper's Algorithm 2.
 
-    Its step has a learning rate of RATE divided by the number of robots: see
+    Returns w after each push, the robots in the order in which their pushes were applied, the
+    queue, and the white list. Its learning rate is RATE divided by the number of robots: see
     `rog_core.methods.gsgm`.
     """
     rate = RATE / len(robots)
@@ -58,7 +59,7 @@ def names_of(count):
 
 
 class Drive:
-    """Plays robots under the method; a robot that must wait does not push."""
+    """Plays robots under the method ``gsgm``; a robot that must wait does not push."""
 
     def __init__(self, robots):
         self.method = create('gsgm', Team(momentum=MOMENTUM))
@@ -115,7 +116,7 @@ orders = st.tuples(st.integers(1, 6), st.lists(st.integers(0, 999), min_size=1, 
 @FEW
 @given(orders)
 def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order):
-    """Only the moment at which the list is recovered differs; see `rog_core.methods.gsgm`."""
+    """The only difference is when the list is filled again; see `rog_core.methods.gsgm`."""
     count, picks = order
     drive, arrivals = Drive(names_of(count)), []
     for pick in picks:
@@ -123,7 +124,7 @@ def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order)
         drive.push(name)
         arrivals.append((name, gradient(name, drive.pushes[name]).astype(np.float64)))
     weights, applied, queue, white = algorithm_2(names_of(count), arrivals)
-    if white:  # otherwise the algorithm recovers the list only at the next push
+    if white:  # otherwise the algorithm fills the list only at the next push
         assert np.allclose(drive.master, weights[-1], rtol=1e-5, atol=1e-6)
         assert drive.applied == applied
     else:
@@ -157,7 +158,7 @@ def test_the_queue_keeps_its_order(order):
         if len(drive.rounds) == ended:
             now = drive.rounds[-1][contributed:]
             assert drive.method.state()['queue'] == before + [name] * (name not in now)
-        else:  # this push ended the round; the robots that had waited follow, in order
+        else:  # this push ended the round, so the robots in the queue contribute, in order
             assert drive.rounds[-2][-1] == name
             assert drive.rounds[-1] == before
 
@@ -205,7 +206,7 @@ def test_who_dies_or_joins_blocks_the_list_for_nobody(count, events):
             drive.push(drive.free[pick % len(drive.free)])
         assert not drive.fleet or drive.free, 'everybody waits'
         assert all(len(set(names)) == len(names) for names in drive.rounds)
-    # From here on the present robots take turns again, once per round.
+    # From now on the robots that are present take turns, each once per round.
     names = list(drive.fleet)
     for _ in range(4):
         for name in names:
@@ -259,7 +260,7 @@ def test_in_a_fleet_everybody_contributes_once_per_round(sync, codec):
     for robot, seconds in zip(fleet.robots.values(), (0.02, 0.05, 0.2, 0.5)):
         robot.compute_time = seconds
     run_until(fleet, lambda: len(fleet.server.active()) == 4)
-    fleet.run(5)  # a robot that joined ahead of the others waits for them
+    fleet.run(5)  # a robot that joined with an iteration ahead of the others waits for them
     start = len(fleet.update.contributed)
     fleet.run(20)
     fleet.check()
@@ -294,7 +295,7 @@ def test_a_restarted_server_waits_for_who_was_on_the_list_until_that_robot_is_go
     for name in 'aab':
         first.push(name)
     second.method.load_state(first.method.state())
-    second.fleet = {'a': first.fleet['a']}  # the first robot that comes back
+    second.fleet = {'a': first.fleet['a']}  # only robot a has come back so far
     second.settle()
     assert second.rounds == [[]]
     assert second.method.held_up_by('a', second.fleet) == ['c']
@@ -305,7 +306,7 @@ def test_a_restarted_server_waits_for_who_was_on_the_list_until_that_robot_is_go
 
 @pytest.mark.parametrize('comes_back', [True, False])
 def test_in_a_fleet_a_restarted_server_goes_on_with_what_it_held(comes_back):
-    """The checkpoint has the gradients that are in the queue, and each counts once."""
+    """The checkpoint contains the queued gradients, and each of them counts once."""
     fleet = Fleet(5, 3, 'gsgm', 'raw')
     for robot, seconds in zip(fleet.robots.values(), (0.05, 0.05, 1.4)):
         robot.compute_time = seconds

@@ -1,4 +1,4 @@
-"""Numbers of bytes on the wire, for the figures that the documents promise; nothing is timed."""
+"""Numbers of bytes on the wire, to check the figures in the documents; nothing measures time."""
 
 from pathlib import Path
 

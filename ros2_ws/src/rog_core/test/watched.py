@@ -1,4 +1,4 @@
-"""Checks while machines run that states change only as their tables say, one event at a time."""
+"""While machines run, checks that each state changes only as its table says, event by event."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ TABLE_OF = {(WorkerMachine, 'state'): states.WORKER, (WorkerMachine, 'gradient')
 
 
 class _State:
-    """An attribute that accepts only a table's states.
+    """An attribute that accepts only the states that a table allows.
 
-    The initial state, then those that may follow.
+    The first value must be the initial state; each later value must be a next state of the one
+    before.
     """
 
     def __init__(self, name, table, changes):
@@ -44,7 +45,7 @@ class _State:
 def watched():
     """Collect all changes of state while the block runs.
 
-    The set that is yielded has (object, state before, state after).
+    Yields a set of changes: (name of the state machine in its table, state before, state after).
     """
     changes: set = set()
     nothing = object()

@@ -1,4 +1,4 @@
-"""DiLoCo: robots take local steps, the server applies Nesterov momentum to their mean change."""
+"""DiLoCo: robots take local steps; the server applies Nesterov momentum to the mean change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rog_core.steps import Phase, Step
 
 
 class DiLoCo(Outer):
-    """``diloco:H``: H local steps of each robot, then an outer step with their mean change.
+    """``diloco:H``: each robot takes H local steps, then the server takes an outer step.
+
+    The outer step uses the mean of the robots' changes.
 
     ``diloco:H:P``: the model is divided into P fragments. An iteration has H/P local steps and
     exchanges one fragment, so each fragment is exchanged every H steps. With the option
@@ -37,7 +39,7 @@ class DiLoCo(Outer):
     name = 'diloco'
     usage = 'diloco:H[:P]'
     known = ('pipeline', 'quorum', 'grace', 'rate', 'momentum')
-    usual_rate, usual_momentum = 0.7, 0.9  # the published values
+    usual_rate, usual_momentum = 0.7, 0.9  # the values of the DiLoCo paper
 
     def __init__(self, spec: MethodSpec, team: Team) -> None:
         super().__init__(spec, team)
@@ -49,8 +51,8 @@ class DiLoCo(Outer):
             raise ConfigError(f"'{spec.text}': the quorum is {self.quorum} robots; the fleet "
                               f'has {len(team.capacities)}')
         self.grace = self.numbers.get('grace', 0.0)
-        self._met = -1           # newest round that a quorum has pushed
-        self._since = 0.0        # time at which the quorum of that round was complete, s
+        self._met = -1           # newest round that at least K robots have pushed
+        self._since = 0.0        # time of the K-th push of that round, in seconds
         self._over = -1          # newest round whose grace is over
         self._newest = -1        # newest round that a robot has finished
 

@@ -6,8 +6,9 @@ values and sends it later (error feedback).
 
 A segment begins with its scale (bfloat16), the largest magnitude in it. Four bits per element
 follow; the first element is in the lower half of a byte, and the end is padded to a whole byte.
-Bits 0 to 2 hold the exponent e: 0 for the value 0, else for the magnitude scale * 2^(e - 7). Bit 3
-holds the sign (1: negative). Values are rounded to the nearest value that can be encoded.
+Bits 0 to 2 hold the exponent e. If e is 0, the value is 0; otherwise the magnitude of the value is
+scale * 2^(e - 7). Bit 3 holds the sign (1: negative). Values are rounded to the nearest value that
+can be encoded.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from rog_core.codecs.base import (
 )
 from rog_core.codecs.kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
-# Magnitude divided by scale for each exponent 0 to 7.
+# For each exponent 0 to 7: magnitude divided by scale.
 LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)
-# Smallest magnitude, divided by scale, that is rounded to each of the exponents 1 to 7.
+# For each exponent 1 to 7: smallest magnitude, divided by scale, that is rounded to it.
 LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)
 
 
@@ -38,7 +39,7 @@ class E3M0(Codec):
     """Encodes a segment as half a byte per element and a bfloat16 scale; ignores ``magnitude``."""
 
     name, number = 'e3m0', 4
-    segment_elements = 2048  # half a byte for each: 1 KiB, which fits one datagram
+    segment_elements = 2048  # half a byte for each element: 1 KiB, which fits one datagram
     kernels = 'e3m0', 'e3m0'
 
     def sizes(self, lengths):
@@ -81,7 +82,10 @@ class E3M0(Codec):
 
 @njit(nogil=True, cache=True)
 def _code(value, least):
-    """Encode a value in four bits; ``least`` float32 (7,): lowest magnitude of exponents 1 to 7."""
+    """Encode a value in four bits.
+
+    ``least`` float32 (7,): for each exponent 1 to 7, the lowest magnitude that is encoded with it.
+    """
     magnitude, exponent = abs(value), 0
     for e in range(7):
         exponent += magnitude >= least[e]
@@ -98,7 +102,10 @@ def _level(code):
 
 @njit(nogil=True, cache=True)
 def _write(row, code, least):
-    """Encode one segment; return its scale. ``least`` float32 (7,) is scratch memory."""
+    """Encode one segment; return its scale.
+
+    ``least`` float32 (7,): memory in which this function keeps temporary values.
+    """
     largest = np.float32(0)
     for k in range(row.size):
         largest = max(largest, abs(row[k]))

@@ -8,13 +8,16 @@ which the paper does not have, reduce no values.
 
 A segment begins with two scales (bfloat16). The elements sent form two classes: large elements,
 whose magnitude is above the mean magnitude of all elements sent, and small elements. The first
-scale is the mean magnitude of the large elements, the second that of the small elements. Then
-follow 14 bits for each element, ascending by position, the first element in the lowest bits; the
-end is padded to a whole byte. Of these, bits 0 to 11 hold the position, bit 12 is 1 for the first
-scale, and bit 13 holds the sign (1: negative). Zeros are not sent. If a segment has too few nonzero
-elements, the remaining places hold 0. A decoder recognises them because positions ascend, so only
-the first element can have position 0. If a segment holds only zeros, both scales are 0. If elements
-have equal magnitudes, the first of them are sent.
+scale is the mean magnitude of the large elements, the second that of the small elements.
+
+Then 14 bits follow for each element sent, in ascending order of position. The first element is in
+the lowest bits, and the end is padded to a whole byte. Of the 14 bits, bits 0 to 11 hold the
+position, bit 12 is 1 for the first scale, and bit 13 holds the sign (1: negative).
+
+Zeros are not sent. If a segment has too few nonzero elements, the remaining places hold 0. A
+decoder recognises these places because positions ascend, so only the first element can have
+position 0. If a segment holds only zeros, both scales are 0. If elements have equal magnitudes, the
+first of them are sent.
 """
 
 from __future__ import annotations
@@ -62,7 +65,10 @@ class SparseLoCo(Codec):
     faults = 'a position is outside segment {}', 'positions in segment {} do not ascend'
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Return how many elements each segment sends, int64; ``lengths``: elements of each."""
+        """Return how many elements each segment sends, int64.
+
+        ``lengths``: sizes of the segments.
+        """
         return np.maximum(np.rint(lengths / SHARE), 1).astype(np.int64)
 
     def sizes(self, lengths):
@@ -70,11 +76,11 @@ class SparseLoCo(Codec):
         return 4 + (BITS * self.counts(lengths) + 7) // 8
 
     def take(self, partition, values, ids, magnitude):
-        """See `Codec.take`; the values that are not sent are multiplied by `FEEDBACK`."""
+        """See `Codec.take`; values that are not sent are multiplied by `FEEDBACK`."""
         out = super().take(partition, values, ids, magnitude)
         if isinstance(values, np.ndarray):
             _decay(values, partition.offsets, ids)
-        elif not self.uses_kernels(values):  # the CUDA kernel does this itself
+        elif not self.uses_kernels(values):  # the CUDA kernel itself multiplies the values
             values[elements(partition, ids, values)] *= float(FEEDBACK)
         return out
 
@@ -123,9 +129,10 @@ class SparseLoCo(Codec):
 
 
 def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -> np.ndarray:
-    """Return, for each segment, the mean of ``size`` over the elements ``which``, float64.
+    """Return, for each segment, the mean of ``size`` over its elements marked in ``which``.
 
-    ``of``: the segment of each element. The mean is 0 for a segment without such elements.
+    ``of``: the segment of each element. The result is float64; it is 0 for a segment without marked
+    elements.
     """
     total = np.bincount(of[which], size[which], segments)
     return total / np.maximum(np.bincount(of[which], minlength=segments), 1)
@@ -134,7 +141,7 @@ def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -
 def _bit_places(counts: np.ndarray) -> np.ndarray:
     """Return the positions of the bits of each element sent, int64 (elements, 14).
 
-    ``counts``: number of elements sent of each segment. Each segment begins at a whole byte.
+    ``counts``: how many elements each segment sends. Each segment begins at a whole byte.
     """
     first = np.repeat(8 * starts_of((BITS * counts + 7) // 8) - BITS * starts_of(counts), counts)
     return (first + BITS * np.arange(counts.sum()))[:, None] + _PLACES
@@ -143,7 +150,7 @@ def _bit_places(counts: np.ndarray) -> np.ndarray:
 def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Pack numbers of 14 bits into bytes; ``counts``: how many numbers each segment has.
 
-    Each segment begins with a new byte.
+    Each segment begins at a new byte.
     """
     bits = np.zeros(8 * int(((BITS * counts + 7) // 8).sum()), np.uint8)
     bits[_bit_places(counts)] = words[:, None] >> _PLACES & 1
@@ -151,7 +158,7 @@ def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def unpack(body: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Invert `pack`; return int64."""
+    """Unpack the numbers that `pack` has packed; return int64."""
     bits = np.unpackbits(body, bitorder='little')[_bit_places(counts)]
     return (bits.astype(np.int64) << _PLACES).sum(1)
 
@@ -181,7 +188,7 @@ def _put(code, k, word):
 def _write(row, magnitudes, positions, count, code):
     """Encode one segment; return its two scales.
 
-    ``magnitudes``, ``positions``: scratch memory, see `select_largest`.
+    ``magnitudes``, ``positions``: memory for temporary values, see `select_largest`.
     """
     bits = row.view(np.int32)
     sent = select_largest(bits, magnitudes, positions, count)
@@ -206,7 +213,7 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, count, large, small):
-    """Add +scale or -scale to the elements that one segment names."""
+    """Add +scale or -scale to each element whose position the encoded segment holds."""
     for k in range(count):
         word = _word(code, k)
         if word == 0 and k > 0:
@@ -246,7 +253,10 @@ def _decay(values, offsets, ids):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, counts, sizes, factor, data):
-    """Add factor * the decoded values to the segments; change only the elements that were sent."""
+    """Add factor * the decoded values to the segments.
+
+    Only the elements that were sent change.
+    """
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
@@ -257,7 +267,10 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """See `Codec._look`; ``data`` has the right length; ``lengths``: of the encoded segments."""
+    """See `Codec._look`; ``data`` has the right length.
+
+    ``lengths``: number of elements of each encoded segment.
+    """
     at, energy = 0, 0.0
     for i in range(lengths.size):
         code = data[at:at + sizes[i]]

@@ -11,7 +11,7 @@ from rog_core.errors import ConfigError
 from rog_core.methods.base import Due, EndRound, Fleet, Holding, Model, Team
 from rog_core.methods.method_spec import MethodSpec
 
-_BLOCK = 1 << 14  # elements of each array that `trimmed_mean` takes at once, to fit the cache
+_BLOCK = 1 << 14  # elements per array that `trimmed_mean` takes at once, to fit the cache
 
 
 class Trimmed(Holding):
@@ -20,7 +20,7 @@ class Trimmed(Holding):
     Source: coordinate-wise trimmed mean, Yin et al., Byzantine-robust distributed learning: towards
     optimal statistical rates, ICML 2018. A push is held back until all robots have pushed. Then the
     model changes by the trimmed mean of the pushes. Up to K robots may send any values. The method
-    needs 2 K + 1 robots; while fewer are present, it takes the median.
+    needs 2 K + 1 robots; while fewer robots are present, it takes the median.
     """
 
     name = 'trimmed'
@@ -87,7 +87,7 @@ class Trimmed(Holding):
 
 
 def trimmed_mean(values: list[Array], cut: int) -> Array:
-    """Return the mean of each element, without its ``cut`` largest and smallest values; float32."""
+    """Return the mean of each element without its ``cut`` largest and smallest values, float32."""
     if not isinstance(values[0], np.ndarray):
         import torch
         return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)

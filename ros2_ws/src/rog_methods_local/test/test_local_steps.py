@@ -106,7 +106,7 @@ def test_the_outer_step_is_that_of_the_paper(place, sync, rate, momentum):
 @examples(30)
 @given(order=st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_every_row_has_a_momentum_of_its_own(order):
-    """A row moves as if it were the only row, whatever is pushed of other rows."""
+    """A row moves as if it were the only row; pushes of other rows have no effect on it."""
     server = Server('rsp:4+local=2+rate=0.5+momentum=0.5')
     changes = deltas(server, len(order))[:, 0]
     for row, delta in zip(order, changes, strict=True):
@@ -198,7 +198,7 @@ def test_a_robot_whose_link_fades_holds_up_those_who_have_no_quorum(sync):
     fleet = Fleet(6, 3, sync, rate=1e6)
     for robot in fleet.robots.values():
         robot.compute_time = 0.1
-    fleet.run(2)  # the snapshots have been sent
+    fleet.run(2)  # long enough to send the snapshots
     began = fleet.server.iteration
     slow_link(fleet, 'robot0', 300)
     fleet.run(15)
@@ -220,7 +220,7 @@ def test_a_robot_whose_link_fades_holds_up_those_who_have_no_quorum(sync):
 
 @pytest.mark.parametrize('sync', ['diloco:6:3', 'rsp:6+pipeline+local=2'])
 def test_a_robots_own_model_has_its_steps_that_the_server_has_not(sync):
-    """With codec raw, what the server has not taken equals what is pending, except for rounding."""
+    """With codec raw, a robot's drift is what the server has not applied, apart from rounding."""
     fleet = Fleet(3, 3, sync, 'raw', loss=0.05, duplicate=0.1, rate=1e5)
     compute, drifts = fleet.compute, []
 
@@ -237,7 +237,7 @@ def test_a_robots_own_model_has_its_steps_that_the_server_has_not(sync):
     fleet.check()
     assert len(drifts) > 20 and max(drifts) > 0
     check_end(fleet)
-    # the final model is the fleet's, without the drift of a robot
+    # The final model is the fleet's model; a robot's own local steps are not in it.
     for robot in fleet.robots.values():
         assert (robot.store.model == fleet.server.master).all()
 
@@ -256,7 +256,7 @@ def test_a_fragment_is_one_row_in_so_many_both_ways(sync, share):
 
 
 def test_fragments_are_applied_late_so_that_transmission_hides_behind_computing():
-    """On links that take as long as the computation, half of the time of an exchange is hidden."""
+    """On links that are as slow as the computation, pipelining hides much of the transmission."""
     exchanges = {}
     for sync in ('diloco:6:3', 'diloco:6:3-pipeline'):
         fleet = Fleet(7, 2, sync, 'raw', rate=6e4)

@@ -1,12 +1,14 @@
-"""What a program on a server notices of another one that is idle, busy, or hostile; one JSON line.
+"""How idle, busy and hostile neighbours on a server affect a program; prints one JSON line.
 
-One server on this machine, one thread for each program. The program that is measured infers again
-and again and compares every result with its own. Its neighbours take turns of a few seconds, so
-that whatever else the machine does is in all of them alike: nobody; an honest program that infers
-without a pause; the hostile peer of test/hostile.py. `*_ms`: median and 95th percentile of the time
-per inference. `*_busy`: processor seconds per second of the neighbour, its process on the server
-included. `hostile`: what that peer has sent, and how its sessions ended. `--calls`: how many calls
-and messages it sends at least; what is left after the turns it sends without turns.
+One server runs on this machine, with one thread for each program. The measured program infers again
+and again, and compares every result with its own computation. Its neighbours take turns of a few
+seconds, so that other work of the machine affects all turns equally. The turns are: no neighbour;
+an honest program that infers without a pause; the hostile peer of test/hostile.py.
+
+`*_ms`: median and 95th percentile of the time per inference. `*_busy`: processor seconds per second
+that the neighbour and its process on the server use. `hostile`: what the hostile peer has sent, and
+how its sessions ended. `--calls`: minimum number of calls and messages that the hostile peer sends.
+After the turns, it sends the rest without a pause.
 """
 
 import argparse
@@ -25,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4] / 'testing'))
 from fleet_testing import Lines  # noqa: E402
 from processes import Domain  # noqa: E402
 
-TURN = 4.0        # seconds; DDS considers a process dead that is stopped for 10
+# Seconds of a turn. It must be less than 10 seconds: after 10 seconds of silence, DDS considers a
+# stopped process dead.
+TURN = 4.0
 SETTLE = 0.5      # seconds at the beginning of a turn that do not count
 NEIGHBOURS = ('idle', 'honest', 'hostile')
 TICK = os.sysconf('SC_CLK_TCK')
@@ -54,7 +58,7 @@ with torch.no_grad():
 
 
 def spent(pid):
-    """Return the CPU seconds of a process, its children, and their children that have ended."""
+    """Return the CPU seconds of a process and its descendants, including ended ones."""
     try:
         fields = Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()
         children = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
@@ -68,7 +72,7 @@ def children(pid):
 
 
 class Neighbour:
-    """A process that runs in turns."""
+    """A process that runs only in its turns, and is stopped otherwise."""
 
     def __init__(self, process):
         self.process = process
@@ -90,13 +94,13 @@ def infer(domain, name):
 
 
 def measured(lines):
-    """Return (time, seconds) of each inference so far, and the number of wrong results."""
+    """Return (end, duration) in seconds of each inference, and the number of wrong results."""
     found = [json.loads(line) for line in lines.lines() if line.startswith('[')]
     return [pair for took, _ in found for pair in took], sum(wrong for _, wrong in found)
 
 
 def figures(turns, took):
-    """Return the median and 95th percentile in milliseconds, by neighbour."""
+    """Return `*_ms` and `*_busy` for each kind of neighbour; the module describes them."""
     result = {}
     for kind in NEIGHBOURS:
         inside = [1e3 * seconds for who, begin, end, _ in turns if who == kind

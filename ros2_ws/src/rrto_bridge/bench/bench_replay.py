@@ -1,9 +1,11 @@
-"""What replaying costs beside the operators themselves; one JSON line.
+"""What replaying costs in addition to the operators; prints one JSON line.
 
-A sequence of 229 calls (ResNet-50's shape). Client: microseconds of processor time for a step that
-`advance` stands for, and of a whole pass over its calls (`pass_us_per_call`: with the input, the
-output, and what closes the run before). Server: microseconds for a step of a plan whose operators
-do nothing, beside calling those operators in a plain loop, and for compiling a step.
+The sequence has 229 calls, in the shape of ResNet-50. All times are microseconds of processor time.
+Client: `advance_us` is the time of one `advance`; `pass_us_per_call` is the time of a whole pass
+divided by its number of calls. A pass includes the input, the output, and the end of the run before
+it. Server: `server_step_us` is the time of one step of a plan whose operators do nothing;
+`plain_loop_us` is the time of one such operator in a plain loop; `compile_step_us` is the time to
+compile one step.
 """
 
 import json
@@ -50,7 +52,7 @@ def recorded():
 
 
 def client():
-    """Return the seconds of all passes, and of their `advance` calls alone."""
+    """Return the seconds per call of a pass, and the number of `advance` calls in all passes."""
     handles = [10_000]
 
     def allocate(count):

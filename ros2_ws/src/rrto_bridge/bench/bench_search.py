@@ -1,11 +1,17 @@
-"""Operator sequence search: time over the length of the log, and wrong answers on made logs.
+"""Operator sequence search: time over the length of the log, and wrong answers on generated logs.
 
-One JSON line. `seconds`: processor time of the whole search over logs of 10^3 to 10^6 calls that
-never repeat often enough (Thue-Morse order of two passes of 229 calls, as ResNet-50 makes them), so
-nothing ends it; `exponent` is the slope of log time over log length (1: linear). `volatile`: the
-passes repeat but a tensor of each has no role, so FullCheck refuses again and again; `wanted`: each
-call is wanted. `append_s`: what appending the calls to a list takes. `--cases`: how many made logs
-are judged by the oracle of test/; half of them must be accepted, half refused.
+Prints one JSON line. `seconds`: processor time of the whole search over logs of 10^3 to 10^6 calls.
+`exponent`: slope of log time over log length (1: linear). The search finds no sequence in these
+logs, so it never ends early. There are three kinds of logs:
+
+- `steady`: two passes of 229 calls, as ResNet-50 makes them, in Thue-Morse order.
+- `volatile`: the passes repeat, but one tensor of each pass has no role, so FullCheck refuses again
+  and again.
+- `wanted`: every call is wanted.
+
+`append_s`: seconds that it takes to append the calls to a list, for comparison. `--cases`: number
+of generated logs that the oracle of test/ judges. The search must accept half of them and refuse
+the other half.
 """
 
 import argparse
@@ -51,7 +57,7 @@ def one_pass(handles, blocks, scalar, weights):
 
 
 def passes(kind):
-    """Yield the passes of an endless program."""
+    """Yield the passes of an endless program of the given kind."""
     handles, number = 10_000, 0
     while True:
         odd = kind == 'steady' and bin(number).count('1') % 2
@@ -70,7 +76,7 @@ def passes(kind):
 
 
 def measure(kind, size):
-    """Return the seconds of the search and of a list, over a log of `size` calls."""
+    """Return two times for `size` calls in seconds: of the search, and of a list's `append`."""
     search, log = Search(), []
     seconds = appending = 0.0
     source = passes(kind)

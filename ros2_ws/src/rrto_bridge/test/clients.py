@@ -1,8 +1,9 @@
 """Real programs with random weights, whose authors did not know rrto.
 
-Each entry of CLIENTS builds a model on a device and returns its inference: a function of the number
-of the inference that returns tensors on the CPU. `python clients.py [NAME ...]` prints the time and
-round trips of each. An entry whose library is not installed raises ModuleNotFoundError.
+Each entry of CLIENTS builds a model on a device and returns its inference. The inference is a
+function: its argument is the number of the inference, and it returns tensors on the CPU. `python
+clients.py [NAME ...]` prints the time and round trips of each program. An entry whose library is
+not installed raises ModuleNotFoundError.
 """
 
 import importlib
@@ -20,7 +21,8 @@ os.environ.setdefault('YOLO_OFFLINE', '1')
 CLIENTS = {}
 SMALL = set()    # names of clients that take about a second
 VARYING = set()  # names of clients whose shapes differ in every inference, so that none is replayed
-OPERATORS = []   # keeps library objects, because their registrations end when the object is deleted
+# Keeps library objects, because PyTorch removes the operators of a deleted library object.
+OPERATORS = []
 
 
 def client(small=False, varying=False):
@@ -375,7 +377,7 @@ def t5_beams(device):
 
 @client()
 def clip(device):
-    # without this import, the import of CLIP raises a TypeError
+    # Without this import, the import of CLIP raises a TypeError.
     importlib.import_module('tokenizers')
     t = transformers()
     part = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 2,
@@ -405,7 +407,7 @@ def unet_plus_plus(device):
 
 @client(small=True)
 def kornia_filters(device):
-    """Prepare camera images as robots do before a model.
+    """Prepare camera images as a robot does before it runs a model.
 
     The length of the last loop depends on values.
     """
@@ -460,7 +462,7 @@ def kornia_matcher(device):
 
 @client(small=True)
 def graph_network(device):
-    """Run GCN and GAT on random graphs; they search for edges from a node to itself."""
+    """Run GCN and GAT on random graphs; both search for edges from a node to itself."""
     library = importlib.import_module('torch_geometric')
     layers = library.nn
 
@@ -489,7 +491,7 @@ def graph_network(device):
 
 @client(varying=True)
 def graph_of_several_types(device):
-    """Run a model on two kinds of nodes and three kinds of edges; their numbers vary."""
+    """Run a model on two kinds of nodes and three kinds of edges, whose numbers vary."""
     library = importlib.import_module('torch_geometric')
     types = [('user', 'rates', 'item'), ('item', 'rated_by', 'user'), ('user', 'knows', 'user')]
     layers = nn.ModuleList(library.nn.HeteroConv({

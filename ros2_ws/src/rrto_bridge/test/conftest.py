@@ -14,7 +14,7 @@ def mode(request):
 
 @pytest.fixture
 def engine(mode):
-    """A new device, in each mode."""
+    """A new engine for the device; each test runs once in each mode."""
     return remote.start(mode)
 
 

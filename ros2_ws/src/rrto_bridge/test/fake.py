@@ -29,7 +29,7 @@ class Executor:
     def __init__(self):
         self.tensors, self.lost = {}, {}
         self.generator = np.random.default_rng(0)
-        self.used, self.limit = 0, 1 << 60   # bytes that runs hold, and their limit
+        self.used, self.limit = 0, 1 << 60   # number of bytes that runs hold, and its limit
         self.kernels = {
             'add': Kernel(lambda a, k: ((a[0] + a[1],), None)),
             'mul': Kernel(lambda a, k: ((a[0] * a[1],), None)),
@@ -222,7 +222,11 @@ class Direct(Device):
 
 
 class Offload(Device):
-    """Uses the replay machines; the server advances at random, so it is ahead or behind."""
+    """Uses the replay machines of the client and the server.
+
+    The server executes random numbers of steps at a time, so it is ahead of the program or behind
+    it.
+    """
 
     def __init__(self, seed=0, infer=None, search=None):
         super().__init__()

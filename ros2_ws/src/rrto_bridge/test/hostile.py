@@ -1,9 +1,9 @@
 """`python hostile.py SERVER SEED COUNT [FLOODS]`: a peer that sends what no program would send.
 
-It sends allowed operators with random arguments, well-formed messages with random contents, and
-random bytes. FLOODS multiplies the number of floods. When its process on the server dies, or ends
-the session, it connects again under another name. It prints a line of JSON: the numbers of
-operators, messages and sessions, and how the sessions ended.
+The peer sends allowed operators with random arguments, well-formed messages with random contents,
+and random bytes. FLOODS multiplies the number of floods. When the peer's process on the server dies
+or ends the session, the peer connects again under another name. It prints a line of JSON: the
+numbers of operators, messages and sessions, and how the sessions ended.
 """
 
 import collections
@@ -29,8 +29,9 @@ from rrto_bridge.protocol.tensors import DEVICE, contiguous, pack
 from rrto_bridge.protocol.wire import decode, encode
 from rrto_msgs import msg, srv
 
-PATIENCE = 60.0    # maximum seconds of a wait
-FIT = 20           # number of tensors with few different shapes and one type
+PATIENCE = 60.0    # maximum time in seconds of each wait
+# Number of tensors that have one type and few different shapes, so that they often fit each other.
+FIT = 20
 INTEGERS = (0, 1, -1, 2, 3, 7, -2, 64, 1000, -1000, 2**31 - 1, -2**31, 2**31, 2**62, -2**63)
 FLOATS = (0.0, 1.0, -1.0, 0.5, 1e-5, 1e30, float('inf'), float('-inf'), float('nan'))
 DTYPES = ('float32', 'float64', 'float16', 'bfloat16', 'int64', 'int32', 'uint8', 'bool',
@@ -164,7 +165,7 @@ class Session:
         client = node.create_client(srv.Open, f'/rrto/{server}/open')
         assert client.wait_for_service(PATIENCE)
         end = time.monotonic() + PATIENCE
-        # the client's last process is still ending
+        # Ask again: the process of the previous session may still be ending.
         while not (response := self.open(client)).accepted:
             assert time.monotonic() < end, response
             time.sleep(0.05)
@@ -180,7 +181,7 @@ class Session:
                             operators_digest())
         answered = threading.Event()
         end = time.monotonic() + PATIENCE
-        # an answer is lost if the server has not discovered the client yet
+        # Ask again: an answer is lost if the server has not discovered the client yet.
         while not answered.is_set():
             assert time.monotonic() < end, 'the server does not answer'
             future = client.call_async(srv.Open.Request(
@@ -219,7 +220,7 @@ class Session:
             self.sender.offer(message)
             self.transmit()
             while not self.error and self.replies == before:
-                # no reply for a second: check that the server still runs
+                # No reply came for a second: send a ping, to check that the server still runs.
                 if not self.changed.wait(1.0):
                     self.up.publish(to_ros(SendFrame('', self.incarnation, self.sender.ping())))
             return self.error

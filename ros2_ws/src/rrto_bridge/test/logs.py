@@ -1,7 +1,7 @@
 """Logs of random programs whose repeated passes are known.
 
-They begin with calls of no pass, and have several transfers, prefetched inputs, values needed
-inside a pass, carried state, inner loops, and passes that are nearly equal.
+A log begins with calls that belong to no pass. Its passes have several transfers, prefetched
+inputs, values needed inside a pass, carried state, and inner loops. Some passes are nearly equal.
 """
 
 import random
@@ -20,10 +20,10 @@ def meta(size):
 
 @dataclass
 class Item:
-    """One call of the unit.
+    """One call of the unit, that is, of the pass that repeats.
 
-    `inputs`: ('own', i) for the result of item i of this pass, ('last', i) for that of the previous
-    pass, or ('weight', k).
+    Each item of `inputs` is ('own', i) for the result of item i of this pass, ('last', i) for the
+    result of item i of the previous pass, or ('weight', k).
     """
 
     op: str
@@ -35,7 +35,7 @@ class Item:
 
 @dataclass
 class Log:
-    """A log with its truth.
+    """A log, with the facts that a right answer of the search must match.
 
     `frees[i]`: handles that are freed after call i. `clean[e]`: number of equal passes in a row
     that end at call e. `length`: number of calls in the unit. `carried`: number of tensors that the
@@ -86,7 +86,8 @@ def unit(chance, size):
         if chance.random() < 0.3:
             items.append(Item(HTOD, size=64))
     compute(max(1, size // 2))
-    # The last result depends on the first, so that no cut in between leaves independent parts.
+    # The last result depends on the first result. Therefore no cut between them leaves two
+    # independent parts.
     items.append(Item(OPS[0], [('own', 0 if not prefetch else 1),
                                next(('own', k) for k in reversed(range(len(items)))
                                     if not items[k].wanted)], 'last', 4))
@@ -97,7 +98,7 @@ def unit(chance, size):
 
 
 def changed(chance, items):
-    """Return the unit with one change that makes it a different pass."""
+    """Return two units that differ in one change, so that their passes are different."""
     items = [Item(i.op, list(i.inputs), i.scalar, i.size, i.wanted) for i in items]
     at = chance.choice([k for k, i in enumerate(items) if i.op not in (HTOD, DTOH)
                         and not i.wanted])
@@ -111,7 +112,7 @@ def changed(chance, items):
     if change == 'meta':
         return items, _with(items, at, Item(item.op, item.inputs, item.scalar, item.size + 1))
     if change in ('input', 'weight'):
-        # a tensor from another place; everything else is equal
+        # The two units take one tensor from different places; everything else is equal.
         others = [('weight', 4), ('weight', 5)] if change == 'weight' else [('own', 0),
                                                                             ('weight', 5)]
         pair = [_with(items, at, Item(item.op, [*item.inputs, o], item.scalar, item.size))
@@ -192,7 +193,10 @@ class Writer:
 
 
 def generate(seed, passes=4, size=12, steady=True):
-    """Return a log that ends with `passes` equal passes, or in which nothing occurs three times."""
+    """Return a log that ends with `passes` equal passes.
+
+    If not `steady`, return a log in which nothing occurs three times in a row.
+    """
     chance = random.Random(seed)
     writer = Writer(chance)
     log = writer.log

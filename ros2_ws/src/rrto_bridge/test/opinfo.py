@@ -16,8 +16,8 @@ import torch
 
 SAMPLES = int(os.environ.get('RRTO_SAMPLES', '3'))   # number of samples of each operator
 
-# PyTorch does not define these values: memory that is not set, from which lstsq's LAPACK routine
-# starts.
+# PyTorch does not define the values that these operators return, because they contain uninitialised
+# memory. The LAPACK routine of `lstsq` starts from such memory.
 FREE = frozenset(('linalg.lstsq',
                   'empty', 'empty_like', 'empty_strided', 'empty_permuted', 'new_empty',
                   'new_empty_strided', 'resize_', 'resize_as_'))
@@ -48,7 +48,7 @@ def flat(value):
 
 
 def run(op, sample, device):
-    """Return the operator's result for a sample, on the CPU, or its error."""
+    """Run an operator on a sample; return its results, copied to the CPU, or its error."""
     arguments = moved((sample.input, list(sample.args), dict(sample.kwargs)), device)
     torch.manual_seed(5)
     with torch.no_grad(), warnings.catch_warnings():
@@ -77,7 +77,7 @@ def same(a, b):
 
 
 def judge(op):
-    """Return for an operator 'same', 'error' with the error's text, or 'differs'."""
+    """Return (verdict, text) for an operator: 'same', 'error', 'differs' or 'no samples'."""
     dtype = torch.float32
     if dtype not in op.dtypes:
         dtype = next(iter(sorted(op.dtypes, key=str)), None)
@@ -102,7 +102,7 @@ def judge(op):
 
 
 def table(mode, said=lambda line: None):
-    """Return the names of operators by verdict."""
+    """Return for each verdict the names and texts of the operators with this verdict."""
     remote.start(mode)
     found = {}
     for op in operators():

@@ -1,10 +1,10 @@
-"""Decides by brute force, and with the truth of the generator, whether an answer is right."""
+"""Decides by brute force, with the facts that the generator knows, whether an answer is right."""
 
 from rrto_bridge.protocol.record import HTOD
 
 
 def exact(value):
-    """Return an argument with its type, without handles."""
+    """Return an argument with its type, but without handles."""
     if type(value) is tuple:
         return tuple(exact(v) for v in value)
     if type(value).__name__ == 'Ref':
@@ -13,7 +13,10 @@ def exact(value):
 
 
 def canonical(calls):
-    """Return a pass in a form in which equal passes are equal, and the handles from outside it."""
+    """Return a pass in a form in which equal passes are equal.
+
+    Return also the handles from outside the pass, and where the pass creates each handle.
+    """
     made, rows, outer = {}, [], []
     for k, call in enumerate(calls):
         given = []
@@ -32,7 +35,7 @@ def canonical(calls):
 
 
 def carried(calls, length, end):
-    """Return how many tensors the pass that ends here takes from earlier passes.
+    """Return how many tensors the pass that ends with call `end` takes from earlier passes.
 
     Tensors that are the same in every pass do not count.
     """
@@ -42,7 +45,7 @@ def carried(calls, length, end):
 
 
 def wrong(log, end, sequence, repetitions):
-    """Return why the sequence must not be accepted after call `end`; '' if it may be."""
+    """Return why the sequence must not be accepted after call `end`; '' if it may be accepted."""
     length = len(sequence.steps)
     if length != log.length:
         return f'length {length}, not {log.length}'
@@ -68,7 +71,10 @@ def wrong(log, end, sequence, repetitions):
 
 
 def answer(search, log):
-    """Return the first accepted sequence and its place, or (None, None)."""
+    """Return the first accepted sequence and the position of the call that completes it.
+
+    Return (None, None) if the search accepts no sequence.
+    """
     for position, call in enumerate(log.calls):
         found = search.observe(call)
         if found is not None:

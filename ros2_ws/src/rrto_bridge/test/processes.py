@@ -37,17 +37,17 @@ class Domain:
         return self.start('rrto_bridge.cli.main', *arguments)
 
     def run(self, *arguments):
-        """Return exit code, output and errors of `rrto run` with these arguments."""
+        """Run `rrto run` with these arguments; return the exit code, the output and the errors."""
         process = self.rrto('run', *arguments)
         try:
             out, err = process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # makes the process print where it hangs
+            process.send_signal(signal.SIGABRT)  # makes the process print its stack
             out, err = process.communicate()
         return process.returncode, out, err
 
     def plain(self, *arguments):
-        """Return the output of a program without rrto."""
+        """Run a program without rrto; return its output."""
         done = subprocess.run([sys.executable, *arguments], env=self.env, text=True, check=True,
                               capture_output=True, timeout=LIMIT)
         return done.stdout

@@ -1,4 +1,4 @@
-"""Programs for the devices of fake.py: random programs and fixed ones."""
+"""Programs for the devices of fake.py: random programs and fixed programs."""
 
 import random
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ class Pass:
 
     model: int = 0
     rows: int = 2
-    stop: int | None = None      # operation before which the pass raises an error
-    extra: int | None = None     # operation before which the pass has one more operation
-    keep: int | None = None      # operation whose tensor the next pass uses
+    stop: int | None = None      # number of the operation before which the pass raises an error
+    # Number of the operation before which the pass makes an extra operation.
+    extra: int | None = None
+    keep: int | None = None      # number of the operation whose tensor the next pass uses
 
 
 class Program:
@@ -32,7 +33,8 @@ class Program:
         chance = random.Random(seed)
         self.models = [[(chance.choice(OPS), chance.randrange(1 << 16)) for _ in range(length)]
                        for _ in range(models)]
-        if chance.random() < 0.5:       # models that begin with the same operations
+        # In half of the programs, all models begin with the same operations.
+        if chance.random() < 0.5:
             for model in self.models[1:]:
                 model[:length // 2] = self.models[0][:length // 2]
         self.prefetch = prefetch

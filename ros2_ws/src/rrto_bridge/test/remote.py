@@ -19,13 +19,13 @@ torch.set_num_threads(1)   # the number of threads decides how sums are rounded
 
 
 class Mortal(InProcess):
-    """A server that dies after this many waits."""
+    """A server in this process that is lost after `lives` waits."""
 
     def __init__(self, machine, lives):
         super().__init__(machine)
         self.lives = lives
         self.waits = 0
-        self.back = None   # function to call when there is a server again
+        self.back = None   # function that the server calls when it is back
 
     def wait(self, ticket):
         self.waits += 1
@@ -52,7 +52,7 @@ def _engine(mode, lives, journal):
 def another(mode, lives=1 << 60):
     """Return the engine of the next server to which the program connects."""
     global _next
-    assert _device.connection.engine   # connected to the present engine
+    assert _device.connection.engine   # connects to the present engine
     _next = _engine(mode, lives, True)
     return _next
 
@@ -62,7 +62,7 @@ def start(mode, lives=1 << 60, journal=False):
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()
-    # objects of a library that was imported since then: see conftest.py
+    # If a library was imported since the last freeze, freeze its objects too; see conftest.py.
     if len(gc.get_objects()) > 50_000:
         gc.freeze()
     remote.released.clear()

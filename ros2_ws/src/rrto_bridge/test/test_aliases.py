@@ -18,7 +18,7 @@ BASE = torch.arange(6.0).view(2, 3) - 2
 OTHER = torch.tensor([[0.5, -1.5, 2.5], [7.0, -8.0, 9.0]])
 REFUSED = 'rrto: resize_ cannot enlarge a tensor'
 GROWING = ('grow', 'reshape in place')   # operations that may need more memory than the tensor has
-PASSES = 7   # passes of each combination in mode `replay`, enough for it to be replayed
+PASSES = 7   # number of passes of each combination in mode `replay`, enough for a replay
 
 
 def nothing(t, device):
@@ -33,7 +33,8 @@ def from_device(t, device):
     t.data.copy_(BASE.to(device))
 
 
-# Maps a way to make a tensor to the operation that gives it values once it has an alias.
+# Maps the name of a way to make a tensor to two functions: the first makes the tensor, the second
+# gives the tensor values after an alias exists.
 CREATIONS = {
     'to': (lambda d: BASE.clone().to(d), nothing),
     'transposed to': (lambda d: torch.tensor(BASE.t().tolist()).t().to(d), nothing),
@@ -172,7 +173,7 @@ READS = {
 
 
 def run(device, creation, alias, mutation, which):
-    """Return all that can be read of both tensors, or the type of the error."""
+    """Return all that can be read of a tensor and its alias, or the type of the error."""
     torch.manual_seed(3)
     make, fill = CREATIONS[creation]
     with torch.no_grad():
@@ -245,9 +246,9 @@ def test_all_combinations(mode, creation):
 
 
 def pieces(device):
-    """Return tensors of all relations.
+    """Return a model whose tensors share memory in every way.
 
-    Tied parameters, a view of a buffer, an alias, and single ones.
+    The model has tied parameters, views of a buffer, an alias, and tensors that share no memory.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)

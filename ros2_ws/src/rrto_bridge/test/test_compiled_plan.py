@@ -31,7 +31,8 @@ BUFFER, STATE = 1, 2
 def sequence(number=0):
     """Return a sequence that writes a buffer in three ways and draws a random number.
 
-    It writes directly, by a view, and without returning the buffer.
+    The sequence writes the buffer directly, by a view, and by an operator that does not return the
+    buffer.
     """
     calls = [
         Call(HTOD, (), (), (10,), (M,)),
@@ -59,10 +60,10 @@ def server():
 
 
 def one_by_one(count, failing=''):
-    """Execute the first steps without a plan.
+    """Execute the first `count` steps without a plan.
 
-    Return the tensors by handle from 100 on, and the state of the generator. Operators named
-    `failing` fail, and calls that use their results fail, too.
+    Return the executor, with the tensors under handles from 100 on and the state of the generator.
+    Operators named `failing` fail, and calls that use their results fail, too.
     """
     _, executor = server()
     calls = sequence().calls(count, 100, [STATE])
@@ -142,7 +143,10 @@ def test_a_tensor_that_is_missing_is_an_error_of_the_run():
 
 
 def chain(length, views):
-    """Return steps in which each tensor is made from the one before, by a view or otherwise."""
+    """Return a sequence in which each tensor is computed from the previous tensor.
+
+    `views`: the operators read the previous tensor through a view.
+    """
     calls = [Call(HTOD, (), (), (10,), (M,))]
     for k in range(length):
         if views:
@@ -154,9 +158,9 @@ def chain(length, views):
 
 @pytest.mark.parametrize('views', [False, True])
 def test_a_run_counts_what_it_holds_at_a_time(views):
-    """At the same time a run holds the input's 32 bytes and two tensors of 32 bytes.
+    """A run holds at most the input and two tensors at the same time, 32 bytes each.
 
-    One tensor remains.
+    After the last step it holds the input and one tensor.
     """
     for limit, answer in ((96, ''), (95, 'OutOfMemory: full')):
         machine, executor = server()
@@ -194,14 +198,14 @@ def test_stops_where_a_shape_is_not_as_recorded():
 
 
 def test_inputs_of_a_run_are_the_programs_memory():
-    """The first inputs and the following inputs count.
+    """The inputs of `Start` and the inputs of `More` count.
 
     If they need too much memory, the run fails.
     """
     machine, executor = server()
     executor.limit = 200
     machine.apply(Start(1, 0, 100, (X,), ()))
-    assert executor.used == 32 * 2     # includes the saved buffer
+    assert executor.used == 32 * 2     # the input and the saved buffer
     machine.apply(More(1, (bytes(200),), (STATE,)))
     value, = machine.advance(1000)
     assert value.error == 'OutOfMemory: full' and not machine.ready

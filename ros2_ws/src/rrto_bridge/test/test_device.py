@@ -288,7 +288,7 @@ def test_dropped_tensors_are_freed_on_the_server(engine):
 
 @pytest.mark.parametrize('mode', ['async', 'replay'])
 def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
-    """Two selections by value and the result need three values, whatever their shapes are."""
+    """The two selections and the result cost one round trip each, whatever their shapes are."""
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 8, 3)
 
@@ -314,7 +314,7 @@ def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
 
 @pytest.mark.parametrize('mode', remote.MODES)
 def test_an_out_argument_is_returned_with_its_new_shape(mode):
-    """Also if the tensor is given twice, and if values decide its shape."""
+    """This also holds if the tensor is an input, too, and if values decide its shape."""
     def infer(x):
         place = {'device': x.device}
         y, other, more = x * 2, torch.zeros(4, 4, **place), torch.zeros(4, 4, **place)
@@ -364,7 +364,10 @@ def test_what_an_operator_of_the_robot_needs_is_fetched_together_and_let_go(mode
 
 
 def test_what_surrounds_an_operator_of_the_robot_is_replayed(replay):
-    """The shape of its result and all shapes that depend on it vary, but no earlier shapes."""
+    """The shape of the operator's result varies, and so do all shapes that depend on it.
+
+    Earlier shapes do not vary.
+    """
     torch.manual_seed(0)
     layer, other = nn.Linear(6, 6), nn.Linear(6, 6)
 
@@ -411,7 +414,7 @@ def test_round_trips_of_a_replayed_inference(replay):
             if y.max().item() > 100:
                 break
             y.cpu()
-    # everything was sent in one message
+    # The whole pass was sent in one message.
     assert replay.machine.round_trips - before == 1 and replay.last == 1
 
 

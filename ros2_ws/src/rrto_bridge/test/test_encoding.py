@@ -1,4 +1,4 @@
-"""Encoded values can be decoded; malformed data is refused without another effect."""
+"""Encoded values can be decoded; malformed data raises an error and has no other effect."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Weights are loaded and saved: what PyTorch would load onto CUDA is on the device, with values."""
+"""Saving and loading weights: what PyTorch would load onto CUDA arrives on the device."""
 
 import io
 import itertools
@@ -74,7 +74,7 @@ def test_a_scripted_module_is_loaded_onto_the_device(engine, tmp_path, kind, pla
         assert all(t.is_cuda for t in loaded.state_dict().values())
         if kind == 'scripted':
             loaded.layer.weight.zero_()
-            assert not loaded.tied.weight.any()     # both are still the same parameter
+            assert not loaded.tied.weight.any()     # the two weights are still the same parameter
 
 
 @pytest.mark.parametrize('kind', MAKE)

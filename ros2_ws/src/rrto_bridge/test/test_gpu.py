@@ -1,6 +1,6 @@
 """The server's executor on a GPU.
 
-These tests were written without a GPU; they are skipped there.
+These tests were written on a machine without a GPU; on such a machine they are skipped.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Idioms of other people's programs that no other test has; results equal plain PyTorch."""
+"""Idioms of real programs that no other test covers; the results equal those of plain PyTorch."""
 
 import copy
 import importlib.util
@@ -312,7 +312,10 @@ def test_integers_are_counted_where_a_program_sees_cuda():
 
 @pytest.mark.parametrize('function', [torch.softmax, torch.log_softmax])
 def test_half_precision_is_normalised_in_single_precision(function):
-    """transformers do this in their attention; on CUDA one operator does both steps."""
+    """The library transformers does this in its attention.
+
+    On CUDA, one operator does both steps.
+    """
     remote.start('replay')
     scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).half()
     expected = function(scores, -1, dtype=torch.float32)
@@ -327,7 +330,7 @@ def test_files_of_safetensors(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).cuda()
     model[1].weight = model[0].weight
     files.save_model(model, tmp_path / 'model')
-    # weights that parameters share are saved once
+    # The file contains a weight only once, even if two parameters share it.
     assert len(files.load_file(tmp_path / 'model')) == 3
     for name, value in files.load_file(tmp_path / 'model', device='cuda').items():
         assert value.is_cuda and torch.equal(value.cpu(), model.state_dict()[name].cpu())

@@ -53,14 +53,14 @@ def mode(request):
 def test_a_handler_that_raises_at_any_instruction(mode):
     expected = program('cpu', once)
     remote.start(mode)
-    # no lock is used, because the handler may run while this thread holds it
+    # Use no lock, because the handler may run while this thread holds the lock.
     left, under_way = [0], []
 
     def stop(number, frame):
         under_way.clear()
         raise Stop
 
-    def trace(frame, event, argument):   # called before each line that runs
+    def trace(frame, event, argument):   # Python calls this function before each line that runs
         left[0] -= 1
         if not left[0]:
             under_way.append(True)
@@ -77,7 +77,8 @@ def test_a_handler_that_raises_at_any_instruction(mode):
             try:
                 result = infer()
                 sys.settrace(None)
-                eventually(lambda: not under_way)   # the handler waits for the device
+                # The handler runs only when the device has finished its work.
+                eventually(lambda: not under_way)
                 return result
             except Stop:
                 continue
@@ -184,9 +185,9 @@ def test_an_error_of_a_call_undoes_no_other_call(mode, kind, journal):
 
 
 def test_a_wait_that_is_interrupted(mode):
-    """The program has left when the reply comes.
+    """The program stops waiting before the reply comes.
 
-    Its results are freed, and no reply is mixed up.
+    The results of the abandoned call are freed, and no call gets the reply to another call.
     """
     expected = program('cpu', once)
     engine = remote.start(mode)

@@ -1,6 +1,6 @@
 """Whatever a program does to its process on the server affects only this program.
 
-bench/bench_isolation.py measures the time that it costs another program.
+bench/bench_isolation.py measures how much such a program slows another program down.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 from fleet_testing import LIMIT, Lines, eventually
 from processes import Domain, children
 
-# The program compares each inference with its own computation.
+# The program compares each inference on the device with the same inference on the CPU.
 VICTIM = '''
 import torch
 torch.set_num_threads(1)
@@ -150,7 +150,7 @@ def test_a_killed_server_leaves_no_process_and_no_memory_behind(domain):
     pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.skipif(
         not os.environ.get('ROG_SLOW'), reason='takes minutes; set ROG_SLOW=1')])])
 def test_a_hostile_peer_changes_nothing_for_another_program(domain, server, victim, calls):
-    """Its operators and messages end only its own sessions, again and again."""
+    """The operators and messages of the hostile peer end only its own sessions."""
     hostile = domain.start_file(Path(__file__).with_name('hostile.py'), 'n9s', '5', str(calls))
     out, err = hostile.communicate(timeout=LIMIT + calls / 10)
     assert hostile.returncode == 0, err

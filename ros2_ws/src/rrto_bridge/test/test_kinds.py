@@ -1,4 +1,4 @@
-"""The type of a tensor on the device, and tensors whose type is only a name."""
+"""The Python type of a tensor on the device, and tensors that are only marked as negated."""
 
 import copy
 import pickle
@@ -74,7 +74,10 @@ def test_classes_have_the_names_of_pytorchs(engine):
 
 
 class Scaled(nn.Parameter):
-    """A parameter of a class of the program, as libraries for quantised weights define."""
+    """A subclass of `Parameter` in the program.
+
+    Libraries for quantised weights define such classes.
+    """
 
     def doubled(self):
         return self * 2
@@ -90,7 +93,7 @@ def test_parameters_keep_the_class_of_the_program(engine):
         assert isinstance(p, Scaled) and isinstance(p, nn.Parameter) and p.is_cuda
         assert p.doubled().tolist() == [[2, 2], [2, 2]] and type(p).__name__ == 'Scaled'
     assert layer.weight.note == 'mine' and 'weight' in dict(layer.named_parameters())
-    # as with a parameter on the CPU
+    # A pickled parameter becomes an `nn.Parameter`, also on the CPU.
     assert type(pickle.loads(pickle.dumps(layer.weight))) is nn.Parameter
     assert type(layer.half().weight).__name__ == 'Scaled'
     assert type(layer.cpu().weight) is Scaled and layer.weight.note == 'mine'

@@ -25,7 +25,7 @@ def link():
 
 def test_a_program_that_is_interrupted_with_its_server_is_not_told_that_that_has_ended(link):
     def stop(*_):
-        if not link.idle:   # as `signals` does with handlers
+        if not link.idle:   # if the link is busy, delay the signal, as program/signals.py does
             signal.setitimer(signal.ITIMER_REAL, 0.001)
         else:
             raise Stop

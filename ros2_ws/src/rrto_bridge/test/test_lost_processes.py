@@ -1,4 +1,4 @@
-"""A process is killed, there is no server, or a program is started in another way."""
+"""Programs and servers as processes that are killed, are missing, or start in an unusual way."""
 
 import json
 import os
@@ -16,7 +16,9 @@ from lifecycle_driver import driving
 from processes import Domain, children, kill_all
 from rrto_bridge.server.parameters import ServerSettings
 
-LEASE = 10.0  # seconds; on a busy machine a process may get no CPU time for five seconds
+# In seconds. The lease is long, because on a busy machine a process may get no CPU time for five
+# seconds.
+LEASE = 10.0
 LOOP = '''
 import sys, torch
 model = torch.nn.Linear(4, 4).cuda()
@@ -31,7 +33,8 @@ with torch.no_grad():
 '''
 
 
-# Without a goodbye, a process stays in the ROS graph for longer than the tests wait.
+# With this profile, a process that does not say goodbye stays in the ROS graph for longer than the
+# tests wait.
 FORGETS_NOBODY = (cyclone_profile(ReachConfig()) + ',<CycloneDDS><Domain><Discovery><LeaseDuration>'
                   '900s</LeaseDuration></Discovery></Domain></CycloneDDS>')
 
@@ -66,7 +69,10 @@ def test_a_killed_program_leaves_nothing_on_the_server(domain, server):
 
 @pytest.mark.long
 def test_a_program_starts_beside_its_own_server():
-    """The program waits when it needs the server; if that does not start, it gets an error."""
+    """The program waits when it needs the server.
+
+    If the server does not start, the program gets an error.
+    """
     alone = Domain()
     code = 'import torch; print(torch.ones(3).cuda().sum().item())'
     try:
@@ -82,7 +88,7 @@ def test_a_program_starts_beside_its_own_server():
 
 @pytest.mark.long
 def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, server, monkeypatch):
-    """`rrto run` then ends the server that it has started itself."""
+    """In this case, `rrto run` ends the server that it has started itself."""
     ended = subprocess.Popen(['true'])
     ended.wait()
     monkeypatch.setitem(domain.env, 'RRTO_STARTING', str(ended.pid))
@@ -92,7 +98,7 @@ def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, ser
 
 @pytest.mark.long
 def test_a_program_that_stood_still_is_told_so(domain):
-    # a server of its own, because `s` has already reported the end of another program
+    # Start another server, because `s` may already have reported the silence of another program.
     server = domain.server('t', lease=LEASE)
     server.wait('serving as t')
     program = loop(domain, 't')
@@ -197,7 +203,7 @@ def test_a_server_that_loses_the_process_that_starts_the_others_starts_another_o
 
 @pytest.mark.long
 def test_a_server_that_is_killed_at_its_start_leaves_no_folder(tmp_path):
-    """`rrto run` kills the server that it has started when it discovers another server."""
+    """`rrto run` kills the server that it has started, if it finds another server."""
     folder = tmp_path / 'folder'
     folder.mkdir()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -220,7 +226,7 @@ def test_a_server_that_ends_leaves_the_graph_with_all_its_processes(domain, monk
     ended.wait('serving as g')
     program = loop(domain, 'g')
     with driving(int(domain.env['ROS_DOMAIN_ID'])) as driver:
-        # do not search by node names, because rmw_fastrtps may keep the name of a node that is gone
+        # Do not search by node names, because rmw_fastrtps may keep the name of an ended node.
         def of_program():
             return [topic for topic, _ in driver.node.get_topic_names_and_types()
                     if re.fullmatch(r'/rrto/g/\w+/down', topic)
@@ -289,7 +295,7 @@ def test_two_servers_of_one_name_are_refused(domain, server):
 
 @pytest.mark.long
 def test_memory_that_the_server_does_not_have_is_an_error_of_cuda(domain, server):
-    """In a call, and within a replayed run; another program is not affected."""
+    """The error occurs in a call, and within a replayed run; another program is not affected."""
     other = loop(domain, 's')
     code, out, err = domain.run('--server', 's', '--', sys.executable, '-c', '''
 import torch

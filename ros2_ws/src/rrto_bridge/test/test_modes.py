@@ -9,7 +9,8 @@ from fleet_testing import mostly_long
 from torch import nn
 
 LAYERS = 5
-LOSSES = int(os.environ.get('RRTO_LOSSES', '8'))   # number of moments at which the server is lost
+# Number of tested moments at which the server is lost.
+LOSSES = int(os.environ.get('RRTO_LOSSES', '8'))
 
 
 class Model(nn.Module):
@@ -34,9 +35,9 @@ class Model(nn.Module):
 
 
 def program(device, passes, before=lambda: None):
-    """Return the results of passes; each pass is a dict of its exceptions.
+    """Return the results of passes; each pass is a dict of what differs from a usual pass.
 
-    `before` is called before each.
+    `before` is called before each pass.
     """
     model = Model().to(device)
     torch.manual_seed(5)
@@ -187,7 +188,8 @@ def test_a_server_that_is_back_gets_no_tensor_that_the_program_has_dropped(mode,
             result = result + state
         return result.cpu()
 
-    for _ in range(1 + lives):   # the last passes run on this machine
+    # The server is lost during these passes, so the last pass runs on this machine.
+    for _ in range(1 + lives):
         assert torch.equal(infer(), torch.full((4,), 21.0))
     assert lost.port.back()
     assert torch.equal(infer(), torch.full((4,), 21.0))

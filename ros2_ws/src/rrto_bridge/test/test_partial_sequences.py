@@ -186,10 +186,10 @@ def test_a_stretch_is_found_at_its_fifth_time():
 
 
 @pytest.mark.parametrize('infer', [
-    lambda program, weight, k: program.infer(k, weight, k),                  # another scalar
-    lambda program, weight, k: program.infer(k, Ref(-1 - k)),                 # another tensor
+    lambda program, weight, k: program.infer(k, weight, k),  # the scalar also varies
+    lambda program, weight, k: program.infer(k, Ref(-1 - k)),  # the weight also varies
     lambda program, weight, k: program.infer(5, weight),                     # nothing varies
-    lambda program, weight, k: program.call('nonzero', weight, wanted=True)])  # no input
+    lambda program, weight, k: program.call('nonzero', weight, wanted=True)])  # there is no input
 def test_what_does_not_repeat_or_not_vary_is_not_found(infer):
     program = Program()
     weight = program.call(HTOD)

@@ -130,7 +130,8 @@ def test_weights_are_found_by_their_digest_and_checked(tmp_path):
     handle, ticket = other.machine.find(digest, meta)
     assert other.wait(ticket) is True and weights.used == 24
     for _ in range(2):
-        issue(other, 'aten.add_.Scalar', Ref(handle), 1)   # changes no tensor of another session
+        # This call must not change the weight that the server keeps.
+        issue(other, 'aten.add_.Scalar', Ref(handle), 1)
         handle, ticket = other.machine.find(digest, meta)
         assert other.wait(ticket)
         assert bytes(other.wait(other.machine.download(handle))[1]) == bytes(data)
@@ -158,7 +159,7 @@ def test_weights_that_are_too_many_go_in_order_of_use(tmp_path):
     assert weights.keep(large, digest_of(large)) is None and weights.used == 200
     os.utime(tmp_path / digest_of(a), ns=(0, 0))
     weights.keep(b, digest_of(b))
-    # a session that has the weights keeps them
+    # A session that has mapped a weight can use it even after its file is deleted.
     assert weights.find(digest_of(a), 100) is None and bytes(mapped) == a
 
 

@@ -9,7 +9,7 @@ from rrto_bridge.cli.measure import WARM
 
 @pytest.fixture
 def lines(tmp_path, monkeypatch):
-    """Return label -> (numbers of inferences, milliseconds) of the lines in the picture."""
+    """Return for each line's label the points of the line: [number of the inference, ms]."""
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, 'savefig', lambda self, *a, **k: (

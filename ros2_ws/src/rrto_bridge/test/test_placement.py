@@ -1,6 +1,7 @@
-"""Operators with tensors of both sides.
+"""Operators that get tensors of the device and tensors of the CPU.
 
-What they write stays on its side, or they raise an error.
+If such an operator writes into a tensor, the tensor stays where it is, or the operator raises an
+error.
 """
 
 import itertools
@@ -45,7 +46,7 @@ VALID_ON_CUDA = {
 @pytest.mark.parametrize('name', VALID_ON_CUDA)
 def test_writes_into_tensors_of_the_cpu_arrive_there(engine, name):
     write = VALID_ON_CUDA[name]
-    for _ in range(5):   # in mode `replay` the later ones are replayed
+    for _ in range(5):   # in mode `replay`, the device replays the later repetitions
         expected, written = torch.zeros(4), torch.zeros(4)
         write(expected, lambda t: t)
         write(written, lambda t: t.cuda())
@@ -152,7 +153,7 @@ def gloo():
 
 
 def writers():
-    """Yield all operators that a server executes and that write one of several tensors."""
+    """Yield all operators that a server executes and that write into one of several tensors."""
     for schema in torch._C._jit_get_all_schemas():
         base = schema.name.removeprefix('aten::')
         tensors = [a for a in schema.arguments if str(a.type) in ('Tensor', 'List[Tensor]')]
@@ -171,9 +172,9 @@ FILLED = {'Tensor': lambda: torch.tensor(0.25), 'List[Tensor]': lambda: [torch.t
 
 
 def test_every_operator_that_writes_into_the_cpu_does_so_or_refuses():
-    """The test uses schemas.
+    """The test derives each call from the operator's schema.
 
-    Each written argument is a 0-dim CPU tensor, all others are of the device.
+    Every written argument is a 0-dim tensor on the CPU; all other tensors are on the device.
     """
     remote.start('rpc')
     wrote, refused = 0, 0

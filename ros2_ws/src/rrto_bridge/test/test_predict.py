@@ -1,4 +1,4 @@
-"""A predicted meta equals that of the operator's result; what is unknown is not predicted."""
+"""A predicted meta equals the meta of the operator's result; unknown kinds are not predicted."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from rrto_bridge.protocol.tensors import meta_of
 
 
 def aten(op, *arguments, **keywords):
-    """Return a call with tensors as (call, metas of the tensors, answer of the server)."""
+    """Return (call, metas of its tensors, answer of the server) for an operator call."""
     context = Context(torch.device('cpu'), 1 << 30)
     metas = []
 

@@ -16,7 +16,10 @@ SETTINGS = examples(150)
 
 
 def both(program, schedule, seed=0, infer=None):
-    """Check that the program returns the same on the machines as directly; return the device."""
+    """Check that the program returns the same values through the machines as on `Direct`.
+
+    Return the device.
+    """
     expected = program.run(Direct(), schedule)
     device = Offload(seed, infer)
     assert program.run(device, schedule) == expected
@@ -57,15 +60,16 @@ def test_nothing_is_left_on_the_server(seed, length):
     program.run(device, [Pass()] * 8 + [Pass(1), Pass(stop=1), Pass(1)] + [Pass(keep=1)] * 4)
     held = {id(t): t for t in (*program.weights, *program.buffers, program.state)}
     del program
-    device.item(next(iter(held.values())))   # every call carries the waiting requests to free
+    # Every call also sends the waiting requests to free tensors.
+    device.item(next(iter(held.values())))
     device.item(next(iter(held.values())))
     assert set(device.executor.tensors) == set(device.metas)
 
 
 def plain(device, weights, x, extra=None):
-    """Return a model with one operation per weight.
+    """Run a model with one layer per weight, and return its result.
 
-    `extra`: an additional operation before this one.
+    `extra`: position of a layer before which there is one more operation.
     """
     for position, weight in enumerate(weights):
         if position == extra:
@@ -83,7 +87,11 @@ def data(number, rows=2):
 
 
 def settled(program, device, passes=5):
-    """Run a program's passes until it is replayed; return a function that counts from then on."""
+    """Run passes of a program; the passes after them are replayed.
+
+    Return a function that returns what happened since then: the numbers of round trips, single
+    calls, messages and runs.
+    """
     for number in range(passes):
         program(number)
     before = device.round_trips, device.single, device.messages, device.machine.runs
@@ -446,7 +454,7 @@ def test_what_is_kept_now_and_then_is_kept_for_good():
 def test_a_pass_may_use_what_a_replayed_one_left(order):
     """One model runs on key frames.
 
-    Another runs on every frame and uses the last key frame's features.
+    Another model runs on the remaining frames and uses the features of the latest key frame.
     """
     def program(device):
         own, other, printed = weights(device), weights(device), []

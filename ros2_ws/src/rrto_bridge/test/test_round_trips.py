@@ -1,4 +1,4 @@
-"""How often a learned inference waits for the server; replay must never be lost.
+"""How often an inference with a known sequence waits for the server; the replay must not stop.
 
 clients.py has programs that use libraries from PyPI.
 """
@@ -99,7 +99,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 def speech(device):
-    """Run `istft`, which reads a value itself to check its window."""
+    """Run `istft`, which itself reads a value from the device to check the window."""
     window = torch.hann_window(64).to(device)
 
     def infer(k):
@@ -110,7 +110,10 @@ def speech(device):
 
 
 def seeds(device):
-    """Set one seed at the beginning and three during the inference, different each time."""
+    """Set one seed at the beginning of each inference and three seeds later.
+
+    The seeds differ in each inference.
+    """
     model = layers().to(device)
     seed = torch.cuda.manual_seed if device == 'cuda' else torch.manual_seed
 
@@ -154,7 +157,7 @@ def test_seeds_are_replayed_and_a_mismatch_leaves_the_numbers_right(journal):
                 torch.manual_seed(k)
                 x = torch.ones(2, device=device)
                 yield (x + torch.randn(2, device=device)).cpu()
-                torch.manual_seed(k)       # followed by other calls than in an inference
+                torch.manual_seed(k)  # the calls after this seed differ from those of an inference
                 yield torch.rand(3, device=device).cpu()
 
     expected = list(results('cpu'))

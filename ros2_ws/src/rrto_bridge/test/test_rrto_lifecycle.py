@@ -1,4 +1,4 @@
-"""The server as a managed node, a process over DDS: how a pause affects programs."""
+"""The server as a managed node in a separate process: how a pause affects programs."""
 
 import sys
 

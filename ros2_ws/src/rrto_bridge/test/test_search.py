@@ -1,4 +1,4 @@
-"""The search accepts a sequence that repeats, at its end, after R repetitions, and nothing else."""
+"""The search accepts a sequence only after R repetitions, at the end of the last repetition."""
 
 import pickle
 
@@ -161,7 +161,7 @@ def test_passes_apart_count_together():
     program = Program()
     weight = program.call(HTOD)
     for _ in range(3):
-        # not part of a pass, so the sequence does not have it
+        # This call is not part of a pass, so the sequence must not contain it.
         program.call('aten.neg.default', weight)
         program.search.interrupt({})
         program.infer(weight)

@@ -97,7 +97,7 @@ def test_a_program_computes():
 
 def test_large_messages_and_replies_come_through():
     program = Program(limit=1 << 30)
-    # more than a window of replies, several times
+    # Each message and each reply needs several frames.
     values = torch.arange(200_000, dtype=torch.float32)
     handles = [program.upload(values + k) for k in range(3)]
     assert all(torch.equal(program.download(h), values + k) for k, h in enumerate(handles))
@@ -127,7 +127,8 @@ def test_frames_of_another_life_are_answered_with_the_end():
 
 def test_what_comes_after_the_end_of_a_session_costs_no_answers():
     session = SessionMachine('a', 2, Limits(), 0.0)
-    told, end = session.on_frame(2, Frame(5, True, b'x'), 0.0)    # four frames are missing
+    # The frames before number 5 are missing.
+    told, end = session.on_frame(2, Frame(5, True, b'x'), 0.0)
     assert told.error == end.reason
     assert [session.on_frame(2, Frame(k, True, b'x'), 0.0) for k in range(500)] == [[]] * 500
 
@@ -182,7 +183,7 @@ def test_a_frame_that_no_client_sends_ends_the_session(frame, why):
 
 
 def test_who_does_not_take_its_replies_is_not_executed_further():
-    """Otherwise its replies would fill the server's memory."""
+    """Without this rule, the waiting replies of a program could fill the server's memory."""
     session = SessionMachine('a', 1, Limits(), 0.0)
     for number in range(20):
         session.on_frame(1, Frame(number, True, b'N'), 0.0)
@@ -208,7 +209,7 @@ def server():
 
 def test_a_program_gets_a_process(server):
     assert server.on_open(request('a', 7), 0.0) == ('', [Begin('a', 7)])
-    # repeated, as if the answer had been lost
+    # The program repeats the request, because the answer may have been lost.
     assert server.on_open(request('a', 7), 0.0) == ('', [])
     assert server.programs == ['a']
 
@@ -233,7 +234,7 @@ def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_pro
     def come(now):
         return [a for k in range(8) for a in server.on_open(request(f'p{k}', now), now)[1]]
 
-    # the programs of a fleet that starts do not wait
+    # When a fleet starts, its first four programs do not wait.
     assert come(0) == [Begin(f'p{k}', 0) for k in range(4)]
     assert [server.on_time(now) for now in (0.5, 1.0, 1.5, 3.0, 9.0)] == [
         [], [Begin('p4', 0)], [], [Begin('p5', 0), Begin('p6', 0)], [Begin('p7', 0)]]
@@ -247,7 +248,7 @@ def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_pro
         began += len(actions)
         for begin in actions:
             server.on_ended(begin.program, 2, 'no message', '', now)
-    assert began == 3    # each failed start costs as much as four starts
+    assert began == 3    # each failed start delays the next start as much as four starts
 
 
 def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
@@ -268,9 +269,9 @@ def test_a_process_that_ends_in_order_has_told_its_program(server):
 def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
     server.on_open(request('a'), 0.0)
     assert server.on_progress('a', 5, True, 'aten.x', 0.0) == []
-    # another operator is being executed
+    # The process now executes another operator.
     assert server.on_progress('a', 6, True, 'aten.x', 3.0) == []
-    assert server.on_progress('a', 6, False, 'aten.x', 6.5) == []  # no operator is being executed
+    assert server.on_progress('a', 6, False, 'aten.x', 6.5) == []  # the process is idle
     assert server.on_progress('a', 7, True, 'aten.y', 7.0) == []
     assert server.on_progress('a', 7, True, 'aten.y', 10.0) == []
     assert server.on_progress('a', 7, True, 'aten.y', 10.1) == [Kill('a')]

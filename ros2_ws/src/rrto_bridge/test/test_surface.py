@@ -205,7 +205,7 @@ def test_a_forked_child_is_told_when_it_uses_the_device_and_ends(replay):
 
 def test_a_child_that_is_forked_before_the_device_was_used_may_use_it():
     remote.start('replay')
-    torch.manual_seed(5)   # uses no device
+    torch.manual_seed(5)   # this does not use the device
     pid = os.fork()
     if not pid:
         os._exit(0 if torch.ones(2, device='cuda').sum().item() == 2 else 1)
@@ -251,7 +251,7 @@ print(torch.distributed.tensor.DTensor.__module__, (torch.ones(2).cuda() + 2).su
 
 
 def test_the_first_call_imports_nothing_that_a_program_has_no_use_for():
-    """PyTorch looks up `DTensor` there, which would import for a second."""
+    """PyTorch looks up `DTensor` in the first call; importing its module would take a second."""
     code = SPARED.format(folder=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True, check=True,
                           timeout=LIMIT)

@@ -1,11 +1,12 @@
 """LeRobot's async_inference, server and client unmodified, in an environment with lerobot[async].
 
     python lerobot_side.py save FOLDER           writes an ACT policy with random weights
-    python lerobot_side.py server PORT           its policy server
+    python lerobot_side.py server PORT           runs LeRobot's policy server
     python lerobot_side.py client PORT FOLDER    acts until it is ended
 
-The client prints the monotonic time and the age, s, of each action that it executes. The robot is a
-mock; its joints move, because the server skips observations that are too similar.
+For each action that it executes, the client prints the monotonic time and the age of the action, in
+seconds. The robot is a mock; its joints move, because the server skips observations that are too
+similar.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CAMERAS = ('top', 'wrist')
 
 
 def prepare() -> Any:
-    """Let torchvision be imported with PyTorch's CPU build, which lacks two schemas."""
+    """Make torchvision importable with PyTorch's CPU build, which lacks two schemas."""
     try:
         return importlib.import_module('torchvision')
     except RuntimeError:
@@ -64,7 +65,8 @@ def serve(port: int) -> None:
     from lerobot.async_inference.policy_server import PolicyServer
     from lerobot.transport import services_pb2_grpc
     config = PolicyServerConfig(host='127.0.0.1', port=port, fps=RATE)
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))  # as LeRobot's own `serve` does
+    # LeRobot's own `serve` uses the same number of workers
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
     services_pb2_grpc.add_AsyncInferenceServicer_to_server(PolicyServer(config), server)
     server.add_insecure_port(f'127.0.0.1:{port}')
     server.start()
@@ -73,7 +75,7 @@ def serve(port: int) -> None:
 
 
 class Robot:
-    """Two cameras and seven joints."""
+    """A mock robot with two cameras and seven joints."""
 
     name = robot_type = 'mock'
     is_connected = True
@@ -102,10 +104,11 @@ def act(port: int, folder: str) -> None:
     from lerobot.async_inference.configs import RobotClientConfig
     from lerobot.robots.config import RobotConfig
     robot_client.make_robot_from_config = lambda config: Robot()
-    observed: dict[int, float] = {}   # step of an action -> time.time() of its observation
+    # Maps the step of an action to the time.time() of its observation.
+    observed: dict[int, float] = {}
 
     class Noted(robot_client.RobotClient):
-        """Records the time of the observation from which an executed action follows."""
+        """Records the time of each action's observation, and prints the age of each action."""
 
         def _aggregate_action_queues(self, incoming: list[Any], aggregate: Any = None) -> None:
             for action in incoming:

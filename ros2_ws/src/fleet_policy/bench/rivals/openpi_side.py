@@ -3,9 +3,10 @@
     python openpi_side.py server PORT SECONDS    answers with zeros, SECONDS after an observation
     python openpi_side.py client PORT            acts until it is ended
 
-The client prints the monotonic time and the age, s, of each action that it executes. It is
-openpi-client, unmodified: WebsocketClientPolicy in an ActionChunkBroker, called at 30 Hz by a loop
-as in its Runtime. openpi-client has no server; this one speaks its protocol.
+For each action that it executes, the client prints the monotonic time and the age of the action, in
+seconds. The client is openpi-client, unmodified: WebsocketClientPolicy in an ActionChunkBroker,
+called at 30 Hz by a loop like the loop in openpi's Runtime. openpi-client has no server; the server
+here speaks the same protocol.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def act(port: int) -> None:
         try:
             broker.infer({'top': images[0], 'wrist': images[1],
                           'state': np.zeros(JOINTS, np.float32)})
-        # the connection is lost: the program ends, as openpi's Runtime does
+        # The connection is lost. The program ends, as openpi's Runtime does.
         except Exception as error:
             print(f'ended: {type(error).__name__}: {error}', flush=True)
             return

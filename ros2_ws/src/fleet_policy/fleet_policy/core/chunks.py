@@ -25,7 +25,7 @@ TAKEN, REPEATED, LATE = 'taken', 'repeated', 'late'
 class Chunk:
     """A chunk: n actions of d numbers (n, d), for the ticks from ``first`` on.
 
-    ``observed``: time of the observation, s.
+    ``observed``: time of the observation, in seconds.
     """
 
     first: int
@@ -59,7 +59,7 @@ class ActionQueue:
 
     def __init__(self, half_life: float = 0.0) -> None:
         self._half_life = half_life
-        self._chunks: list[Chunk] = []   # ascending by tick of the observation
+        self._chunks: list[Chunk] = []   # in ascending order of `Chunk.first`
 
     def add(self, chunk: Chunk, tick: int) -> str:
         """Keep a chunk that arrives at ``tick``; return TAKEN, REPEATED or LATE."""
@@ -74,7 +74,7 @@ class ActionQueue:
         return TAKEN
 
     def forget(self, tick: int) -> None:
-        """Drop the chunks that no tick from ``tick`` on needs."""
+        """Drop the chunks that neither ``tick`` nor a later tick needs."""
         self._chunks = [chunk for chunk in self._chunks if chunk.end > tick]
         if self._half_life:
             return

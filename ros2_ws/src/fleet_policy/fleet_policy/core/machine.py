@@ -1,18 +1,18 @@
 """Decides what the robot executes at each tick, and which place computes further actions.
 
-It does no I/O and reads no clock. Its states:
+The machine does no I/O and reads no clock. Its states:
 
     waiting -> running <-> starved;   any -> safe -> waiting
 
-The first action ends `waiting`. In `running` there is an action for the tick. In `starved` there is
-none. After a fault the state is `safe`, and `reason` describes the fault. In `starved` and `safe`
-the robot does what the setting `safety` says.
+The first action ends `waiting`. In `running` there is an action for the tick; in `starved` there is
+no action. After a fault the state is `safe`, and `reason` describes the fault. In `starved` and
+`safe` the robot does what the setting `safety` says.
 
 The machine requests new actions when the queue holds less than a share of a chunk. It asks the
-faster of the places that answer. If other places do not answer in time, the robot computes itself.
-It begins while the queue still lasts long enough for this computation. So after the loss of the
-link new actions come less often, but every tick has an action. The machine asks another place so
-early that the answer can come before the robot must begin.
+faster of the places that answer. If the other places do not answer in time, the robot computes the
+actions itself. The robot begins while the queue still lasts long enough for this computation. So
+after the loss of the link new actions come less often, but every tick has an action. The machine
+asks another place so early that the answer can come before the robot must begin.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from .places import ROBOT, Place
 
 WAITING, RUNNING, STARVED, SAFE = 'waiting', 'running', 'starved', 'safe'
 ACTS, LACKS, FAULT, CLEARED = 'acts', 'lacks', 'fault', 'cleared'
-# (state, event) -> next state. An event that is not listed for a state does not change it.
+# Maps (state, event) to the next state. An event that is not listed for a state does not change the
+# state.
 TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): STARVED,
          **{(state, FAULT): SAFE for state in (WAITING, RUNNING, STARVED)},
          (SAFE, CLEARED): WAITING}
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
 REMEMBERED = 256     # maximum number of unanswered requests whose answers are still accepted
-RETRY = 10.0         # s after which the slower place is asked again, to measure it
+RETRY = 10.0  # seconds after which the machine asks the slower place again, to measure its latency
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,8 @@ class Infer:
     """Order: compute actions at ``place`` from the observation of the time ``observed``.
 
     ``prefix``: the planned actions from ``observed`` on, an array (m, d) of m actions of d numbers;
-    None if no action is planned. The robot will execute them before the answer can arrive. A policy
-    that inpaints needs them: it completes a chunk that begins with given actions.
+    None if no action is planned. The robot will execute these actions before the answer can arrive.
+    A policy that inpaints needs them: it completes a chunk that begins with given actions.
     """
 
     place: str
@@ -87,18 +88,19 @@ class PolicyMachine:
         self._reported: Counter[str] = Counter()   # counts at the last report
         self.command = Command(NOTHING)
         self.tick_number = -1
-        self.longest = 0                     # actions in the longest chunk so far
+        self.longest = 0                     # number of actions in the longest chunk so far
         self._queue = ActionQueue(s.half_life if s.aggregation == 'weighted' else 0.0)
         self._observed = -math.inf           # time of the latest observation
-        self._open: dict[int, tuple[str, float, float]] = {}   # request -> place, observed, sent
+        # Maps a request to (place, time of its observation, time of sending).
+        self._open: dict[int, tuple[str, float, float]] = {}
         self._number = 0
-        self._sensors: dict[str, str] = {}   # source of observations -> what is wrong with it
+        self._sensors: dict[str, str] = {}   # maps a source of observations to its fault
         self._latched = ''
 
     # -- events ----------------------------------------------------------------------------------
 
     def on_observation(self, observed: float) -> None:
-        """Record that an observation is complete; ``observed``: its time, s."""
+        """Record that an observation is complete; ``observed``: its time in seconds."""
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
@@ -155,7 +157,7 @@ class PolicyMachine:
         self._explain()
 
     def reset(self) -> None:
-        """Begin anew without actions and faults; ignore answers to earlier requests."""
+        """Start again without actions and faults; ignore answers to earlier requests."""
         self._latched = ''
         self._sensors.clear()
         self._queue.clear()
@@ -174,7 +176,7 @@ class PolicyMachine:
 
     def tick_of(self, seconds: float) -> int:
         """Return the tick in which a time lies."""
-        # The addend keeps k / rate in tick k in spite of rounding.
+        # The small addend keeps the time k / rate in tick k in spite of rounding.
         return math.floor(seconds * self.rate + 1e-6)
 
     @property
@@ -229,34 +231,36 @@ class PolicyMachine:
 
     @property
     def _last_moment(self) -> float:
-        """Return how many s before the end of the queue the robot itself begins to compute."""
+        """Return how many seconds before the end of the queue the robot begins to compute."""
         return self.settings.margin * self.places[ROBOT].longest + 2 / self.rate
 
     def _asks_at(self, place: Place) -> float:
-        """Return how many s before the end of the queue a place is asked for actions.
+        """Return how many seconds before the end of the queue a place is asked for actions.
 
         A slow robot begins to compute long before the end of the queue. Another place is asked so
-        early that its answer comes before that moment. With a long latency the queue may never be
-        so full when a request is sent (`_most_left`); then only `request_share` decides.
+        early that its answer comes before the robot begins. With a long latency, the queue may
+        never last for so long when a request is sent (`_most_left`). Then only `request_share`
+        decides.
         """
         share = self.settings.request_share * self.longest / self.rate
         if place.name == ROBOT:
             return max(share, self._last_moment)
-        for latency in (place.longest, place.usual):   # infinite or NaN before the first answer
+        # Before the first answer, these are infinite or NaN, and the comparison below is false.
+        for latency in (place.longest, place.usual):
             early = self._last_moment + latency + 1 / self.rate
             if early <= self._most_left(latency):
                 return max(share, early)
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return how long, in s, the queue can last at most when a request is sent.
+        """Return how many seconds the queue can last at most when a request is sent.
 
         ``latency``: seconds from a request to its answer.
         """
         return self.longest / self.rate - latency / self.settings.in_flight
 
     def _preferred(self, now: float) -> Place:
-        """Return the place that answers sooner; now and then a slower place, to measure it."""
+        """Return the place that answers sooner, or now and then a slower place, to measure it."""
         robot = self.places[ROBOT]
         others = [place for place in self.places.values() if place is not robot and place.can(now)]
         if not others:
@@ -267,7 +271,10 @@ class PolicyMachine:
         return best
 
     def _spacing(self, place: Place) -> float:
-        """Return the least time between two requests, s, which spreads the requests over time."""
+        """Return the least time between two requests, in seconds.
+
+        This time spreads the requests.
+        """
         usual = place.usual
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
 

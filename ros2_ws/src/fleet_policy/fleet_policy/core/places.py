@@ -24,7 +24,7 @@ class Place:
         self.counts: Counter[str] = Counter()
         self.newest = -math.inf              # time of the latest observation in a request
         self.sent = -math.inf                # time of the latest request
-        self._under_way: dict[int, float] = {}   # request -> when it was sent
+        self._under_way: dict[int, float] = {}   # maps a request to its time of sending
         self._latencies: deque[float] = deque(maxlen=KEPT)
         self._losses = 0
         self._not_before = -math.inf
@@ -82,7 +82,7 @@ class Place:
         self._latencies.append(seconds)
 
     def failed(self, request: int, reason: str, now: float) -> None:
-        """Record that a request has failed; the place is not asked for a while."""
+        """Record that a request has failed; for a while, `can` returns False."""
         if self._under_way.pop(request, None) is None:
             return
         self.reason = reason

@@ -30,13 +30,13 @@ __all__ = ['CODECS', 'LENGTH', 'OWN', 'RAW', 'SCALE', 'SMALLER', 'Codec', 'Part'
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
 SMALLER = CODECS['ternary']  # replaces the fleet's codec on a link that is too slow for it
-_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # each function gets the text after the colon
+_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # gets the text after the colon of a name
 _CLASS = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')  # matches package.module:Class
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
 def codec_names() -> tuple[str, ...]:
-    """Return a name for each codec, for tests and warm-up."""
+    """Return one valid name for each codec; tests and the warm-up use these names."""
     return (*CODECS, 'ternary:0.05', *plugins.codecs())
 
 

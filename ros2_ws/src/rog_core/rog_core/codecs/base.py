@@ -51,12 +51,13 @@ class Codec(ABC):
     """
 
     name: str                      # name that users write; `get_codec` sets it for plugins
-    number: int                    # identity in messages; codecs of other packages have 64 to 255
+    number: int                    # number in messages; codecs of other packages use 64 to 255
     # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
     segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
-    kept: float = 1.0              # factor by which `take` multiplies the error that it leaves
-    faults: tuple[str, ...] = ()   # error texts of rules `OWN`, `OWN` + 1, ... of this codec
+    # `take` leaves in the values this factor times (values - decoded values).
+    kept: float = 1.0
+    faults: tuple[str, ...] = ()   # error texts of this codec's rules `OWN`, `OWN` + 1, ...
     # CUDA kernels: (source file in `rog_core.cuda`, prefix of their names); None: no kernels.
     kernels: tuple[str, str] | None = None
     compiled: bool = True          # whether compiled loops (not torch) process numpy arrays
@@ -75,7 +76,7 @@ class Codec(ABC):
 
     def difference(self, partition: Segments, master: Array, mirror: Array, ids: np.ndarray,
                    magnitude: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids`` of master - mirror as uint8; change neither of the two."""
+        """Encode the segments ``ids`` of master - mirror as uint8; do not change the arrays."""
         return self._encode(partition, master, mirror, ids, magnitude)
 
     def _encode(self, partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray,
@@ -293,7 +294,7 @@ def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
 
 
 def starts_of(sizes: np.ndarray) -> np.ndarray:
-    """Return the start of each range; the ranges follow one another, the first begins at 0."""
+    """Return where each range starts; the ranges lie one after the other, from position 0."""
     return np.cumsum(sizes) - sizes
 
 
@@ -306,7 +307,7 @@ def _bodies(sizes: np.ndarray) -> np.ndarray:
 
 
 def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the encoded segments, each as its scale (2 bytes), then its part of ``body``.
+    """Join encoded segments: for each segment, its scale (2 bytes) and its part of ``body``.
 
     ``sizes``: number of bytes of ``body`` for each segment.
     """
@@ -339,7 +340,7 @@ def repeat(values: np.ndarray, counts: np.ndarray, like: Array) -> Array:
 
 
 def spans(starts: np.ndarray, lengths: np.ndarray, like: Array) -> Array:
-    """Return the integers of all ranges [start, start + length), joined, as an int64 tensor."""
+    """Return all integers of the ranges [start, start + length), as one int64 tensor."""
     import torch
     first = repeat(starts - starts_of(lengths), lengths, like)
     return first + torch.arange(len(first), device=like.device)
@@ -360,5 +361,5 @@ def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.nda
 
 
 def add_signed(values: Array, index: np.ndarray, negative: np.ndarray, scale: np.ndarray) -> None:
-    """Add +scale, or -scale where ``negative``, to the elements ``index`` of a tensor."""
+    """Add +scale to the elements ``index`` of a tensor, or -scale where ``negative`` is true."""
     values[from_host(index, values)] += from_host(np.where(negative, -scale, scale), values)

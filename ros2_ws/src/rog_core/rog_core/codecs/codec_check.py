@@ -28,7 +28,7 @@ def try_codec(codec: Codec) -> None:
         _try(codec)
     except ConfigError:
         raise
-    except Exception as error:  # the class, by another author, may raise anything
+    except Exception as error:  # a plugin may raise any exception
         raise ConfigError(f"codec '{codec.name}' fails with random values: "
                           f'{type(error).__name__}: {error}') from error
 
@@ -43,7 +43,7 @@ def _try(codec: Codec) -> None:
     segments = _Segments(np.r_[0, lengths.cumsum()], lengths)
     before = random.standard_normal(lengths.sum()).astype(np.float32)
     near = TOLERANCE * float(np.abs(before).max())
-    ids = np.array([0, 1, 3])  # segment 2 must stay as it is
+    ids = np.array([0, 1, 3])  # the codec must not change segment 2
     magnitude = np.add.reduceat(np.abs(before), segments.offsets[:-1])[ids]
 
     def decoded(data: np.ndarray) -> np.ndarray:

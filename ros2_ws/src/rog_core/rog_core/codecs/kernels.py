@@ -13,12 +13,12 @@ import llvmlite.ir as ir
 import numpy as np
 from numba import extending, njit, types
 
-LINE = 16  # float32 values in a cache line
+LINE = 16  # number of float32 values in a cache line
 # Numbers of the rules for encoded values. LENGTH: the number of bytes is right. SCALE: each scale
 # is valid. OWN and higher numbers: rules of a single codec.
 LENGTH, SCALE, OWN = 1, 2, 3
 
-intrinsic: Any = extending.intrinsic  # Any: numba's type is too narrow
+intrinsic: Any = extending.intrinsic  # Any: numba's type does not fit decorated functions
 
 
 @intrinsic

@@ -34,7 +34,7 @@ from .kernels import (
 )
 
 NEGATIVE = 0x8000  # the sign bit of an element; the other bits are the position
-NOTHING = 0xffff   # fills up a segment that has too few nonzero elements
+NOTHING = 0xffff   # fills a place for which the segment has no nonzero element
 
 
 class SparseTernary(Codec):

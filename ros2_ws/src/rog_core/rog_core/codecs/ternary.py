@@ -19,7 +19,7 @@ from numba import njit
 from .base import Codec, add_signed, join, mean_scales, spans, split, starts_of
 from .kernels import LENGTH, OWN, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
-BLOCK = 64  # elements per block, of which one is sent
+BLOCK = 64  # elements per block; one element of each block is sent
 
 
 class Ternary(Codec):
@@ -58,7 +58,7 @@ class Ternary(Codec):
     def _add_dense(self, values, partition, ids, data, factor):
         blocks = -(-partition.lengths[ids] // BLOCK)
         scales, code = split(data, blocks, factor)
-        # Number of each block within its segment.
+        # For each block, its number within its segment, from 0.
         block = np.arange(code.size) - np.repeat(starts_of(blocks), blocks)
         index = np.repeat(partition.offsets[ids], blocks) + BLOCK * block + (code & 63)
         sent = code != 0

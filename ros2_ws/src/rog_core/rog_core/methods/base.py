@@ -52,7 +52,7 @@ Fleet = Mapping[str, Standing]
 class Team:
     """What the server knows of a fleet before training; a method may refuse such a fleet.
 
-    ``capacities``: robot -> computing capacity, in order of rank; empty if any robot may join.
+    ``capacities`` maps each robot to its computing capacity, by rank; empty if any robot may join.
     ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
     the server. ``clip``: see `rog_core.server.push_filter`; 0: pushes are never scaled down.
     ``above``: whether the fleet is a child fleet, whose model its parent fleet changes between two
@@ -106,8 +106,8 @@ class EndRound:
 class Decode:
     """A change to make now: decode a round of coded gradients.
 
-    ``coefficients``: robot -> factor of its push. The pushes times their factors add up to the sum
-    of the gradients of all ``shards`` shards of the data.
+    ``coefficients`` maps each robot to the factor of its push. The pushes times their factors add
+    up to the sum of the gradients of all ``shards`` shards of the data.
     """
 
     coefficients: dict[str, float]
@@ -271,7 +271,7 @@ class Method:
 
     @property
     def deadline(self) -> float:
-        """Time in s at which the server must call `on_time`; infinity means never."""
+        """Time in seconds at which the server must call `on_time`; infinity means never."""
         return math.inf
 
     def on_time(self, now: float) -> None:
@@ -330,13 +330,13 @@ class Method:
         self.model = model
 
     def takes(self, step: Step) -> bool:
-        """Return whether this method uses the pushes of a robot that computes this step."""
+        """Return whether this method uses pushes that robots compute with this step."""
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
         """Return whether a push of this iteration is still used.
 
-        If not, the server ends the push.
+        Otherwise the server ends the push.
         """
         return True
 

@@ -1,4 +1,4 @@
-"""FLOWN: a staleness threshold per robot, from its throughput and its loss."""
+"""FLOWN: each robot has a staleness threshold, computed from its throughput and its loss."""
 
 from __future__ import annotations
 

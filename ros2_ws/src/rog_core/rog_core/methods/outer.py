@@ -23,8 +23,8 @@ from .method_spec import MethodSpec
 class Outer(Method):
     """Applies pushes with the rate and momentum of the options ``rate=R`` and ``momentum=B``.
 
-    The defaults are `usual_rate` and `usual_momentum`; with their values here, pushes are applied
-    as by `Method`.
+    The defaults are `usual_rate` and `usual_momentum`. With the values in this class, 1 and 0,
+    pushes are applied as `Method` applies them.
 
     Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
     multiplied by the rate and applied. The momentum of a row is updated and applied after every n

@@ -49,7 +49,7 @@ class FlatModel:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
-                view.copy_(parameter.grad.to_dense())  # the gradient of an embedding may be sparse
+                view.copy_(parameter.grad.to_dense())  # an embedding may have a sparse gradient
             parameter.grad = view
 
     def require_views(self) -> None:
@@ -95,7 +95,7 @@ def _shared(elements: int) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a numpy array that shares the tensor's memory; return a tensor on a GPU itself."""
+    """Return a numpy array that shares the tensor's memory; on a GPU, return the tensor."""
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 

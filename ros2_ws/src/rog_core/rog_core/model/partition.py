@@ -30,7 +30,7 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of this parameter."""
         return prod(self.shape)
 
     def __str__(self) -> str:
@@ -147,19 +147,19 @@ class RowPartition:
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
         """Return for each row whether ``segments`` contains all segments of the row, bool (rows,).
 
-        ``segments``: distinct ids.
+        ``segments``: ids of segments, none of them repeated.
         """
         counts = np.bincount(self.segment_row[segments], minlength=self.rows)
         return counts == self.segments_of_row
 
     def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
-        """Add up ``per_segment`` (segments,) within each row; return the sums, (rows,)."""
+        """Return for each row the sum of its segments' values in ``per_segment``, (rows,)."""
         if self.rows == self.segments:
             return per_segment
         return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError`, with the first difference, if ``other`` differs."""
+        """Raise `PartitionMismatchError` with the first difference if ``other`` is different."""
         if self.digest == other.digest:
             return
         require_same(Listing(self.parameters, self.granularity), other)

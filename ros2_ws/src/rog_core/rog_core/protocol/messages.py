@@ -2,7 +2,8 @@
 
 The shell, the program around the machine, carries the actions out.
 
-All are plain values. Fields have the same meanings and units as in the messages of rog_msgs.
+Messages and actions are plain values. The fields of messages have the same meanings and units as in
+the package rog_msgs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Kind(IntEnum):
     PULL = 1      # model updates to the worker, added to its rows
     SNAPSHOT = 2  # model values to a worker that joins, stored in its rows
     FINAL = 3     # model values to a worker at the end of a run
-    ANCHOR = 4    # a full gradient (SVRG): of a shard to the server, of all shards to the worker
+    ANCHOR = 4    # full gradient (SVRG): of one shard to the server, of all shards to a worker
 
     is_raw: bool
     """Whether the transfer carries raw float32, in segments of `RowPartition.raw_partition`."""
@@ -51,7 +52,8 @@ class TransferId:
     attempt: int
 
     def __eq__(self, other: object) -> bool:
-        # Usually both are one object, so this is faster than the dataclass's own method.
+        # Usually ``self`` and ``other`` are the same object, so this method is faster than the
+        # method that dataclass generates.
         return self is other or isinstance(other, TransferId) and (
             self.attempt, self.iteration, self.kind, self.incarnation) == (
             other.attempt, other.iteration, other.kind, other.incarnation)
@@ -90,8 +92,9 @@ class Sending:
     """Rules by which rows are chosen for a transfer; by default all rows are sent.
 
     ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``: a
-    row that was not sent for this many iterations must arrive, too; 0: the age of rows does not
-    matter. ``by_importance``: rows are sent in order of importance, otherwise in model order.
+    row that was not sent for this many iterations must arrive, too; with 0, the age of rows does
+    not matter. ``by_importance``: whether rows are sent in order of importance; if false, they are
+    sent in model order.
     ``mta``: the share of the rows whose transmission time the sender reports as the MTA time. If
     ``mta`` is 0 or below ``minimum``, the sender reports the time of the rows that must arrive.
     """
@@ -107,10 +110,10 @@ class Command:
     """The server's instructions at the end of a pull.
 
     ``next_iteration`` and ``step``: what the worker computes next. ``sending``: rules for the rows
-    of its push; beyond the rows that must arrive it sends as many rows as fit in ``mta_time`` s.
-    ``patience``: seconds that the fleet can wait for the rows that must arrive. ``ahead``: whether
-    the worker may compute the next gradient while it pushes (pipelining). ``stop``: the run is
-    over. ``staleness`` and ``sync``, the name of the method, are for display only.
+    of the worker's push. ``mta_time``: seconds for which the push may send rows that need not
+    arrive. ``patience``: seconds that the fleet can wait for the rows that must arrive. ``ahead``:
+    whether the worker may compute the next gradient while it pushes (pipelining). ``stop``: whether
+    the run is over. ``staleness`` and ``sync`` (the name of the method) are for display only.
     """
 
     next_iteration: int = 0
@@ -143,10 +146,10 @@ class Command:
 
 @dataclass(frozen=True)
 class End:
-    """The sender closes a transfer of ``chunks`` chunks.
+    """Tells the receiver that the transfer ends; it consists of ``chunks`` chunks.
 
-    ``duration``, ``mta_duration``: seconds that the transfer and its MTA have taken. ``whole``:
-    whether the transfer stays open until all of its chunks have arrived.
+    ``duration``: seconds that the transfer has taken. ``mta_duration``: seconds that its MTA has
+    taken. ``whole``: whether the transfer stays open until all of its chunks have arrived.
     """
 
     transfer: TransferId
@@ -162,7 +165,7 @@ class Receipt:
     """Says which chunks of a closed transfer the receiver took.
 
     ``taken``: one bit per chunk, lowest bit first. ``refused``: number of chunks that the receiver
-    dropped because no healthy robot would send them.
+    dropped because their values are implausible.
     """
 
     transfer: TransferId
@@ -176,9 +179,9 @@ class RegisterRequest:
     """A worker asks to join; its pushes up to number ``attempt`` are over.
 
     ``number`` counts the requests of this worker process. The shell passes on only the answer to
-    the latest request, as ROS services do. ``pull``: the chunks that the worker has taken of its
-    last pull; None if there was no pull. It stays valid, because the worker takes no rows until the
-    answer arrives.
+    the latest request, as ROS services do. ``pull``: says which chunks of its last pull the worker
+    has taken; None if there was no pull. ``pull`` stays valid, because the worker takes no rows
+    until the answer arrives.
     """
 
     robot: str
@@ -196,12 +199,13 @@ class RegisterRequest:
 
 @dataclass(frozen=True)
 class RegisterResponse:
-    """The server's answer; ``push``: the chunks that the server took of the worker's last push.
+    """The server's answer to a `RegisterRequest`.
 
-    ``attempt``: number of the transfer that follows; transfers with lower numbers are over. The
-    transfer is a snapshot or, if the server still knows the rows that the worker holds, a pull.
-    ``retry``: whether the refusal is temporary, so that the worker may ask again. ``over``: whether
-    the server refuses because the run ends.
+    ``push``: says which chunks of the worker's last push the server took. ``attempt``: number of
+    the server's next transfer; transfers with lower numbers are over. The next transfer is a pull
+    if the server still knows the rows that the worker holds, otherwise a snapshot. ``retry``:
+    whether the refusal is temporary, so that the worker may ask again. ``over``: whether the server
+    refuses because the run ends.
     """
 
     accepted: bool
@@ -220,7 +224,10 @@ TransferMessage = Chunk | Ack | End | Receipt
 
 @dataclass(frozen=True)
 class Send:
-    """Action: send the message. ``robot``: at the server the receiver, at a worker its own name."""
+    """Action: send the message.
+
+    ``robot``: at the server, the robot that receives the message; at a worker, its own name.
+    """
 
     robot: str
     message: TransferMessage | RegisterRequest
@@ -230,8 +237,8 @@ class Send:
 class Compute:
     """Action: compute ``step`` for this iteration, then report the gradient.
 
-    ``fresh``: whether local steps of a `Phase` start with zero momentum, instead of the momentum
-    of the phase before.
+    ``fresh``: whether the local steps of a `Phase` start with zero momentum; otherwise they
+    continue with the momentum of the previous phase.
     """
 
     iteration: int

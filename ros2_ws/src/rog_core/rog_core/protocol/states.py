@@ -1,9 +1,9 @@
-"""The state machines of the protocol, as tables: state -> event -> next state.
+"""The state machines of the protocol, as tables that map a state and an event to the next state.
 
 Every change of state of a worker, of a member at the server, and of a transfer goes through
 `Table.after`. An event that a table does not list for the present state is an error. If the peer
-causes such events, it is the peer's fault; otherwise it is the fault of the program that called the
-machine. `docs/protocol.md` shows the same tables; a test compares them.
+can cause such an event, the peer is at fault. Otherwise the program that called the machine is at
+fault. `docs/protocol.md` shows the same tables; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from ..errors import LocalProtocolError, RemoteProtocolError
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
 PAUSED = 'paused'  # the worker has left, and may come back with its rows
-# Two states that only status messages have. Starved: the worker waits for data. Evaluating: it
-# evaluates the final model.
+# Two states of a worker that occur only in status messages. STARVED: the worker waits for data.
+# EVALUATING: the worker evaluates the final model.
 STARVED, EVALUATING = 'starved', 'evaluating'
-# States of a worker's gradient. Idle: none is ordered. Busy: computing. Ready: computed, unused.
+# States of a worker's gradient. IDLE: no gradient is ordered. BUSY: the worker computes a gradient.
+# READY: the gradient is computed, but not used yet.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
 # States of a member, which is a robot as the server knows it. It can also have the
 # states joining, waiting, pulling and stopped of a worker.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
-# Whether the others wait for a member.
+# The place of a member. COUNTED: other robots wait for it. RETIRED: no robot waits for it.
 COUNTED, RETIRED = 'counted', 'retired'
-# The server itself.
+# States of the server.
 RUNNING, STOPPING = 'running', 'stopping'
 # States of a transfer, at its sender and at its receiver.
 SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
@@ -38,7 +39,8 @@ NONE, OPEN, CLOSED = 'none', 'open', 'closed'
 class Table:
     """One state machine. ``who``: its name in error texts. ``peer``: events that the peer causes.
 
-    ``rows``: state -> event -> next state; the first state is the initial one.
+    ``rows``: maps each state to its events, and each event to the next state. The first state is
+    the initial state.
     """
 
     who: str
@@ -53,8 +55,8 @@ class Table:
     def after(self, state: str, event: str) -> str:
         """Return the state after an event.
 
-        For an event that is not allowed in this state, raises `RemoteProtocolError` if the peer
-        causes it, else `LocalProtocolError`.
+        If the event is not allowed in this state, raises `RemoteProtocolError` for an event that
+        the peer causes, and `LocalProtocolError` for any other event.
         """
         if event in self.rows[state]:
             return self.rows[state][event]
@@ -90,7 +92,8 @@ WORKER = Table('a worker', {
 }, frozenset({'accepted', 'refused', 'granted', 'lost', 'final', 'rows', 'stored',
               'taken'}))
 
-# A table of its own, because with pipelining a worker computes while it pushes, waits and pulls.
+# The gradient has its own table, because with pipelining a worker computes while it pushes, waits
+# and pulls.
 GRADIENT = Table('a gradient', {
     IDLE: {'order': BUSY},
     BUSY: {'order again': BUSY, 'use': IDLE, 'keep': READY, 'drop': IDLE},
@@ -107,7 +110,7 @@ MEMBER = Table('a member', {
     STOPPED: {},
 }, frozenset({'enter', 'pulled', 'pushed', 'drained', 'leave'}))
 
-# A table of its own, because the transfers of a retired robot continue.
+# The place of a member has its own table, because the transfers of a retired robot continue.
 PLACE = Table('a place', {
     COUNTED: {'retire': RETIRED},
     RETIRED: {'return': COUNTED},

@@ -1,7 +1,7 @@
 """Steps: the kinds of gradient that a worker can compute, as the server names them.
 
 At the end of every pull the server sends the name and the numbers of the next step as plain values.
-A worker knows these steps and no methods, so every method is expressed by steps.
+The code of a worker contains these steps but no methods, so every method must consist of steps.
 `rog_core.worker.computation` defines what a worker does for each step.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import RemoteProtocolError
 
-MAX_SHARDS = 4096     # largest number of shards of the data, for coded gradients
+MAX_SHARDS = 4096     # coded gradients divide the data into at most this many shards
 MAX_LOCAL = 10_000    # largest number of local steps between two pushes
 
 
@@ -33,7 +33,7 @@ class Step:
 
     @property
     def share(self) -> float:
-        """The usual share of the rows that one transfer of this step carries."""
+        """The share of the rows that one transfer of this step usually carries, 0 to 1."""
         return 1.0
 
     def check(self) -> None:
@@ -49,14 +49,14 @@ class Step:
 
     @classmethod
     def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """Return the step with these numbers; raise ValueError if there are too many or too few."""
+        """Return the step with these numbers; raise ValueError if their count is wrong."""
         count = len(dataclasses.fields(cls))
         if len(integers) != count or numbers:
             raise ValueError(f'it has {count}, got {len(integers) + len(numbers)}')
         return cls(*integers)
 
     def turn(self, age: np.ndarray) -> np.ndarray:
-        """Return which rows may travel with this step, bool (rows,).
+        """Return which rows a transfer of this step may carry, bool (rows,).
 
         ``age`` int64 (rows,): number of iterations since each row was sent in this direction.
         """
@@ -106,7 +106,7 @@ class Shards(Step):
         if not all(0 <= shard < self.shards for shard in self.ids):
             raise RemoteProtocolError('shards of a coded gradient must be 0 to '
                                       f'{self.shards - 1}, got {list(self.ids)}')
-        if len(set(self.ids)) < len(self.ids):  # each shard, even a repeated one, costs a gradient
+        if len(set(self.ids)) < len(self.ids):  # a repeated shard would cost a gradient, too
             raise RemoteProtocolError('shards of a coded gradient must differ, got '
                                       f'{list(self.ids)}')
         if not all(map(math.isfinite, self.weights)):
@@ -160,7 +160,7 @@ class Local(Step):
 
 @dataclass(frozen=True)
 class Phase(Local):
-    """``steps`` local steps that continue the phase before, with its momentum and its local model.
+    """``steps`` local steps that continue the previous phase, with its momentum and local model.
 
     The robot's model is the fleet's model plus the local steps that the robot has made and not
     pushed yet. A transfer, in either direction, carries the rows r with r mod ``fragments`` =

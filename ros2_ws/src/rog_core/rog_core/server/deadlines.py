@@ -110,7 +110,7 @@ class Deadlines:
         return self._due
 
     def note_due(self, member: Member) -> None:
-        """Compute `due` of a member again. Call this when the due time may have become earlier."""
+        """Compute `due` of a member again. Call it when the due time may have become earlier."""
         if self._due is not None:
             self._due[member.robot] = self.due(member)
 
@@ -144,8 +144,8 @@ def budget(member: Member, members: Sequence[Member]) -> float:
 def longest_pause(members: Sequence[Member], patience: float, least: float) -> float:
     """Return how many seconds the fleet waits for a member that makes no progress.
 
-    The result is ``patience`` unless this is 0. If it is 0, the result is `ITERATIONS` times the
-    median time from push to push, and at least ``least``.
+    If ``patience`` is not 0, the result is ``patience``. Otherwise the result is `ITERATIONS` times
+    the median time from push to push, and at least ``least``.
     """
     periods = [m.period for m in members if not math.isnan(m.period)]
     if patience or not periods:

@@ -67,7 +67,7 @@ class Member:
     rows_pushed: int = 0     # number of complete rows in the last push
     rows_pulled: int = 0     # number of complete rows in the last pull
     waiting_for: list[str] = field(default_factory=list)  # robots for which this robot waits
-    since: float = 0.0       # time at which the robot began to wait for others, s
+    since: float = 0.0       # time at which the robot began to wait, in seconds
     pushed: float = math.nan  # time of the last push, in seconds
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # loss of the robot's last batch
@@ -86,7 +86,7 @@ class Member:
     granted_at: float = 0.0  # time at which the iteration was granted, in seconds
     # `push_mta` is at most this factor times the time from `granted_at` to the end of the push.
     factor: float = 1.0
-    computes: float = math.nan  # time at which the present gradient began, s; NaN: none
+    computes: float = math.nan  # start of the present gradient, in seconds; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
 
     def move(self, event: str) -> None:
@@ -134,7 +134,7 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how much patience, in s, the member has used up; this value falls with time."""
+        """Return how many seconds of patience the member has used up; the value falls with time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 # Lower limit of `LinkEstimate.chunk_bytes`; with a header, a message of this size has 1300 bytes.
 MIN_CHUNK = 1260
-QUEUE_TIME = 0.02      # seconds; as much data as the link carries in this time may wait on it
+QUEUE_TIME = 0.02      # seconds for which data may wait in the queue of the link
 MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of `LinkEstimate.timeout`, seconds
-MIN_RATE = 1e3         # bytes/s, lower limit of the estimated rate
+MIN_RATE = 1e3         # lower limit of the estimated rate, in bytes per second
 
 
 @dataclass
@@ -75,7 +75,7 @@ class LinkEstimate:
             self.shortest = elapsed
         elif forgotten == self.shortest:
             self.shortest = min(trips)
-        # A time-out shows that the old estimate was wrong, so the next sample replaces it.
+        # A time-out shows that the old round trip was wrong, so the next sample replaces it.
         weight = 1 / 8 if self.backoff == 1 else 1.0
         self.round_trip += (elapsed - self.round_trip) * weight
         self.backoff = 1.0
@@ -89,7 +89,7 @@ class LinkEstimate:
         self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
-        """Handle the first message after a silence of the peer: reset the time-out to its base."""
+        """Handle the first message after a silence: no longer lengthen the time-out."""
         self.backoff = 1.0
 
     def timed_out(self, now: float) -> None:

@@ -15,8 +15,9 @@ from ..errors import ConfigError
 from ..model.partition import RowPartition
 from ..protocol.messages import Sending
 
-# The option `second`, as in the authors' artifact: (staleness threshold, share of the rows that is
-# sent in addition from this threshold on).
+# For the option `second` of a method, as in the authors' artifact. Each pair holds a bound of the
+# staleness and a share. With this bound or a larger bound, this share of the rows is mandatory in
+# addition to the MTA.
 SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 
 
@@ -25,7 +26,7 @@ def minimum_transmission(threshold: int) -> float:
     """Return the share P of the rows that every transfer must carry: P solves (1-P)^(S-1) = P.
 
     With this share, every row is sent before its staleness reaches the threshold S. Source: ROG,
-    Section IV-B and Table I. S = 1 gives 1, S = 2 gives 0.5.
+    Section IV-B and Table I. For example, P is 1 for S = 1, and 0.5 for S = 2.
     """
     if threshold < 1:
         raise ConfigError(f'the staleness threshold is {threshold}; it must be at least 1')
@@ -43,12 +44,13 @@ def minimum_transmission(threshold: int) -> float:
 class Plan:
     """Windows of segments in order of importance.
 
-    Inside a window segment ids ascend, so that an id takes about one byte on the wire. The order of
-    importance inside a window is lost, so a window is small (`window_size`). The first
-    ``mandatory`` windows are sent however long this takes, in model order; the others are sent only
-    within ``budget`` seconds. ``mta_factor``: the MTA time is the time of the mandatory rows times
-    this factor. The factor is 1 unless the option ``-minimum`` makes fewer rows mandatory than the
-    MTA has. Then it is the number of rows of the MTA divided by the number of mandatory rows.
+    Inside a window, segment ids ascend, so that an id takes about one byte on the wire. The order
+    of importance inside a window is lost, so a window is small (`window_size`). The first
+    ``mandatory`` windows are sent however long this takes, in model order. All other windows are
+    sent only within ``budget`` seconds. ``mta_factor``: the MTA time is the transmission time of
+    the mandatory rows times this factor. The factor is 1, except if the option ``-minimum`` makes
+    fewer rows mandatory than the MTA has. Then the factor is the number of rows of the MTA divided
+    by the number of mandatory rows.
     """
 
     windows: list[np.ndarray]
@@ -59,7 +61,7 @@ class Plan:
 
     @property
     def wanted(self) -> int:
-        """Number of segments that must arrive; if none must, the number of all segments."""
+        """Number of mandatory segments; if no window is mandatory, the number of all segments."""
         return sum(ids.size for ids in self.windows[:self.mandatory or None])
 
 
@@ -85,7 +87,7 @@ def _expand(partition: RowPartition, rows: np.ndarray) -> np.ndarray:
 
 
 def everything(partition: RowPartition, rows: np.ndarray | None = None) -> Plan:
-    """Return a plan of the given rows (None: all rows), all mandatory, in model order."""
+    """Return a plan that makes the given rows (None: all rows) mandatory, in model order."""
     rows = np.arange(partition.rows) if rows is None else rows
     windows = _windows(_expand(partition, rows), window_size(partition))
     return Plan(windows, len(windows), rows.size)
@@ -95,8 +97,9 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
     """Return the importance of each row: f1 * mean|gradient| + f2 * age (Algorithm 3).
 
     The magnitude is divided by its mean over the rows, so that f1 and f2 mean the same for every
-    model and learning rate. ``age`` is in iterations. At a worker it is the time since the row was
-    last pushed (max(iters) - iters). At the server it says how new the row is (iters - min(iters)).
+    model and learning rate. ``age`` is in iterations. At a worker, ``age`` is the time since the
+    row was last pushed (max(iters) - iters). At the server, ``age`` is larger for a newer row
+    (iters - min(iters)).
     """
     mean = float(mean_magnitude.mean()) or 1.0
     return f1 / mean * mean_magnitude + f2 * age
@@ -159,7 +162,7 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
         scores = np.zeros(partition.rows)
     late = (age >= sending.threshold)[rows] if sending.threshold else np.zeros(rows.size, bool)
     order = rows[_descending(scores[rows], late)]
-    # At least one row, because an empty transfer would not measure the link.
+    # At least one row is mandatory, because an empty transfer would not measure the link.
     least = max(int(np.ceil(sending.minimum * partition.rows)), int(late.sum()), 1)
     least = min(least, rows.size)
     size = window_size(partition)

@@ -47,8 +47,8 @@ class Receiver:
     receipt: Receipt | None = None   # receipt of the transfer, once it is closed
     bytes_received: int = 0
     floor: int = 1                   # transfers with a lower number (`attempt`) are over
-    granted: int | None = None       # iteration that the next transfer must have; None: any
-    kind: Kind | None = None         # kind that the next transfer must have; None: any
+    granted: int | None = None       # iteration the next transfer must have; None: any iteration
+    kind: Kind | None = None         # kind the next transfer must have; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of all values taken in this transfer
     refused: int = 0                 # chunks of this transfer that were taken but not applied
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
@@ -106,7 +106,7 @@ class Receiver:
         chunks have arrived.
         """
         self.check(end.transfer)
-        most = self.rows_of(end.transfer).segments  # each chunk has at least one
+        most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
         if not 0 <= end.chunks <= most:
             raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
                                       f'of segments, {most}, got {end.chunks}')
@@ -130,7 +130,7 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """An `End` that arrived before other chunks and can take effect now.
+        """The `End` that arrived before some chunks, and can take effect now.
 
         None if there is no such `End`, if a chunk is still missing, or if the transfer is closed.
         """

@@ -1,8 +1,8 @@
 """The worker's arrays: weights, momentum, and the gradients that the server has not taken yet.
 
 Source: dist-EF-SGDM, ROG's reference [22]: blockwise compression with error feedback and Nesterov
-momentum on the worker. The error of a lossy codec and the rows that were not sent are treated
-alike: both stay in ``pending`` and are sent later.
+momentum on the worker. The error of a lossy codec stays in ``pending`` and is sent later. The same
+holds for rows that were not sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..codecs import RAW, Codec, Part, at_once, in_model_order
 from ..errors import GradientError
 from ..model.partition import RowPartition
 
-# Largest norm of a predicted step, in multiples of sqrt(1 + norm of the model ** 2); see `publish`.
+# `publish` drops a predicted step whose norm exceeds FARTHEST * sqrt(1 + norm of the model ** 2).
 FARTHEST = 10.0
 
 
@@ -46,17 +46,17 @@ class Accumulator:
         self.anchor: tuple[Array, Array] | None = None
 
     def detach(self) -> None:
-        """Give ``weights`` its own memory, because rows may arrive while a gradient is computed."""
+        """Give ``weights`` its own memory, so that pulled rows do not change ``model``."""
         if self.model is self.weights:
             self.weights = copy_of(self.weights)
 
     def publish(self, ahead: int = 0) -> None:
         """Copy ``weights`` to ``model``; call it only while no gradient is computed.
 
-        ``ahead``: number of own steps that are under way and not yet in the weights. Each of these
-        steps is predicted from the momentum (SpecTrain's weight prediction). A prediction far away
-        from the model is dropped. It comes from a gradient that the server will refuse, and
-        gradients of the predicted model would be useless, or NaN.
+        ``ahead``: number of this worker's steps that are under way and not yet in the weights. Each
+        of these steps is predicted from the momentum (SpecTrain's weight prediction). A prediction
+        far away from the model is dropped. Such a prediction comes from a gradient that the server
+        will refuse, and gradients at the predicted model would be useless, or NaN.
         """
         if self.model is not self.weights:
             self.model[:] = self.weights
@@ -68,7 +68,7 @@ class Accumulator:
                     self.model -= step
 
     def publish_own(self) -> None:
-        """Copy ``weights`` - ``drift`` to ``model``, which has memory of its own from now on."""
+        """Store ``weights`` - ``drift`` in ``model``, whose memory is separate from ``weights``."""
         if self.drift is None:
             self.drift = zeros_like(self.weights)
         self.detach()
@@ -79,7 +79,7 @@ class Accumulator:
         """Add ``change``, made by local steps, to ``pending`` and ``drift`` with factor 1."""
         self.accumulate(change, 1.0, 0.0)
         self.kept += 1
-        self.momentum[:] = 0  # a later method with momentum must not continue from this change
+        self.momentum[:] = 0  # a later method must not continue with this momentum
         if self.drift is not None:
             self.drift += change
 
@@ -94,8 +94,8 @@ class Accumulator:
         """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), where w is ``model``.
 
         If ``nesterov`` is false, the momentum is standard: pending += lr (m + decay w). The
-        gradient must be finite, see `check`. If the step overflows float32, drop all pending rows.
-        No server would accept them, so the worker would send them forever.
+        gradient must be finite, see `check`. If the step overflows float32, drop all pending rows:
+        no server would accept these rows, so the worker would otherwise send them forever.
         """
         self.rate = learning_rate
         self.magnitude = accumulate(
@@ -116,7 +116,7 @@ class Accumulator:
         self.drift = None
 
     def check(self, gradient: Array) -> None:
-        """Raise `GradientError` when the gradient is not finite."""
+        """Raise `GradientError` if the gradient is not finite."""
         if not all_finite(gradient):
             raise GradientError('the gradient holds NaN or infinite values: '
                                 f'first in row {self._first_bad_row(gradient)}; lower the learning '
@@ -141,6 +141,6 @@ class Accumulator:
         return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
-        """Add to ``pending`` again the (segments, encoded values) that the server did not take."""
+        """Add ``parts``, which the server did not take, to ``pending`` again."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.pending, ids, values)

@@ -1,7 +1,7 @@
-"""What a worker computes for each kind of step (`rog_core.protocol.steps`): one class for each.
+"""What a worker computes: one class for each kind of step in `rog_core.protocol.steps`.
 
-The worker adds a computed gradient to its accumulator, from which it pushes rows. Only a full
-gradient is pushed complete and uncompressed.
+The worker adds a computed gradient to its accumulator and pushes rows of the accumulator. Only a
+full gradient is pushed completely and uncompressed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Computation(Generic[S]):
         self.step = step
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """Prepare the model on which the step is computed; return the order to compute it.
+        """Prepare the model on which the step is computed; return the action to compute the step.
 
         ``ahead``: see `Accumulator.publish`.
         """
@@ -78,7 +78,7 @@ class Computation(Generic[S]):
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """Put the rows of a finished push that the server has not taken back into the store."""
+        """After a push, restore in ``store`` the rows that the server has not taken."""
         store.put_back(push.codec, push.untaken())
 
 
@@ -131,14 +131,15 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: no momentum; scale the weight decay by the shards' weights."""
+        """See `Computation.keep`: no momentum; multiply weight decay by the sum of the weights."""
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: keeps only the codec's error, after a complete push.
+        """See `Computation.after_push`: keep only the codec's error, after a complete push.
 
-        Rows that were not sent are useless in another round.
+        After an incomplete push, drop all pending rows, because they are useless in another round.
+        If the step has no ``feedback``, drop them after a complete push, too.
         """
         if not (self.step.feedback and push.complete()):
             store.clear()
@@ -166,7 +167,7 @@ class OfFull(Computation[Full]):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: puts nothing back; later models have other gradients."""
+        """See `Computation.after_push`: add nothing, because a later model has another gradient."""
 
 
 class OfLocal(Computation[Local]):
@@ -181,7 +182,8 @@ class OfLocal(Computation[Local]):
 
         The "gradient" is the model before the local steps minus the model after the local steps.
         """
-        return self._steps(source, source.gradient.clone(), sgd)  # the gradient holds zeros here
+        # The velocity begins at zero: the gradient holds zeros here.
+        return self._steps(source, source.gradient.clone(), sgd)
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
         weights, gradient = source.weights, source.gradient
@@ -216,7 +218,7 @@ class OfPhase(OfLocal):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`."""
         if order.fresh or source.velocity is None:
-            source.velocity = source.gradient.clone()  # the gradient holds zeros here
+            source.velocity = source.gradient.clone()  # zeros, because no gradient was added yet
         return self._steps(source, source.velocity, sgd)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:

@@ -22,7 +22,7 @@ class Data(Protocol):
         """Return the robot's own next batch."""
 
     def shard(self) -> Iterable[Any]:
-        """Return the batches of the robot's whole shard, each of them once."""
+        """Return each batch of the robot's whole shard once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
         """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards.

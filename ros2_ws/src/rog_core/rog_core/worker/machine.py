@@ -38,7 +38,7 @@ from .shared import Shared
 class WorkerMachine(Shared):
     """A worker's state machine; its methods take an event and the time, and return actions.
 
-    See `Shared`, too.
+    The base class `Shared` holds the state of the worker.
     """
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
@@ -56,10 +56,10 @@ class WorkerMachine(Shared):
         return self.registration.register(now)
 
     def awaits(self, request: RegisterRequest) -> bool:
-        """Return whether this is the latest registration; only the answer to it counts.
+        """Return whether ``request`` is the latest; only the answer to the latest counts.
 
-        A shell must ask this when the answer to ``request`` has come, because at that time a later
-        request may be on its way.
+        A shell must call this method when the answer to ``request`` arrives, because the worker may
+        have sent a later request in the meantime.
         """
         return self.registration.awaits(request)
 
@@ -71,7 +71,7 @@ class WorkerMachine(Shared):
         return self.registration.on_response(response, now)
 
     def on_server_status(self, incarnation: int, known: bool, now: float) -> list[Action]:
-        """Handle the server's heartbeat; ``known``: whether it lists this process as a member.
+        """Handle a heartbeat of the server; ``known``: whether it lists this process as a member.
 
         If the server was restarted, or has dropped this worker, the worker registers again.
         """
@@ -130,8 +130,9 @@ class WorkerMachine(Shared):
     def pause(self, now: float) -> None:
         """Leave the fleet for a while; the shell must tell the server, as when the worker stops.
 
-        No robot waits for this worker then. Its transfers end as if the link were lost. It keeps
-        the rows that have not arrived, and the gradient that it still computes.
+        During the pause, no robot waits for this worker. Its transfers end as if the link were
+        lost. The worker keeps the rows that have not arrived, and the gradient that it still
+        computes.
         """
         self.move('pause', now)
 

@@ -1,7 +1,7 @@
 """RogOptimizer: a PyTorch optimizer whose model is trained by the whole fleet.
 
 Source: ROG, Section V. `step()` accumulates and pushes the gradient, pulls rows and applies them.
-It returns once the synchronisation method lets this worker go on.
+`step()` returns when the synchronisation method permits this worker to compute the next iteration.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Link(Protocol):
     """Runs a worker's state machine and delivers its messages, as the ROS 2 node does."""
 
     def join(self, machine: WorkerMachine) -> Compute | None:
-        """Start the machine; return the first gradient to compute, None if the run is over."""
+        """Start the machine; return the first order to compute, or None if the run is over."""
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
-        """Push a gradient; return the next one to compute, None if the run is over.
+        """Push a gradient; return the next order to compute, or None if the run is over.
 
         ``gradient`` and ``sgd``: see `WorkerMachine.on_gradient`.
         """
@@ -38,8 +38,8 @@ class Link(Protocol):
 class RogOptimizer(torch.optim.Optimizer):
     """SGD with momentum whose gradients and weights are shared by the fleet.
 
-    ``model``: the parameters of it that require a gradient must be float32 on one device. They
-    become views of one flat tensor. ``sgd``: copied to ``param_groups``, so learning rate schedules
+    ``model``: its parameters that require a gradient must be float32 on one device. They become
+    views of one flat tensor. ``sgd`` is copied to ``param_groups``, so learning rate schedules
     work. ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is
     the next iteration to compute; ``stopped`` says whether the run is over.
 
@@ -102,7 +102,7 @@ class RogOptimizer(torch.optim.Optimizer):
         return source.compute(self._order, self.sgd) if self._order else math.nan
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero in place, because they are views; ignore ``set_to_none``."""
+        """Set all gradients to zero in place, so that they remain views; ignore ``set_to_none``."""
         self._learner.flat.zero_grad()
 
     @torch.no_grad()

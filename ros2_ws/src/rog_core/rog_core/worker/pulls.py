@@ -1,4 +1,4 @@
-"""Receives transfers from the server: adds their rows to the model, begins a granted iteration."""
+"""Receives transfers from the server, adds their rows to the model, begins granted iterations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .shared import Shared
 
 
 class Pulls:
-    """Receives the server's transfers; when one grants an iteration, lets ``pushes`` begin it."""
+    """Receives the server's transfers; tells ``pushes`` to begin an iteration that is granted."""
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes
@@ -32,7 +32,7 @@ class Pulls:
         shared, pull = self.shared, self.shared.pull
         if pull is None or shared.state in (REGISTERING, PAUSED):
             return []
-        if pull.is_closed(chunk.transfer):  # the receipt was lost
+        if pull.is_closed(chunk.transfer):  # the receipt was lost, so send it again
             assert pull.receipt is not None
             return [Send(shared.robot, pull.receipt)]
         if shared.state == STOPPED:
@@ -43,7 +43,7 @@ class Pulls:
             self._apply(rows)
         if ack is None:
             return []
-        if shared.state != PULLING:  # of thousands of chunks only the first changes the state
+        if shared.state != PULLING:  # only the first of many chunks changes the state
             shared.move('rows', now)
         if (end := pull.due) is not None:
             return self.on_end(end, now)  # the receipt replaces the acknowledgement
@@ -51,7 +51,7 @@ class Pulls:
 
     def _apply(self, rows: Rows) -> None:
         store, kind = self.shared.accumulator, rows.transfer.kind
-        if self.shared.gradient == BUSY:  # rows may arrive while a gradient is computed
+        if self.shared.gradient == BUSY:  # `model` must not change now
             store.detach()
         if not kind.is_raw:
             rows.codec.add(store.partition, store.weights, rows.ids, rows.data)
@@ -76,7 +76,7 @@ class Pulls:
         if grants:
             command.check()
         if shared.state != STOPPED and pull.is_open(end.transfer):
-            WORKER.after(shared.state, event)  # raises for a wrong event before anything changes
+            WORKER.after(shared.state, event)  # raises if the event is wrong here
         closed = pull.on_end(end)
         if closed is None:
             return []
@@ -103,11 +103,11 @@ class Pulls:
         if shared.state == JOINING:
             shared.pushed_at[:] = command.next_iteration - 1
         elif command.step.additive and command.next_iteration > shared.iteration + 1:
-            # This worker was retired: the iterations that it skips do not age its rows.
+            # This worker was retired. The iterations that it skips do not count as age of its rows.
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:
-            shared.accumulator.clear()  # the sum must not hold gradients of both kinds of step
+            shared.accumulator.clear()  # never add up gradients of these two kinds
         shared.sync, shared.command = command.sync, command
         shared.iteration = command.next_iteration
         return self.pushes.go_on(now)

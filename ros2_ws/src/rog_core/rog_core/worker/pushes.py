@@ -1,4 +1,4 @@
-"""Orders the gradients of a worker; keeps and pushes the computed gradients."""
+"""Orders a worker's gradients to be computed; keeps and pushes the computed gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .shared import Shared
 
 
 class Pushes:
-    """Orders gradients, keeps computed gradients, and pushes them."""
+    """Orders gradients to be computed; keeps and pushes the computed gradients."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -34,9 +34,9 @@ class Pushes:
     # -- computing -------------------------------------------------------------------------------
 
     def go_on(self, now: float) -> list[Action]:
-        """Push or order the gradient of the iteration that the server has granted."""
+        """Begin the granted iteration: push its gradient, or order it to be computed."""
         shared = self.shared
-        if shared.gradient == BUSY:  # `on_gradient` will check whether it fits the grant
+        if shared.gradient == BUSY:  # `on_gradient` will check if the gradient fits
             return []
         if shared.gradient == READY:
             assert shared.computed is not None
@@ -73,7 +73,7 @@ class Pushes:
         return []
 
     def _keep(self, gradient: Array, sgd: SgdConfig) -> None:
-        """Store a gradient where its push reads it."""
+        """Store a gradient in the accumulator; the push reads it there."""
         assert self.shared.order is not None
         made, asked = self.shared.order.step, self.shared.command.step
         step = asked if made == asked else made
@@ -92,7 +92,7 @@ class Pushes:
         return [shared.order]
 
     def _compute_ahead(self, now: float) -> list[Action]:
-        """Pipelining: start the next gradient on the present model, if the server allows it."""
+        """Pipelining: order the next gradient, on the present model, if the server allows it."""
         if not self.shared.command.ahead:
             return []
         self.shared.accumulator.detach()
@@ -115,7 +115,7 @@ class Pushes:
                                  RawRows(raw, store.full), shared.link, now)
         else:
             plan = self._plan()
-            # Use the smaller codec if the fleet's codec would make the other robots wait.
+            # Use the smaller codec if the other robots would have to wait with the fleet's codec.
             codec = plans.affordable(plan, shared.partition, shared.codec, SMALLER,
                                      shared.link.rate, command.patience)
             shared.push = Sender(transfer, shared.partition, plan, codec, store, shared.link, now)
@@ -166,8 +166,8 @@ class Pushes:
     def end(self, receipt: Receipt | None) -> None:
         """End an open push; keep the rows that the server has not taken.
 
-        ``receipt``: says which chunks the server has taken, unless the push already has a receipt;
-        None: the server has taken no chunk. See `Computation.after_push`.
+        ``receipt``: says which chunks the server has taken; None: no chunk. If the push already has
+        a receipt, ``receipt`` is ignored. See `Computation.after_push`.
         """
         shared = self.shared
         push, shared.push = shared.push, None

@@ -1,4 +1,4 @@
-"""Registers a worker with the fleet, and again when the server no longer knows it."""
+"""Registers a worker with the fleet; registers it again if the server no longer lists it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from .pushes import Pushes
 from .shared import Shared
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
-# Maximum seconds between attempts. The interval doubles with each attempt, because a slow link
-# delays the answer.
+# Maximum seconds between two attempts. The interval doubles with each attempt, because on a slow
+# link an answer needs more time.
 MAX_REGISTER_INTERVAL = 4.0
 
 
 class Registration:
-    """Registers the worker; ``pushes``: ends an open push when the server has answered.
+    """Registers the worker with the server.
 
-    ``due``: time of the next attempt, s.
+    ``pushes`` ends an open push when the server has answered. ``due``: time of the next attempt, in
+    seconds.
     """
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
@@ -36,7 +37,7 @@ class Registration:
         self.due = math.inf
         self._interval = REGISTER_INTERVAL
         self._requests = 0
-        self._unknown = 0  # number of the server's last heartbeats that do not list this worker
+        self._unknown = 0  # number of successive heartbeats that do not list this worker
 
     def register(self, now: float) -> list[Action]:
         """Ask the server to let this worker join."""
@@ -56,7 +57,7 @@ class Registration:
             number=self._requests, pull=pull.known() if known and pull else None))]
 
     def register_soon(self, now: float) -> list[Action]:
-        """Ask the server now, and again after the shortest interval."""
+        """Register now; if no answer comes, register again after the shortest interval."""
         self._interval = REGISTER_INTERVAL
         return self.register(now)
 
@@ -92,11 +93,11 @@ class Registration:
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
-        """Return whether this transfer's number is too high, so that it must be a stranger's.
+        """Return whether the number of a pull is too high, so that a stranger must have sent it.
 
         ``following``: the number of the server's next transfer. Earlier transfers have lower
-        numbers. Only a snapshot may have this number, because it continues when its worker
-        registers again.
+        numbers. Only a snapshot may have the number ``following``, because a snapshot continues
+        when its worker registers again.
         """
         if pull is None or pull.attempt < following:
             return False
@@ -109,7 +110,7 @@ class Registration:
             return []
         missed = not known or incarnation != shared.server
         self._unknown = self._unknown + 1 if missed else 0
-        # The server may have sent the first such heartbeat before it accepted this worker.
+        # Ignore one such heartbeat: the server may have sent it before it accepted this worker.
         if self._unknown < 2:
             return []
         shared.move('lost', now)
@@ -126,7 +127,7 @@ class Registration:
         return self.pushes.poll(now)
 
     def on_time(self, now: float) -> list[Action]:
-        """Ask again if no answer has come in time; the interval doubles each time."""
+        """Register again if no answer came before `due`; double the interval of the attempts."""
         if now < self.due:
             return []
         self._interval = min(2 * self._interval, MAX_REGISTER_INTERVAL)

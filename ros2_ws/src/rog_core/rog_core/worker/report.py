@@ -11,7 +11,7 @@ TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: '
 
 @dataclass
 class WorkerStatistics:
-    """Counters over the run. Times in seconds, sizes in bytes."""
+    """Counters since the start of the run; times are in seconds, sizes in bytes."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -20,7 +20,7 @@ class WorkerStatistics:
     compute_time: float = 0.0
     communicate_time: float = 0.0
     stall_time: float = 0.0
-    refused: int = 0  # number of pushes that the server refused because of an implausible norm
+    refused: int = 0  # number of pushes whose norm the server found implausible
 
 
 @dataclass(frozen=True)

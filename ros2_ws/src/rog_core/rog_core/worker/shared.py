@@ -28,7 +28,7 @@ from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, Worke
 
 
 class Shared:
-    """The state of one robot's worker. ``incarnation``: random 64-bit identity of this process."""
+    """The state of a robot's worker. ``incarnation``: random 64-bit identity of this process."""
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
                  config: TransferConfig) -> None:
@@ -51,12 +51,12 @@ class Shared:
         self.last_pulled_rows = 0
         self.attempt = 0                 # number of the last push
         self.order: Compute | None = None   # the last order to compute a gradient
-        self.computed: tuple[Array, SgdConfig] | None = None  # the gradient, while it is `READY`
-        self.since = 0.0                 # time of the last change of state, s
+        self.computed: tuple[Array, SgdConfig] | None = None  # the gradient in the state READY
+        self.since = 0.0                 # time of the last change of state, in seconds
 
     @property
     def session(self) -> int:
-        """Identity of this worker process and this server process; every transfer carries it."""
+        """Identity of the pair of worker process and server process; each transfer carries it."""
         return self.incarnation ^ self.server
 
     # -- states ----------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Shared:
 
     def settle(self, now: float) -> None:
         """Add the time since the last change of state to the statistics."""
-        began = self.command.next_iteration > 0  # before the first grant no time is counted
+        began = self.command.next_iteration > 0  # time before the first grant is not counted
         if began and self.state not in (STOPPED, PAUSED):
             name = TIME_OF[self.activity]
             setattr(self.statistics, name,
@@ -98,7 +98,7 @@ class Shared:
         return max(self.iteration - (self.state == COMPUTING), 0)
 
     def report(self, now: float) -> WorkerReport:
-        """Return state and statistics at this time."""
+        """Return state and statistics at the time ``now``."""
         self.settle(now)
         counted = self.statistics
         return WorkerReport(

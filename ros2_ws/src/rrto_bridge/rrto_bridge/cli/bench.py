@@ -21,7 +21,8 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-SLOW = ('cached', 'rpc')   # modes with a round trip per call, timed for a tenth of the inferences
+# These modes make a round trip per call, so time only a tenth of the inferences.
+SLOW = ('cached', 'rpc')
 
 
 def add_parser(verbs: Any) -> None:
@@ -57,12 +58,13 @@ def call(options: Any) -> int:
 
 def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Figures]]
             ) -> Iterator[tuple[str, Figures, Figures]]:
-    """Yield (mode, description of the link, figures): 'device-only' first, then each mode and link.
+    """Yield (mode, description of the link, figures) for each measurement.
 
-    Program and server stand for two machines, so each gets half of the processors if there are two
-    or more.
+    The first measurement has the mode 'device-only': the model runs without a server. Then all
+    modes are measured on each link. Program and server stand for two machines, so each of them gets
+    half of the processors if there are two or more.
 
-    ``links``: for each link a description and the settings that emulate it, see `emulated`.
+    ``links``: for each link a description and the settings that emulate the link, see `emulated`.
     ``size``: rows and columns of the image. ``count``: number of timed inferences.
     """
     command = [sys.executable, '-m', 'rrto_bridge.cli.measure', model, str(size)]
@@ -82,7 +84,7 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
 
 @contextmanager
 def _on(cores: list[int]) -> Iterator[None]:
-    """Return a context; processes that start in it run only on these processors."""
+    """Return a context in which new processes run only on the processors `cores`."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

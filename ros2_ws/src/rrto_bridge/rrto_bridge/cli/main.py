@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser().parse_args(arguments)
         end_with_launcher()
-        # A server that was started for this command must end with it.
+        # On SIGTERM, end with cleanup, so that a server that was started for this command also
+        # ends.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         return int(options.call(options))
     except SettingError as error:

@@ -9,8 +9,8 @@ from fleet_env.plot_style import PAGE, new_figure, styled
 
 from .measure import WARM
 
-# Mode -> (colour, label). The colours are from Okabe and Ito; colour-blind people can distinguish
-# them.
+# Maps each mode to its colour and label. The colours are from Okabe and Ito; colour-blind people
+# can distinguish them.
 MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
          'cached': ('#009e73', 'cached: queries answered from memory'),
          'async': ('#56b4e9', 'async: waits only for values'),
@@ -22,9 +22,10 @@ MODES = {'rpc': ('#e69f00', 'rpc: a round trip per call'),
 def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
     """Draw one line per mode.
 
-    :param every: mode -> ms of each inference. The first `WARM` inferences of mode `native` are not
-        drawn, because in them the model's own code runs, so that the sequence can be found.
-    :param trip: ms of the link's round trip, drawn as a line.
+    :param every: maps each mode to the times of its inferences, in ms. The first `WARM` inferences
+        of mode `native` are not drawn: in these, the model's own code runs, so that the client can
+        find the sequence.
+    :param trip: round trip of the link in ms, drawn as a line.
     """
     with styled():
         figure = new_figure(PAGE, 2.8)

@@ -23,8 +23,8 @@ from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIB
 from ..program import children
 
 STOP_LIMIT = 30.0    # seconds that a server has to end by itself before it is killed
-# AT_ONCE: seconds to search for a server before this command starts one. LONGEST: seconds to search
-# in total.
+# Maximum time in seconds to search for a running server. AT_ONCE: before the program starts.
+# LONGEST: in total.
 AT_ONCE, LONGEST = 0.3, 1.0
 
 
@@ -48,7 +48,8 @@ def call(options: Any) -> int:
     if not command:
         print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
         return 2
-    if not shutil.which(command[0]):  # check this before the search for a server
+    # Check this first, because the search for a server takes longer.
+    if not shutil.which(command[0]):
         print(f'rrto: {command[0]}: there is no such program, or it is not executable',
               file=sys.stderr)
         return 127
@@ -62,7 +63,7 @@ def call(options: Any) -> int:
         return 2
     if settings.server:
         return become(command, settings)
-    # To save time, start a server already while the search for a running server continues.
+    # To save time, start a server now, while the search for a running server continues.
     with server_process() as (name, process):
         if find(AT_ONCE, without=name):
             process.kill()
@@ -91,7 +92,7 @@ def become(command: list[str], settings: Settings) -> int:
 
 
 def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment with which a program gets the device."""
+    """Return the command and environment that make a server's GPU the device of a program."""
     if os.environ.get(VISIBLE) in HIDES_ALL:
         print(f'rrto: {VISIBLE}={os.environ[VISIBLE]} does not hide the device of a server: start '
               'the program without `rrto run` to compute on the CPU', file=sys.stderr)
@@ -102,7 +103,8 @@ def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict
 def find(limit: float, wanted: str = '', without: str = '') -> str:
     """Search for a server for at most `limit` seconds; return its name, or '' if there is none.
 
-    ``wanted``: the only acceptable name, if given. ``without``: a name to ignore.
+    ``wanted``: if not empty, search only for a server with this name. ``without``: a name to
+    ignore.
     """
     import rclpy
     from rclpy.context import Context

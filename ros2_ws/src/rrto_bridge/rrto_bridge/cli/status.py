@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet_ros.network_options import add_network_options, join_network
 
-SECONDS = 2.0   # seconds for which statuses are collected
+SECONDS = 2.0   # time in seconds for which the command collects statuses
 
 
 def add_parser(verbs: Any) -> None:

@@ -21,7 +21,7 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
     millisecond. Raises an error if PyTorch has no shape rule or the call is invalid.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # the import takes a second
-    # this logger would log each invalid call, so disable it below
+    # This logger would log each invalid call, so disable it below.
     logger = logging.getLogger('torch._subclasses.fake_tensor')
     before, logger.disabled = logger.disabled, True
     try:   # disable autocast here, because the server does not use autocast
@@ -45,7 +45,7 @@ def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any],
         # size.
         nothing = Meta((0,), (1,), arguments[0].dtype)
         return made[0], nothing, nothing
-    # on a CPU, the result has the same layout as the query
+    # On a CPU, the result has the same layout as the query.
     if op == 'aten.scaled_dot_product_attention.default' and made[0] \
             and made[0].shape == arguments[0].shape:
         return (made[0]._replace(stride=arguments[0].stride),)

@@ -14,7 +14,7 @@ from ..protocol.errors import described
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-# maximum number of calls in a chain; a longer chain is replaced by the tensor's values
+# Maximum number of calls in a chain; a longer chain is replaced by the tensor's values.
 DEPTH = 4096
 
 
@@ -37,8 +37,9 @@ class Journal:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self._nodes: dict[int, _Node] = {}        # handle -> call that gave its present values
-        self._memory: dict[int, set[int]] = {}    # handle -> handles that may share memory
+        self._nodes: dict[int, _Node] = {}  # maps a handle to the call that gave its present values
+        # Maps a handle to the handles that may share memory with it.
+        self._memory: dict[int, set[int]] = {}
         self._order = 0
 
     def made(self, call: Call, data: Any = None) -> None:

@@ -29,9 +29,9 @@ from .infer import infer, sketch
 from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
-# when so many items are queued, they are sent, even if the program waits for none of them
+# When so many items are queued, they are sent, even if the program waits for none of them.
 POSTED = 16
-KNOWN = 1 << 16  # maximum number of remembered results; beyond it, all are forgotten
+KNOWN = 1 << 16  # maximum number of remembered results; at this number, all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
 _CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered
@@ -70,7 +70,7 @@ class ClientMachine:
         self.calls = 0
         self.round_trips = 0
         self._next_handle = 1
-        # number of the last message made, and of the last reply received
+        # Number of the last message made, and of the last reply received.
         self._number = self._done = 0
         self._asked = False                    # whether a message was made since the last wait
         self._items: list[bytes] = []          # items of the unfinished message
@@ -83,7 +83,7 @@ class ClientMachine:
         # Maps the signature of a call to its result, and the name of a query to its answer.
         self._known: dict[Any, Any] = {}
         self._predictor = Predictor(sketch, infer)
-        # values of wanted calls in runs, by (run, index)
+        # Values of wanted calls in runs, by (run, index).
         self._values: dict[tuple[int, int], Value] = {}
 
     def follow(self, other: ClientMachine) -> ClientMachine:
@@ -278,13 +278,14 @@ class ClientMachine:
         return ticket.number in self._replies
 
     def result(self, ticket: Ticket | Awaited) -> Any:
-        """Return the result in the server's reply; raises the error of this or an earlier item."""
+        """Return the result of an item, or raise the error of this item or of an earlier item."""
         if isinstance(ticket, Awaited):
             self._values = {k: v for k, v in self._values.items() if k >= ticket}
             return self._values.pop(ticket)
         _, error, value = self._replies.pop(ticket.number)
         if error:
-            self._drop(ticket.first, None)   # this call may have succeeded; an earlier one failed
+            # This call may have succeeded, if the error is that of an earlier call.
+            self._drop(ticket.first, None)
             raise_named(error, value)
         if ticket.key is not None:
             self._remember(ticket.key, value)

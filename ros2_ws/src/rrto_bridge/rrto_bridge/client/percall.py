@@ -152,7 +152,7 @@ class PerCall:
             self.settle(self.machine.synchronize())
 
     def lost(self) -> None:
-        """Complete the journal after the server is lost."""
+        """Complete the journal after the server is lost; in this class it is always complete."""
 
     def settle(self, result: Any) -> Any:
         """Return `result`; if it is a ticket, wait for it."""

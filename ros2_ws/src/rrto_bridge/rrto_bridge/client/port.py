@@ -1,6 +1,6 @@
 """`Port`: the connection of a ClientMachine to its server.
 
-It has two implementations: `shell.Link` over DDS, and `inprocess.InProcess` without a network.
+`Port` has two implementations: `shell.Link` over DDS, and `inprocess.InProcess` without a network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Port(ABC):
 
     @abstractmethod
     def watch(self, back: Callable[[], bool]) -> None:
-        """After the server is lost, call `back` each time a server is visible.
+        """After the server is lost, call `back` repeatedly while a server is visible.
 
         Stop when `back` returns True.
         """

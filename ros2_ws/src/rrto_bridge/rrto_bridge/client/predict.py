@@ -19,7 +19,7 @@ from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
 WAITS = 16       # after this number of waits for calls of known kinds, the slow rules are used, too
-KINDS = 4096     # maximum number of remembered kinds of calls; beyond it, all are forgotten
+KINDS = 4096     # maximum number of remembered kinds of calls; at this number, all are forgotten
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
@@ -115,6 +115,6 @@ def _form(value: Any) -> Any:
 
 
 def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the order of dimensions in memory, and whether a 0 and a 1 are among the sizes."""
+    """Return the order of dimensions in memory, whether a size is 0, and whether a size is 1."""
     order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
     return tuple(order), 0 in meta.shape, 1 in meta.shape

@@ -90,7 +90,7 @@ class ReplayClient:
                  infer: Infer | None = None) -> None:
         self.search = search or Search()
         self.partial = PartialSequences(self.search.repetitions)
-        # if the program's next call matches this step, the caller uses `advance` instead of `call`
+        # If the program's next call matches this step, the caller uses `advance` instead of `call`.
         self.expected: Step | None = None
         self.base = 0                      # handle of slot 0 of the open run
         self.runs = self.finished = 0      # number of opened runs and of completed runs

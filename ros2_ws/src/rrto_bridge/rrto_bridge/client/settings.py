@@ -10,12 +10,12 @@ from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
 HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
-# environment variable: process id of a server that was started for the program
+# Environment variable: process id of a server that was started for the program.
 STARTING = 'RRTO_STARTING'
 START_LIMIT = 300.0  # maximum time in seconds that the program waits until it finds this server
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
 
-# environment variable with the settings; our sitecustomize.py reads it in the program
+# Environment variable with the settings; our sitecustomize.py reads it in the program.
 _VARIABLE = 'RRTO_SETTINGS'
 
 

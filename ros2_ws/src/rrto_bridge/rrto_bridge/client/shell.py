@@ -96,7 +96,7 @@ class Link(Port):
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        # an item wakes `receive`: a message has arrived, or the link is lost
+        # An item wakes `receive`: a message has arrived, or the link is lost.
         self._arrived: SimpleQueue[None] = SimpleQueue()
         self._changed = threading.RLock()      # protects the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
@@ -270,9 +270,9 @@ class Link(Port):
         self.transmit()
 
     def watch(self, back: Callable[[], bool]) -> None:
-        """After the server is lost, call `back` in the node's thread each time a server is visible.
+        """After the server is lost, call `back` repeatedly while a server is visible.
 
-        Stop when `back` returns True.
+        The node's thread makes these calls. Stop when `back` returns True.
         """
         def look() -> None:
             names = servers(self.node)

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
-# Operator -> method of the tensor that answers without reading the tensor's values.
+# Maps an operator to a method of the tensor that returns the result without reading values.
 _ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
 
 
@@ -51,7 +51,8 @@ def prepared(operator: Any, device: torch.device) -> Call:
 def _zeroed(function: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         made: torch.Tensor = function(*args, **kwargs)
-        whole = made.untyped_storage().nbytes() // made.itemsize   # number of elements, with gaps
+        # Number of elements, including unused memory between them.
+        whole = made.untyped_storage().nbytes() // made.itemsize
         made.as_strided((whole,), (1,), 0).zero_()
         return made
     return call
@@ -74,8 +75,8 @@ def _recurrent(function: Call, device: torch.device) -> Call:
 
     On a CPU, PyTorch multiplies differently by weights that require gradients, even without a
     backward pass. The weights here were made in inference mode, so they cannot require gradients.
-    Therefore use copies of them that require gradients. If gradients are enabled (`graded`),
-    PyTorch also computes an LSTM by another library.
+    Therefore use copies that require gradients. If gradients are enabled (`graded`), PyTorch also
+    uses another library to compute an LSTM.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -99,7 +100,7 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Restore the shape of `out` after an error, because it may exceed the memory of `out`."""
+    """Restore the shape of `out` after an error; a changed shape may exceed the memory."""
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
         before = [(t, t.size(), t.stride(), t.storage_offset())
@@ -303,7 +304,8 @@ def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, 
 
 
 def _cudnn_batch_norm(*args: Any, **kwargs: Any) -> Any:
-    reserve = torch.empty(0, dtype=torch.uint8)   # for a backward pass, which never runs here
+    # Empty, because only a backward pass would use it, and none runs here.
+    reserve = torch.empty(0, dtype=torch.uint8)
     named = {{'exponential_average_factor': 'momentum', 'epsilon': 'eps'}.get(k, k): v
              for k, v in kwargs.items()}
     return (*_batch_norm(*args, **named), reserve)

@@ -17,7 +17,8 @@ from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
 
-FAILURES = 1024   # maximum number of failed calls remembered, as later calls may use their results
+# Maximum number of failed calls that are remembered, because later calls may use their results.
+FAILURES = 1024
 REACH = 1 << 16   # maximum number of tensors that one call creates
 
 
@@ -47,8 +48,8 @@ class Context:
         self.generator = torch.Generator(device) if generator is None else generator
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
         self._failed: list[tuple[int, Failed]] = []   # (first handle of a failed call, error)
-        self._storages: dict[int, list[int]] = {}   # address -> [number of tensors, bytes]
-        self._addresses: dict[int, int] = {}        # handle -> address
+        self._storages: dict[int, list[int]] = {}   # maps an address to [number of tensors, bytes]
+        self._addresses: dict[int, int] = {}        # maps a handle to an address
 
     def close(self) -> None:
         """Free all tensors."""
@@ -62,7 +63,7 @@ class Context:
     def add(self, handle: int, tensor: torch.Tensor) -> None:
         """Add a tensor; if its handle is in use, replace the old tensor (clients choose handles).
 
-        If it raises OutOfMemory, it adds nothing.
+        Raises OutOfMemory; then nothing is added.
         """
         self.free(handle)
         address = tensor.untyped_storage().data_ptr()
@@ -76,14 +77,14 @@ class Context:
     def charge(self, tensor: torch.Tensor) -> int:
         """Count a tensor's memory as the client's; return the number of bytes.
 
-        If it raises OutOfMemory, it counts nothing.
+        Raises OutOfMemory; then nothing is counted.
         """
         return self.reserve(tensor.untyped_storage().nbytes())
 
     def reserve(self, size: int) -> int:
         """Count `size` bytes as the client's; return `size`.
 
-        If it raises OutOfMemory, it counts nothing.
+        Raises OutOfMemory; then nothing is counted.
         """
         if self.used + size > self.limit:
             raise OutOfMemory(f'the server gives this program {self.limit >> 20} MiB; '
@@ -114,7 +115,10 @@ class Context:
         return found
 
     def lay_out(self, handle: int, meta: Meta) -> None:
-        """Change strides and offset of a tensor to `meta`; no other tensor may share its memory."""
+        """Change strides and offset of a tensor to those of `meta`.
+
+        No other tensor may share the memory of this tensor.
+        """
         tensor = self.tensor(handle)
         if meta_of(tensor) != meta:
             self.free(handle)
@@ -123,7 +127,7 @@ class Context:
             self.add(handle, other.copy_(tensor))
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return (key, bytes, number of tensors) of the memory of a tensor.
+        """Return (key, size in bytes, number of tensors) for the memory of a tensor.
 
         The number counts the tensors that share this memory; the key is their lowest handle.
         """
@@ -145,7 +149,9 @@ class Context:
     def _missing(self, handle: int) -> Missing:
         before = [(first, k) for k, (first, _) in enumerate(self._failed)
                   if first <= handle < first + REACH]
-        if before:   # the nearest first handle; of equal ones, the latest call
+        # Choose the failed call whose first handle is nearest to `handle`; of several, the latest
+        # call.
+        if before:
             error = self._failed[max(before)[1]][1]
             return Failed(error.kind, error.text)
         return Missing(f'there is no tensor {handle} (its call may have failed)')
@@ -157,8 +163,11 @@ class Context:
     # -- calls -----------------------------------------------------------------------------------
 
     def upload(self, handle: int, meta: Meta, data: Any, shared: bool = False) -> None:
-        """Copy bytes to the device as a tensor. `shared`: it may use the memory of `data`."""
-        self.reserve(len(data))   # raises an error before the allocation, if it is too large
+        """Copy bytes to the device as a tensor.
+
+        `shared`: the tensor may use the memory of `data`.
+        """
+        self.reserve(len(data))   # if the data is too large, raise an error before the allocation
         try:
             tensor = to_device(unpack(meta, data, shared), self.device)
         finally:
@@ -218,7 +227,7 @@ class Context:
     def _random(self, function: Callable[..., Any], takes: bool) -> Callable[..., Any]:
         own, default = self.generator, default_generator(self.device)
         if own is default:
-            return function   # no call has a generator argument, because it cannot be sent
+            return function   # no call has a generator argument, because a generator cannot be sent
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if takes:

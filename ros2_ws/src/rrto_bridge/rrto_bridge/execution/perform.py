@@ -45,7 +45,7 @@ class Performer:
 
     @property
     def used(self) -> int:
-        """Number of bytes that count as the client's."""
+        """Number of bytes that count as the client's memory."""
         return self.context.used
 
     def close(self) -> None:
@@ -77,7 +77,8 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            with torch.inference_mode():   # ends before `yield`, so the caller is not in it
+            # This mode ends before `yield`, so the caller's code does not run in it.
+            with torch.inference_mode():
                 ready = next(values, None)
             if ready is None:
                 break
@@ -95,7 +96,7 @@ class Performer:
             self.context.failed(item[place] if place < len(item) else None, *said)
 
     def _value(self, value: Value) -> bytes:
-        """Encode a value of a run, and the error of an earlier item if not yet reported."""
+        """Encode a value of a run. Add the error of an earlier item if no reply has reported it."""
         if self._failure is not None:
             value = replace(value, error=': '.join(self._failure))
             self._failure = None

@@ -20,9 +20,9 @@ MAX_STEPS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An operator, ready to run: `call(arguments, keywords)` -> (results, value).
+    """An operator, ready to run: `call(arguments, keywords)` returns (results, value).
 
-    `results` are flattened, as in a `Call`. `value`: the value of an operator that returns no
+    `results` is a flat tuple, as in a `Call`. `value`: the value of an operator that returns no
     tensors. `writes`: positions and names of the arguments that the operator changes. `views`:
     whether results may share memory with arguments. `fresh`: whether results may have memory of
     their own.
@@ -93,10 +93,11 @@ class Instruction:
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
     results: list[tuple[int, int]]          # (index among the results, register) of new tensors
-    returned: list[tuple[int, int]]         # the same of all tensors, also of returned arguments
+    # Like `results`, but for all returned tensors, also for returned arguments.
+    returned: list[tuple[int, int]]
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
-    needs: int                              # bound tensors that must have arrived before this step
+    needs: int  # number of bound tensors that must have arrived before this step
     release: list[int]                      # registers to clear after this step
     fresh: list[int]                        # registers whose new tensors may have new memory
     frees: list[int]                        # registers whose memory is unused after this step
@@ -111,7 +112,7 @@ class Instruction:
 
 
 class Plan:
-    """A compiled sequence; raises RemoteError or Refused for an invalid one."""
+    """A compiled sequence; raises RemoteError or Refused for an invalid sequence."""
 
     def __init__(self, sequence: Sequence, executor: Executor) -> None:
         if not 0 < len(sequence.steps) <= MAX_STEPS:
@@ -124,8 +125,8 @@ class Plan:
         self.count_registers(sequence)
         # Registers of the older tensors that a run changes.
         self.written: set[int] = set()
-        self.sharers: dict[int, set[int]] = {}   # slot -> slots that may share its memory
-        self._shares: dict[int, set[int]] = {}   # slot -> registers whose memory it may share
+        self.sharers: dict[int, set[int]] = {}  # maps a register to slots that may share its memory
+        self._shares: dict[int, set[int]] = {}  # maps a slot to registers whose memory it may share
         kernels = {s.op: executor.resolve(s.op) for s in sequence.steps if s.op not in (HTOD, DTOH)}
         self.instructions = [self.compile(step, kernels.get(step.op), executor)
                              for step in sequence.steps]
@@ -218,8 +219,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # If results may have memory of their own, they may also share the memory of other tensors
-        # of the run, but ignore that. Only older tensors still count as shared.
+        # Results that may have memory of their own may also share the memory of other tensors of
+        # the run. Ignore this sharing: only older tensors count as shared.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:

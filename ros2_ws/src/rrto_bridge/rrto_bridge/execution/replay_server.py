@@ -1,12 +1,12 @@
 """The replaying server: executes one run at a time, possibly ahead of the program.
 
 A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run is open from
-`Start` until `Finish` or `Abandon`. It holds its tensors in registers. The server can undo an open
+`Start` until `Finish` or `Abandon`, and holds its tensors in registers. The server can undo an open
 run: it drops the tensors that the run has created, and restores the older tensors that the run has
-changed. For this purpose it saves the values of an older tensor when it puts the tensor into a
-register. Everything that a run holds counts as the client's memory. If a step fails, the run stops
-until the client ends it; then the server executes the later steps, too, so that the effects are
-those of calls made one by one.
+changed. For this purpose the server saves the values of an older tensor when it puts the tensor
+into a register. Everything that a run holds counts as the client's memory. If a step fails, the run
+stops until the client ends it. Then the server also executes the later steps, so that the effects
+are the same as if the program had made the calls one by one.
 """
 
 from __future__ import annotations
@@ -57,14 +57,16 @@ class _Run:
         self.plan, self.last = plan, last
         # Numbers of executed steps, of inputs that they used, and of values that they returned.
         self.position = self.used = self.values = 0
-        self.differs = False     # the last metas differ from the plan; the run waits for `Abandon`
+        # Whether the last metas differ from the plan; then the run waits for `Abandon`.
+        self.differs = False
         self.stopped = False     # whether an error has stopped the run
         self.error: Exception | None = None   # the first error
         self.told = False        # whether `advance` has yielded the error
-        self.failed: dict[int, Exception] = {}   # register without tensor -> the reason
+        # Maps a register whose tensor does not exist to the error that caused this.
+        self.failed: dict[int, Exception] = {}
         self.random = self.executor.random()
         self.saved: list[tuple[Any, Any]] = []
-        self.sizes: dict[int, int] = {}       # register -> charged bytes
+        self.sizes: dict[int, int] = {}       # maps a register to its number of charged bytes
         self.registers: list[Any] = [None] * plan.slots
         self.enter(plan.persistent)
         self.bind()
@@ -95,7 +97,7 @@ class _Run:
                     self.saved.append((tensor, saved))
             except Missing as error:   # the call that creates this tensor has failed
                 self.failed[place] = error
-                if not self.last:   # else only a step that uses the tensor fails
+                if not self.last:   # after `undo`, only the steps that use this tensor fail
                     self.fail(error)
             except OutOfMemory as error:
                 self.fail(error)
@@ -127,7 +129,7 @@ class _Run:
             step.needs <= len(self.bound)
 
     def step(self, alive: frozenset[int] = frozenset()) -> Value | None:
-        """Execute the next step; return its `Value` if the program wants one, else None.
+        """Execute the next step; return its `Value` if the client needs it, otherwise None.
 
         `alive`: slots whose tensors the step must not release.
         """
@@ -166,7 +168,10 @@ class _Run:
         self.position += 1
 
     def complete(self, count: int, alive: frozenset[int]) -> Exception | None:
-        """Execute up to step `count`, without those that fail; return the first error, if any."""
+        """Execute the steps before number `count`, except steps that fail.
+
+        Return the first error or None.
+        """
         steps = self.plan.instructions[self.position:count]
         missing = self.used + sum(s.kind == HTOD for s in steps) > len(self.inputs)
         if missing and self.short is None or any(s.needs > len(self.bound) for s in steps):
@@ -227,14 +232,15 @@ class ReplayServer:
 
     @property
     def ready(self) -> bool:
-        """Whether `advance` has something to do."""
+        """Whether `advance` can execute a step or report an error."""
         run = self._run
         return run is not None and (run.ready() or run.error is not None and not run.told)
 
     def apply(self, request: Request) -> Exception | None:
         """Apply a request; requests must come in the client's order.
 
-        Return the error of a step that the client does not know yet, if the request ends a run.
+        If the request ends a run, return the first error of the run's steps, or None. Return None
+        also if the client already knows the error.
         """
         match request:
             case Define(sequence):
@@ -271,7 +277,7 @@ class ReplayServer:
     def advance(self, limit: int) -> Iterator[Value]:
         """Execute at most `limit` steps of the open run; yield the value of each wanted step.
 
-        Yield each value as soon as it exists, so that the program waits only for the steps before.
+        Yield each value as soon as it exists, so that the program does not wait for later steps.
         """
         run = self._run
         while run is not None and limit > 0 and run.ready():
@@ -316,7 +322,7 @@ class ReplayServer:
         return error
 
     def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
-        """End the run; the tensors `alive` get their handles."""
+        """End the run; give the tensors in `alive` to the client under these handles."""
         self._run = None
         self.executor.credit(run.kept)
         run.leave()

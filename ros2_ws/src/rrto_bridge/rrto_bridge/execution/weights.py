@@ -1,8 +1,8 @@
-"""Keeps uploaded weights by SHA-256: each weight is sent once and is in host memory once.
+"""Keeps uploaded weights, named by their SHA-256: each weight is sent once and stored once.
 
-Each weight is a file in memory that the processes of all programs map. The processes share its
-pages; a process that writes to its tensor gets private pages. The least recently used weight is
-deleted first. A process that has mapped a deleted weight can still use it.
+Each weight is a file in host memory that the processes of all programs map. The processes share the
+pages of this file; a process that writes to its tensor gets private pages. The least recently used
+weight is deleted first. A process that has mapped a deleted weight can still use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST = re.compile('[0-9a-f]{64}')
 
 
 class Weights:
-    """Keeps weights of at most `limit` bytes in `folder`; keeps nothing without a folder."""
+    """Keeps weights in `folder`, at most `limit` bytes in total; keeps nothing without a folder."""
 
     def __init__(self, limit: int = 0, folder: Path | None = None) -> None:
         self.limit = limit
@@ -86,7 +86,7 @@ class Weights:
             if _DIGEST.fullmatch(entry.name):
                 try:
                     status = entry.stat()
-                except FileNotFoundError:   # another process has deleted it
+                except FileNotFoundError:   # another process has deleted the file
                     continue
                 found.append((status.st_mtime_ns, status.st_size, entry.path))
         return found

@@ -107,7 +107,7 @@ def _after_env(command: list[str], environment: Environment, ours: Mapping[str, 
 
 
 def _python(command: list[str], environment: Environment) -> tuple[list[str], Environment]:
-    """Change a Python command with `-E` or `-I` so that it reads the variables of the device.
+    """Change a Python command with `-E` or `-I` so that it still reads the device's variables.
 
     The changed command does not have these options, so Python would also read the user's PYTHON*
     variables. Therefore move those variables to `HIDDEN`; `install` restores them.
@@ -116,7 +116,7 @@ def _python(command: list[str], environment: Environment) -> tuple[list[str], En
     while at < len(command) and re.match('-[a-zA-Z]', command[at]):
         option = command[at]
         flags = re.match('-([a-bd-ln-zA-VY-Z]*)', option)[1]  # type: ignore[index]
-        rest = option[1 + len(flags):]      # the last option, if it has an argument: c, m, W or X
+        rest = option[1 + len(flags):]      # c, m, W or X and any text that follows
         if 'S' in flags:
             _say(_CANNOT.format('python -S'))
             return command, environment
@@ -157,7 +157,7 @@ def _say(text: str) -> None:
 
 
 def install() -> None:
-    """Patch Python's functions that start processes, so that they adapt each command."""
+    """Patch Python's functions that start processes; they then call `adapted` for each command."""
     hidden = os.environ.pop(HIDDEN, '')
     if hidden:
         os.environ.update(line.partition('=')[::2] for line in hidden.split('\n'))

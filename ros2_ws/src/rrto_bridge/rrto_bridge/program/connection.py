@@ -73,8 +73,8 @@ class Connection:
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call the engine's method `what`; the caller must hold the lock.
 
-        If the server is lost, continue with an engine on this machine and call its method. Without
-        a journal, which the user must have requested, raise LinkError instead.
+        If the server is lost, continue with an engine on this machine and call its method. If the
+        setting `on_loss` is not 'local', raise LinkError instead.
         """
         try:
             return getattr(self.engine, what)(*arguments)

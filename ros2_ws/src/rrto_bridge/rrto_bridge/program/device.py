@@ -1,4 +1,4 @@
-"""The device behind 'cuda:0': turns operators that PyTorch dispatches into calls to the server."""
+"""The device behind 'cuda:0': it sends to the server what PyTorch dispatches."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Device:
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
-            _headroom(ROOM)   # raise a RecursionError before any state changes
+            # If the stack has too little room, raise a RecursionError before any state changes.
+            _headroom(ROOM)
             try:
                 handler = HANDLERS.get(function)
                 if handler is not None:

@@ -16,7 +16,7 @@ import torch
 
 from ..protocol.errors import ConfigError
 
-_CUDA, _LAZY = 1, 17  # c10::DeviceType
+_CUDA, _LAZY = 1, 17  # numbers of device types in c10::DeviceType, a C++ enum of PyTorch
 _REGISTRY = '_ZN3c104impl26device_guard_impl_registryE'
 
 

@@ -1,4 +1,4 @@
-"""Handlers: each replaces the normal way in which the device sends an operator to the server."""
+"""Handlers of the operators that the device treats specially, instead of just sending them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     """The memory of a tensor; tensors that share memory have the same `key`."""
 
     key: int
-    size: int        # bytes
+    size: int        # size in bytes
     shared: bool     # whether other tensors of the program use the same memory
 
 
@@ -46,7 +46,7 @@ class Lifetimes:
         # (function, args, kwargs).
         self._deferred: dict[int, Any] = {}
         self._shared: Counter[int] = Counter()  # maps a handle to the number of its wrappers - 1
-        self._temporary = NOTHING               # the newest temporary handle; they count downwards
+        self._temporary = NOTHING               # the newest temporary handle; each is lower by 1
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
         """Return an empty tensor and defer the call that creates it on the server.

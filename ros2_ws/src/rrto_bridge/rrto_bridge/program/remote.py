@@ -37,9 +37,9 @@ class Hook:
     """The functions of the device that this module calls; `intercept` sets them."""
 
     dispatch: Any = staticmethod(_not_installed)
-    copy: Any = staticmethod(_not_installed)      # `Device.copy`
-    memory: Any = staticmethod(_not_installed)    # `Lifetimes.memory`
-    ask: Any = staticmethod(_not_installed)       # `Device.ask`
+    copy: Any = staticmethod(_not_installed)      # set to `Device.copy`
+    memory: Any = staticmethod(_not_installed)    # set to `Lifetimes.memory`
+    ask: Any = staticmethod(_not_installed)       # set to `Device.ask`
     saving = threading.local()    # `saving.copied`: the copies that the running torch.save has made
 
 

@@ -1,4 +1,4 @@
-"""The interface through which parts of the device run operators and move values."""
+"""The interface through which the files of the device run operators and move values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compile a step of a sequence into its matcher, a function that handles one call of the program.
 
 The matcher compares the call with the step, and returns wrappers for the results that the server
-computes. It is generated code without loops, because it is the only cost of a replayed operator
-besides PyTorch's own dispatch (thesis Algorithm 11, MatchReplayStep).
+computes. The matcher is generated code without loops, because its time is the only cost of a
+replayed operator besides PyTorch's own dispatch (thesis Algorithm 11, MatchReplayStep).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .remote import CUDA, SIZE, Value, _make, move
 MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# Operators that have handlers (see `handlers.HANDLERS`), each with an additional condition of a
-# match, as code. Where the condition is true, the handler would send the call unchanged.
+# For operators with a handler (see `handlers.HANDLERS`): the code of an additional condition of a
+# match. If the condition is true, the handler would send the call unchanged.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
             for name in ('svdvals', 'eigvalsh')},

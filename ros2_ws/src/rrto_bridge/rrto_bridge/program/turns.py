@@ -27,8 +27,9 @@ class Turns:
         self._changed = threading.Condition(lock)
         self.contended = False      # whether several threads use the device
         self._holder = 0            # identifier of the thread whose turn it is; 0 for no thread
-        self._open = False          # whether the holder has made a call since it last read a value
-        self._last = 0.0            # time of the holder's last call
+        # Whether the thread whose turn it is has made a call since it last read a value.
+        self._open = False
+        self._last = 0.0            # time of the last call of the thread whose turn it is
         self._waiting = 0           # number of threads that wait for their turn
 
     def enter(self, begins: bool) -> bool:
@@ -65,7 +66,7 @@ class Turns:
         self.made_call()
 
     def has_value(self) -> None:
-        """Record that the thread whose turn it is has read a value; its inference may be over."""
+        """Record that the thread whose turn it is has read a value, which may end its inference."""
         self._open = False
         self._last = time.monotonic()
 

@@ -17,7 +17,7 @@ def frame_of(message: Any) -> Frame:
 
 
 def to_ros(action: SendFrame | SendAck) -> Any:
-    """Return the ROS message that carries out a send action."""
+    """Return the ROS message for a `SendFrame` or a `SendAck`."""
     if isinstance(action, SendAck):
         return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
     frame = action.frame

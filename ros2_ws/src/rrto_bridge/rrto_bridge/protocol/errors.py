@@ -8,7 +8,7 @@ MAX_TEXT = 2000   # maximum number of characters of an error's text in a message
 
 
 class RrtoError(RuntimeError):
-    """Base of this package's errors; a RuntimeError, like CUDA's errors."""
+    """Base class of this package's errors; like CUDA's errors, a RuntimeError."""
 
 
 class ConfigError(RrtoError):

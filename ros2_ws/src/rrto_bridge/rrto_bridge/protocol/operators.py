@@ -1,4 +1,4 @@
-"""Facts about ATen operators that decide how a call is sent, derived from the schemas."""
+"""Derives facts about ATen operators from their schemas; they decide how a call is sent."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NESTED_MASK = -1    # mask type: `mask` is the padding mask of a nested tensor
 DEFAULT = 'default_dtype'
 USUAL = torch.float32
 
-# Composite operators that choose a kernel by device, or that treat tensor subclasses differently.
-# They are sent whole, so the server chooses the kernel.
+# Composite operators that choose a kernel for the device, or that treat tensor subclasses
+# differently. They are sent whole, so the server chooses the kernel.
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
          'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
                                     for form in ('input', 'data')),
-         'real', 'imag',   # here because only the server knows which tensors are lazily conjugated
+         'real', 'imag',   # whole, as only the server knows which tensors are lazily conjugated
          'one_hot')
 
 
@@ -45,16 +45,16 @@ class Operator:
     """Facts about one operator; `name` is like 'aten.add.Tensor'."""
 
     name: str
-    composite: bool     # it calls other operators; its result may or may not be a view
-    decomposes: bool    # it is composite and not sent whole, so the device decomposes it
-    wanted: bool        # it returns values, or shapes that depend on values
-    index: bool         # its shapes depend on values, but only if an index is a mask
-    view: bool          # it only creates views
+    composite: bool     # the operator calls other operators; its result may or may not be a view
+    decomposes: bool    # the operator is composite and not sent whole: the device decomposes it
+    wanted: bool        # the operator returns values, or shapes that depend on values
+    index: bool         # the operator's shapes depend on values, but only if an index is a mask
+    view: bool          # the operator only creates views
     moves: str          # for an in-place view: name of the operator that returns the view; else ''
-    writes: tuple[str, ...]  # names of the arguments that it changes
-    lists: bool         # it returns one list of tensors
-    out: bool           # it has an `out=` argument, which it resizes to the result
-    python: bool        # it belongs to a library, not to ATen, and has one kernel for all devices
+    writes: tuple[str, ...]  # names of the arguments that the operator changes
+    lists: bool         # the operator returns one list of tensors
+    out: bool           # the operator has an `out=` argument, and resizes it to the result
+    python: bool        # the operator is from a library, not from ATen; one kernel for all devices
 
 
 @lru_cache(1)

@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Names of calls that are not ATen operators.
-HTOD = 'htod'  # copy from host to device: no arguments, one result; `Call` does not hold the bytes
-SEEDING = 'rrto.seed.default'  # set the random seed; argument: a tensor with the seed; no result
-DTOH = 'dtoh'  # copy from device to host: one Ref, no result, always wanted; its value is the bytes
+# HTOD, SEEDING and DTOH are names of calls that are not ATen operators.
+
+# Copy from host to device: no arguments, one result. `Call` does not hold the bytes.
+HTOD = 'htod'
+# Set the random seed: the argument is a tensor that contains the seed; no result.
+SEEDING = 'rrto.seed.default'
+# Copy from device to host: the argument is one `Ref`; no result. It is always a wanted call, whose
+# value is the bytes.
+DTOH = 'dtoh'
 
 GIVEN = 'given'  # `Special(GIVEN, k)` in a result: the operator has returned tensor argument k
 

@@ -95,7 +95,8 @@ class Sequence:
     # `made[i]`: number of tensors that the pass creates before step i; the last item counts all.
     made: list[int] = field(default_factory=list)
     metas: dict[int, Meta] = field(default_factory=dict)  # slot -> meta at the end of the pass
-    needs: list[int] = field(default_factory=list)  # positions of steps that need the client's data
+    # Positions of the steps for which the server needs data from the client.
+    needs: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Derive the other fields from the steps."""

@@ -28,7 +28,7 @@ class Frame:
 
 
 class Sender:
-    """The sender of one direction of a stream."""
+    """Splits the messages of one direction into frames, and limits the frames in transit."""
 
     def __init__(self) -> None:
         self.next = 0            # number of the frame that is sent next
@@ -71,7 +71,7 @@ class Sender:
 
 
 class Receiver:
-    """The receiver of one direction of a stream; accepts messages of at most `limit` bytes."""
+    """Joins the frames of one direction to messages of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -122,9 +122,9 @@ def _is_size(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _with_batch(meta: Meta, old: tuple[int, ...], new: tuple[int, ...]) -> Meta:
-    """Replace the first size of `meta`, the batch size `old`, by `new`; make it contiguous.
+    """Return a contiguous meta with the batch size `new` instead of `old`.
 
-    If the first size is not `old`, return `meta` unchanged.
+    If the first size of `meta` is not `old`, return `meta` unchanged.
     """
     if not old or meta.shape[:1] != old:
         return meta

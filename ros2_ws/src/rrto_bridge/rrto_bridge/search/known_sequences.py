@@ -12,7 +12,7 @@ from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
 MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
-PATIENCE = 3          # number of failed runs in a row that do not make a sequence pause yet
+PATIENCE = 3          # a sequence pauses after more than this number of failed runs in a row
 # Maximum number of tensors that `add` makes `Bound`; if more tensors differ, the model differs.
 MAX_LOOSE = 4
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
@@ -64,7 +64,7 @@ class PrefixTree:
         self._former: deque[Sequence] = deque(maxlen=4)
         self._meta_of, self._infer = meta_of, infer
         self.added = 0                # number of sequences added so far
-        # Derivations that were tried: (number of a sequence, metas of an input).
+        # Derivations that were tried, each as (number of the known sequence, metas of the input).
         self._derived: set[tuple[int, tuple[Meta | None, ...]]] = set()
 
     def alive(self, sequence: Sequence) -> bool:

@@ -41,7 +41,7 @@ Metas = tuple[Meta | None, ...]
 class _Node:
     """A node of the tree: the position after a fragment."""
 
-    varies: bool = False                # whether the shape that the fragment returns varies
+    varies: bool = False                # whether the shape of the fragment's result varies
     ends: bool = False                  # whether partial sequences end at this node
     following: Fragment | None = None   # the only fragment that has ever come after this node
     child: _Node | None = None          # the node after the fragment `following`
@@ -177,7 +177,7 @@ class PartialSequences:
     def interrupt(self, left: dict[int, Meta]) -> Sequence | None:
         """Record the replay of an inference; return a sequence found before the replay, or None.
 
-        `left`: handle -> meta of the tensors that remain after the replay.
+        `left` maps handles to metas, for the tensors that remain after the replay.
         """
         found = self._close()
         self._leave()

@@ -30,7 +30,7 @@ from ..protocol.sequence import Sequence, build
 # R, the number of equal passes in a row. It is 3, because the first pass may still initialise data
 # (thesis 5.3.3).
 REPETITIONS = 3
-WITHOUT_INPUT = 8     # R is multiplied by this if a pass has no input: it may be just a small loop
+WITHOUT_INPUT = 8     # factor on R for a pass without input, because it may be just a small loop
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
@@ -45,7 +45,7 @@ _INDEX = (1 << _SHIFT) - 1
 
 
 class Search:
-    """The log of the calls that are made one by one, and the search for repeated passes in it."""
+    """Keeps a log of the calls that are sent one by one, and finds repeated passes in the log."""
 
     def __init__(self, repetitions: int = REPETITIONS, limit: int = LIMIT, rotate: bool = True
                  ) -> None:
@@ -267,7 +267,8 @@ class Search:
         if period == 1 or not self._rotate:
             return 0
         start = end + 1 - length
-        lives: dict[tuple[int, int], int] = {}  # tensor -> number of calls until its last use
+        # Maps each tensor to the number of calls from its creation to its last use.
+        lives: dict[tuple[int, int], int] = {}
         for position in range(start, start + length):
             for at in range(self._first[position], self._first[position + 1]):
                 origin = self._from[at]
@@ -356,4 +357,4 @@ def _exact(value: Any, given: list[int]) -> Any:
         return value
     if kind is bool:
         return _BOOLS[value]
-    return '\0' + repr(value)      # complex, Special: repr contains the type
+    return '\0' + repr(value)      # for complex and Special, whose `repr` shows the type

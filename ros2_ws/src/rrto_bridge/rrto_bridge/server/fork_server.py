@@ -29,7 +29,7 @@ from ..protocol.allow import operators_digest
 from .parameters import ServerSettings
 from .worker import Task, serve
 
-MESSAGE = 1 << 16   # maximum size of a datagram, bytes
+MESSAGE = 1 << 16   # maximum size of a datagram, in bytes
 ORDERLY = 0.8       # seconds that processes have to end by themselves before they are killed
 
 
@@ -42,7 +42,7 @@ class ForkServer:
         self.server, self.folder = hello['server'], Path(hello['folder'])
         self.settings = ServerSettings.model_validate_json(hello['settings'])
         self.device = ''
-        self.processes: dict[str, int] = {}      # program -> pidfd
+        self.processes: dict[str, int] = {}      # maps a program's name to the pidfd of its process
         self.ids: dict[str, int] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(link, selectors.EVENT_READ, '')
@@ -120,8 +120,8 @@ class ForkServer:
         """End all programs' processes and delete their shared files.
 
         Kill the processes only if they do not end by themselves within `ORDERLY` seconds. A killed
-        process stays on the ROS graph until its DDS lease expires, and until then ending programs
-        wait for its acknowledgements.
+        process stays on the ROS graph until its DDS lease expires. Until then, a program that ends
+        would wait for acknowledgements from the killed process.
         """
         self._signal(signal.SIGTERM)
         self.selector.unregister(self.link)
@@ -142,12 +142,13 @@ class ForkServer:
 def main(arguments: list[str]) -> None:
     """Run a fork server for the supervisor; `arguments`: the file descriptor of the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Since 3.12 Python warns of the threads that OpenBLAS and LTTng start when they are loaded.
+    # At a fork, Python 3.12 and later warn of the threads that OpenBLAS and LTTng start when they
+    # are loaded.
     warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)
     # A socket error means that the supervisor has ended.
     with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):
         fork_server = ForkServer(link)
-        gc.freeze()   # so that the forked processes share its pages
+        gc.freeze()   # so that the forked processes share memory pages with this process
         try:
             fork_server.run()
         finally:

@@ -18,9 +18,9 @@ from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name
 
 AT_ONCE = 4     # number of processes that may start one after another without a pause
-PACE = 1.0      # s between two starts after these; each start slows other processes down
+PACE = 1.0      # seconds between two later starts; each start slows other processes down
 FAULT = 4.0     # seconds by which a process that has failed delays the next start
-LONGEST = 10.0  # maximum delay of the next start, s
+LONGEST = 10.0  # maximum delay of the next start, in seconds
 
 
 class Limits(Settings):
@@ -69,9 +69,10 @@ class _Program:
 
     name: str
     incarnation: int
-    begun: int = -1         # number of operators begun, at the last check
-    since: float = 0.0      # time at which `begun` last changed, or the process was last idle
-    killed: str = ''        # why the process was killed
+    begun: int = -1         # number of operators that had begun at the last check
+    # Time of the last check at which the process was idle or had begun another operator.
+    since: float = 0.0
+    killed: str = ''        # why the server has killed the process; '' if it has not
 
 
 class ServerMachine:
@@ -109,7 +110,7 @@ class ServerMachine:
         return '', self.on_time(now)
 
     def on_time(self, now: float) -> list[Action]:
-        """Start the processes whose turn it is."""
+        """Start the waiting processes that may start now."""
         actions: list[Action] = []
         while self._waiting and now >= self.deadline:
             actions.append(self._waiting.popleft())
@@ -121,7 +122,7 @@ class ServerMachine:
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` has something to do."""
+        """Time at which the next waiting process may start; infinite if none waits."""
         return self._paid if self._waiting else math.inf
 
     def _refusal(self, request: OpenRequest) -> str:
@@ -166,8 +167,8 @@ class ServerMachine:
         """Process the end of a program's process; `status`: its exit status, negative for a signal.
 
         `reason`: why the process ended, if it ended by itself and has told the program; otherwise
-        ''. `name`: the last operator of the process. A status other than 0 delays the next start;
-        together with a reason it means that the program was at fault.
+        ''. `name`: the last operator of the process. A status other than 0 delays the next start.
+        If there is also a reason, this status means that the program was at fault.
         """
         known = self._programs.pop(program, None)
         if known is None:

@@ -25,7 +25,10 @@ class ServerNode(ManagedNode):
         super().__init__('rrto_server', ServerSettings, **options)
 
     def configure(self) -> None:
-        """Start the server's processes, which load PyTorch; still refuse programs."""
+        """Start the server's processes, which load PyTorch.
+
+        The server does not accept programs yet.
+        """
         settings = declare(self, ServerSettings)
         settings.shaped_link()    # raises an error now if the link's trace file cannot be read
         name = graph_name(settings.name or socket.gethostname())

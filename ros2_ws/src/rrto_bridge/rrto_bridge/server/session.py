@@ -24,7 +24,10 @@ QUEUED = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The session has ended; the program knows why. `fault`: whether the program caused it."""
+    """The session has ended; the program knows the reason.
+
+    `fault`: whether the program is at fault.
+    """
 
     reason: str
     fault: bool = True
@@ -51,7 +54,7 @@ class SessionMachine:
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
         """Process a frame from the program."""
         if self.over:
-            return []    # the program did not know yet that the session is over
+            return []    # the program sent this frame before it knew that the session is over
         if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now
@@ -80,7 +83,7 @@ class SessionMachine:
             raise RrtoError('it sent more frames than the window allows')
 
     def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
-        """Process an acknowledgement from the program. If it has an `error`, the program ends."""
+        """Process an acknowledgement from the program. An `error` says that the program ends."""
         if self.over or incarnation != self.incarnation:
             return []
         self._heard = now
@@ -99,7 +102,7 @@ class SessionMachine:
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` has something to do."""
+        """Time at which the session ends if the program stays silent; call `on_time` then."""
         return self._heard + self.limits.lease
 
     def fail(self, reason: str, fault: bool = True) -> list[Action]:
@@ -114,7 +117,7 @@ class SessionMachine:
     # -- execution -------------------------------------------------------------------------------
 
     def work(self) -> bytes | None:
-        """Return the next message to execute, if any; call `on_done` afterwards."""
+        """Return the next message to execute, or None; after its execution, call `on_done`."""
         # If many replies wait to be sent, the program must receive them first.
         if not self._messages or self._sender.waiting > QUEUED:
             return None

@@ -1,7 +1,8 @@
 """Memory in which a program's process on the server shares its status with the supervisor.
 
-The supervisor can read the status even after the process has ended. It may read while the process
-writes, so the status contains only numbers of one machine word, and texts that only people read.
+The supervisor can read the status even after the process has ended. The supervisor may also read
+while the process writes. Therefore the status contains only numbers of one machine word, and texts
+that only people read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import mmap
 import os
 from pathlib import Path
 
-SIZE = 4096   # bytes of the page
+SIZE = 4096   # size of the page in bytes
 _NAME = slice(64, 192)   # bytes of the page that hold the name of the last operator
 _REASON = slice(192, 2048)
 _BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices of the numbers in `_words`
@@ -60,7 +61,7 @@ class SharedStatus:
         words[_SPENT] += int(seconds * 1e6)
 
     def leave(self, reason: str) -> None:
-        """Record why the process ends; the program has been told the same reason."""
+        """Record why the process ends; the program has received the same reason."""
         self._page[_REASON] = _padded(reason, _REASON)
 
     # -- what the supervisor calls ---------------------------------------------------------------
@@ -97,7 +98,7 @@ class SharedStatus:
 
     @property
     def reason(self) -> str:
-        """Why the process has ended; '' if unknown."""
+        """Reason why the process has ended; '' if it is unknown."""
         return _text(self._page[_REASON])
 
 

@@ -1,8 +1,8 @@
 """The server's shell, the part with I/O: runs a `ServerMachine` on a ROS 2 node.
 
-It starts and ends the programs' processes through the fork server. Each of these processes has
-topics of its own, so the shell handles no data of programs and does not load PyTorch. The shell
-holds one publisher per program, to report the end of the process.
+The shell starts and ends the programs' processes through the fork server. Each of these processes
+has its own topics, so the shell handles no data of programs and does not load PyTorch. The shell
+holds one publisher per program, to report the end of the program's process.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .machine import Action, Begin, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-# Maximum seconds to wait until the programs have received the message that the server ends, and
-# maximum seconds to wait for the end of the fork server.
+# Maximum time in seconds of each of two waits: until the programs have received the message that
+# the server ends, and until the fork server has ended.
 FAREWELL = 1.0
-START = 300.0     # maximum seconds to load PyTorch, on a busy machine
+START = 300.0     # maximum time in seconds to load PyTorch; long enough for a busy machine
 MEMORY = '/dev/shm'
-PREFIX = 'rrto_'        # of the name of a server's folder
-LOCK = '.rrto_server'   # file in this folder, locked while the server runs
-MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, bytes
+PREFIX = 'rrto_'        # prefix of the name of a server's folder
+LOCK = '.rrto_server'   # a file in the server's folder, locked while the server runs
+MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, in bytes
 LOOK = 1.0        # seconds between checks of the processes
 
 
@@ -61,9 +61,10 @@ class ForkServerProcess:
         self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
 
     def ready(self) -> dict[str, Any]:
-        """Wait at most `START` s until the fork server is ready; else raise ConfigError.
+        """Wait until the fork server is ready, and return its answer.
 
-        Return 'torch' (PyTorch's version), 'operators' (digest) and 'device' with their values.
+        The answer contains 'torch' (PyTorch's version), 'operators' (a digest of the operators) and
+        'device'. Raises ConfigError after `START` seconds, or if the fork server reports an error.
         """
         self._link.settimeout(START)
         try:
@@ -78,8 +79,8 @@ class ForkServerProcess:
     def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
         """Start a thread that reports ended processes.
 
-        It calls `ended(program, status, reason)` when a program's process ends, and `gone()` when
-        the fork server has ended.
+        The thread calls `ended(program, status, reason)` when a program's process ends, and
+        `gone()` when the fork server has ended.
         """
         def read() -> None:
             while data := self._receive():
@@ -142,7 +143,7 @@ class Server:
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
-            if name in wait_for_servers(node, wanted=name):   # PyTorch loads meanwhile
+            if name in wait_for_servers(node, wanted=name):   # PyTorch loads during this wait
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
             facts = self._fork_server.ready()
@@ -153,7 +154,8 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # protects machine and programs
         self._programs: dict[str, _Program] = {}
-        # Publishers for programs that have left, each with the time until which it is kept.
+        # For each program that has left: the time until which its publisher is kept, and the
+        # publisher.
         self._last_words: list[tuple[float, Publisher]] = []
         self._messages = 0       # number of executed messages of the programs that have left
         self._closing = False
@@ -195,7 +197,7 @@ class Server:
             try:
                 response.reason, actions = self.machine.on_open(asked, time.monotonic())
                 self._act(actions)
-            except Exception as error:   # no request may end the server
+            except Exception as error:   # an error in one request must not end the server
                 response.reason = f'the server cannot serve it: {type(error).__name__}: {error}'
                 self.node.get_logger().error(response.reason)
                 self._act(self.machine.on_ended(asked.program, 0, response.reason, '',
@@ -222,7 +224,7 @@ class Server:
     def _on_gone(self) -> None:
         """Start a new fork server, after the old one and all programs' processes have ended.
 
-        New programs wait until it is ready.
+        New programs wait until the new fork server is ready.
         """
         with self._changed:
             if self._closing:
@@ -269,7 +271,7 @@ class Server:
         self._alarm.set(self.machine.deadline)
 
     def _forget(self, now: float) -> None:
-        """Destroy the publishers in `_last_words` whose message has arrived or whose time is up."""
+        """Destroy publishers in `_last_words` after their message has arrived or time has ended."""
         kept = []
         for until, acks in self._last_words:
             if now > until or acks.wait_for_all_acked(Duration()):
@@ -304,7 +306,7 @@ class Server:
 def _folder() -> tuple[Path, IO[str]]:
     """Create a folder that only this user can read, in memory if possible; raises ConfigError.
 
-    Return also its file `LOCK`, which this process locks until it ends.
+    Return the folder and its file `LOCK`. This process locks the file until the process ends.
     """
     for place in (MEMORY, None):
         with contextlib.suppress(OSError):
@@ -312,16 +314,17 @@ def _folder() -> tuple[Path, IO[str]]:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
             lock = (folder / 'new').open('w')
             fcntl.flock(lock, fcntl.LOCK_EX)
-            (folder / 'new').rename(folder / LOCK)   # from here on another server can find it
+            # Rename the file only when it is locked, because other servers look for this name.
+            (folder / 'new').rename(folder / LOCK)
             return folder, lock
     raise ConfigError(f'the server needs a folder, but neither {MEMORY} nor a temporary folder '
                       '(TMPDIR, /tmp) has space for one and can be written')
 
 
 def _delete_orphans(place: Path) -> None:
-    """Delete the folders of this user's servers that were killed with their fork servers."""
+    """Delete folders of this user's servers that were killed together with their fork servers."""
     for path in place.glob(f'{PREFIX}*/{LOCK}'):
-        with contextlib.suppress(OSError):   # it is another user's, or its server runs
+        with contextlib.suppress(OSError):   # the folder is another user's, or its server runs
             if path.parent.lstat().st_uid == os.getuid():
                 with path.open() as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

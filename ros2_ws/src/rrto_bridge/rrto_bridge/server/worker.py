@@ -1,6 +1,7 @@
 """The process of one program on the server: a `SessionMachine` on the program's own topics.
 
-The fork server forks this process. The main thread computes; the node's thread receives.
+The fork server forks this process. The main thread executes messages; the node's thread receives
+them.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ from .parameters import ServerSettings
 from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
 
-PATIENCE = 10.0       # seconds in which the program's topics must be discovered
-ROOM = 64 << 20       # minimum bytes besides the tensors, for messages and operators' workspaces
+PATIENCE = 10.0       # time in seconds within which DDS must find the program's topics
+# Minimum number of bytes that a process may use besides its tensors, for messages and for
+# workspaces of operators.
+ROOM = 64 << 20
 
 
 class _ServerHasEnded(BaseException):
@@ -90,7 +93,8 @@ class _Worker:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.device = torch.device(task.device)
-        generator = default_generator(self.device)   # the process serves only this program
+        # Use PyTorch's default generator, because the process serves only this program.
+        generator = default_generator(self.device)
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, status.note, generator)
         self.performer = Performer(
@@ -101,7 +105,8 @@ class _Worker:
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        self.reason, self.fault = '', False   # why it ended; whether the program is at fault
+        # Why the session ended; whether the program is at fault.
+        self.reason, self.fault = '', False
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -140,7 +145,8 @@ class _Worker:
         except _ServerHasEnded:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
-        with self._changed:   # until the thread that ended the session has sent the reason
+        # Wait for this lock, because another thread may still send the reason.
+        with self._changed:
             self.status.leave(self.reason)
         self._close()
 
@@ -148,7 +154,7 @@ class _Worker:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
-                    # The node's thread also ends a silent session, but do not rely on it.
+                    # The node's thread also ends a silent session, but do not rely on that thread.
                     self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
                     self._act(self.machine.on_time(time.monotonic()))
                 if self.reason:
@@ -158,11 +164,12 @@ class _Worker:
             del message
 
     def _close(self) -> None:
-        """Leave the ROS graph; if that hangs, end the process after `PATIENCE` s."""
+        """Leave the ROS graph; if that hangs, end the process after `PATIENCE` seconds."""
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()
-        for publisher in (self.acks, self.down):   # DDS repeats lost messages only while they exist
+        # DDS repeats lost messages only while their publisher exists
+        for publisher in (self.acks, self.down):
             publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         self._spinning.close()
         self._receiving.close()

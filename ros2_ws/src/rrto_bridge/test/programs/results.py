@@ -1,4 +1,4 @@
-"""Prints a digest of each result, as every program in this folder does."""
+"""Defines `show`, by which every program in this folder prints a digest of each result."""
 
 import hashlib
 import os

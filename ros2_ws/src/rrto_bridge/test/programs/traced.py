@@ -1,4 +1,4 @@
-"""A module that is traced on the device also computes for other inputs than those of the trace."""
+"""A module is traced on the device, and then computes for inputs other than the trace's input."""
 
 import torch
 from results import COUNT, DEVICE, show

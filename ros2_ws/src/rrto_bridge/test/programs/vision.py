@@ -1,4 +1,4 @@
-"""Uses torchvision, also where PyTorch's CPU build cannot load torchvision's C++ library."""
+"""Imports torchvision, even if PyTorch's CPU build cannot load torchvision's C++ library."""
 
 import importlib
 

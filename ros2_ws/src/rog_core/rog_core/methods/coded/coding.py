@@ -51,7 +51,7 @@ def allocate(partitions: int, stragglers: int, capacities: ArrayLike) -> NDArray
 
     The numbers are proportional to the capacities, from 1 to ``partitions``; their sum is
     partitions * (s + 1), with s = ``stragglers``. Raises `ConfigError` for fewer than s + 1
-    members, or for more members than that sum.
+    members, or if there are more members than this sum.
     """
     array = checked(capacities)
     total = partitions * (stragglers + 1)
@@ -104,7 +104,7 @@ class GroupCode:
         self.stragglers = stragglers
         count, shards, total = len(self.members), len(self.partitions), self.amounts.sum()
         holders = np.repeat(np.arange(count), self.amounts).reshape(stragglers + 1, shards)
-        self._place = (2 * np.cumsum(self.amounts) - self.amounts) / total - 1  # within -1..1
+        self._place = (2 * np.cumsum(self.amounts) - self.amounts) / total - 1  # from -1 to 1
         apart = self._place[holders][:, None] - self._place[holders][None]
         apart[np.diag_indices(stragglers + 1)] = 1.0
         self.matrix = np.zeros((count, shards))

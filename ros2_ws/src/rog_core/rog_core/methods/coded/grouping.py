@@ -209,7 +209,7 @@ def regroup(groups: Groups, capacities: ArrayLike, frequencies: ArrayLike,
     distributes the most frequent stragglers anew. In our measurements with up to 7 robots, the
     groups formed by exchanges tolerate on average at most 0.003 stragglers fewer than the best
     groups, and the paper's groups 0.001 to 0.025 fewer. With 40 robots, exchanges move a third as
-    many robots as the paper's rule. ``frequencies``: by rank, 0 to 1.
+    many robots as the paper's rule does. ``frequencies``: by rank, 0 to 1.
     """
     array, chances = checked(capacities), np.asarray(frequencies, np.float64)
     ranks = np.array([rank for members in groups for rank in members])

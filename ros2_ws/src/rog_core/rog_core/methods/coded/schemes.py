@@ -160,7 +160,7 @@ class Scheme:
         return [[ranks[place] for place in members] for members in found]
 
     def _coded(self, groups: Groups, stragglers: int) -> GradientCode:
-        """Return the code of the groups; a group's shards are in proportion to its weight."""
+        """Return the code of the groups; divide the shards in proportion to the groups' weights."""
         worth = [self._worth[members] for members in groups]
         least = [-(-len(members) // (stragglers + 1)) for members in groups]
         counts = apportion(self._shards, [w.sum() for w in worth], least, self._shards)

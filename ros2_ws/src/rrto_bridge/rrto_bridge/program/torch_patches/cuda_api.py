@@ -297,7 +297,7 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method: even in a PyTorch without CUDA, the argument 0 then means 'cuda:0'."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # A class with `__torch_function__` must get this function, `call`, not PyTorch's method.
+        # Pass this function, not PyTorch's method, to `__torch_function__` of the tensor's class.
         if torch.overrides.has_torch_function_unary(self):
             return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
         if args and type(args[0]) is int:

@@ -20,7 +20,7 @@ class _Kind(type):
         return isinstance(instance, RemoteTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, device: Any = CUDA) -> Any:
-        """Create a tensor from the given values; if sizes are given, leave it uninitialised."""
+        """Create a tensor with the given values, or an uninitialised one with the given sizes."""
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
         return torch.empty(*args or [0], dtype=cls.dtype, device=device)
