@@ -1,12 +1,12 @@
 """Sends one transfer over an unreliable datagram channel (the paper's SendWithTimeout).
 
-Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission). Acknowledgements replace the
-socket time-out of the paper. The sender keeps the window of unacknowledged bytes full until the
-budget (the MTA time) is over. If the mandatory windows of the plan have not arrived by then, the
-sender continues with the mandatory windows only. An End follows the last chunk at once. This End
-takes effect when all chunks have arrived, so the receiver can answer without a further round trip.
-If no answer comes, the sender sends an End that takes effect at once, and repeats it until the
-Receipt arrives. The table of states is `rog_core.protocol.states.SENDER`.
+Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
+in place of a socket time-out. The sender keeps the window of unacknowledged bytes full until the
+budget (the MTA time) is over. If the mandatory windows of the plan have not arrived by then, it
+continues with these only. An End follows the last chunk at once. This End takes effect when all
+chunks have arrived, so the receiver can answer without a further round trip. If no answer comes,
+the sender sends an End that takes effect at once, and repeats it until the Receipt arrives. The
+table of states is `rog_core.protocol.states.SENDER`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class _Sent:
     chunk: Chunk
     segments: np.ndarray
     nbytes: int
-    order: int = -1           # number of the chunk's last transmission; -1: not sent yet
+    order: int = -1           # number of its last transmission; -1: not sent yet
     sent_at: float = 0.0
     delivered_then: int = 0
-    full: bool = False        # whether sending this chunk filled the window
+    full: bool = False        # whether the window was full when it was sent
     tries: int = 0
     arrived: bool = False
     lost: bool = False
 
     def on_way(self, order: int) -> bool:
-        """Return whether transmission number ``order`` is neither acknowledged nor given up."""
+        """Return whether the transmission number ``order`` is neither acknowledged nor given up."""
         return self.order == order and not self.arrived and not self.lost
 
 
@@ -57,10 +57,10 @@ class Rows(Protocol):
 
     @property
     def at_once(self) -> int:
-        """Maximum bytes that one call of `encode` should return; 0 means one window per call."""
+        """Maximum number of bytes that one call of `encode` should return; 0 means one window."""
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids``, which form the next window or windows; return uint8."""
+        """Return the encoded segments ``ids``, uint8; ``ids``: the next window, or windows."""
 
 
 class RawRows:
@@ -75,16 +75,13 @@ class RawRows:
         return at_once(self._values)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments as raw float32; see `Rows.encode`."""
+        """Encode segments, raw; see `Rows.encode`."""
         return RAW.snapshot(self._partition, self._values, ids)
 
 
 @dataclass
 class Sender:
-    """Sends the windows of a plan; `poll` returns the messages to send.
-
-    The caller passes received messages and the time to the other methods.
-    """
+    """Sends the windows of a plan. Give it messages and the time; `poll` returns what to send."""
 
     transfer: TransferId
     partition: RowPartition
@@ -100,18 +97,18 @@ class Sender:
     receipt: Receipt | None = None
     closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
-    _window: int = 0          # number of the next window to divide into chunks
-    _ready: deque[Part] = field(default_factory=deque)  # encoded windows, not yet divided
+    _window: int = 0          # next window of the plan to divide into chunks
+    _ready: deque[Part] = field(default_factory=deque)  # encoded windows, from number `_window` on
     _fresh: int = 0           # number of chunks sent at least once
-    _mandatory: int = 0       # number of chunks made of mandatory windows until now
+    _mandatory: int = 0       # number of chunks of mandatory windows, so far
     _arrived: int = 0         # number of chunks that have arrived
     _mandatory_arrived: int = 0
-    _in_flight: int = 0       # bytes that are neither acknowledged nor lost
-    _order: int = 0           # number of the next transmission; all chunks share this count
+    _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
+    _order: int = 0           # number of the next transmission; one count for all chunks
     _newest: int = -1         # highest number of a transmission that has arrived
-    # Queue with (order, chunk) of each transmission, oldest first. Chunks may have arrived already.
+    # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
-    # Heap with (time of the time-out, order, chunk) of each transmission.
+    # Heap of (time of its time-out, order, chunk) of each transmission.
     _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again
@@ -122,7 +119,7 @@ class Sender:
     segments_arrived: int = 0  # number of segments that are known to have arrived
 
     def __post_init__(self) -> None:
-        self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of each encoded segment
+        self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of every segment
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -144,8 +141,8 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
 
-        A receipt that comes before the second End answers the first End, or shows that the receiver
-        has closed the transfer early.
+        If a receipt comes before the second End, it answers the first End, or the receiver has
+        ended the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -158,8 +155,8 @@ class Sender:
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # The receipt measures the round trip only of the newest chunk. The other chunks arrived
-            # earlier, and their acknowledgements may have been lost.
+            # The time of the receipt is the time of the answer only for the newest chunk. The other
+            # chunks arrived earlier, and their acknowledgements may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
             self._arrive((k for k in taken if k == newest), now)
@@ -167,10 +164,7 @@ class Sender:
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
-        """End the transfer at once.
-
-        ``receipt`` names the chunks that the receiver is known to have taken; None means no chunk.
-        """
+        """End the transfer at once; ``receipt``: the chunks known to be taken (None: none)."""
         self._end(receipt, 'abort')
 
     def _end(self, receipt: Receipt | None, event: str) -> None:
@@ -181,7 +175,7 @@ class Sender:
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:
-        """Make `poll` send all unacknowledged chunks again, after the link was interrupted."""
+        """Let `poll` send all chunks under way again: the link has lost them, and is back now."""
         self.link.is_back()
         for _, order, sent in self._expiry:
             if sent.on_way(order):
@@ -195,10 +189,7 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon, because the receipt may be lost.
-
-        Call this method when a message of the peer shows that it has closed the transfer.
-        """
+        """Repeat the End soon to get the receipt, because the peer goes on, so it has the End."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
@@ -225,7 +216,7 @@ class Sender:
 
     @property
     def deadline(self) -> float:
-        """Time at which `poll` must be called even if no message arrives."""
+        """Time at which `poll` must be called even if nothing arrives."""
         if self.state == DONE:
             return math.inf
         if self.state == CLOSING:
@@ -237,7 +228,7 @@ class Sender:
         return min(oldest, over) if over > self._last_poll else oldest
 
     def _next_expiry(self) -> float:
-        """Return the time at which the next chunk counts as lost; infinity if none is in flight."""
+        """Return the time at which the next chunk on its way counts as lost."""
         expiry = self._expiry
         while expiry:
             at, order, sent = expiry[0]
@@ -258,11 +249,11 @@ class Sender:
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
-        """Return pairs (segments, encoded values) of all rows that were encoded but not taken."""
+        """Return (segments, encoded values) of everything that was encoded but not taken."""
         return [*self._parts(taken=False), *self._ready]
 
     def taken_chunks(self) -> list[Part]:
-        """Return a pair (segments, encoded values) for each chunk that was taken."""
+        """Return (segments, encoded values) of the chunks that were taken."""
         return self._parts(taken=True)
 
     def _parts(self, taken: bool) -> list[Part]:
@@ -308,8 +299,8 @@ class Sender:
     def _mark_lost(self, now: float) -> None:
         """Mark chunks as lost if later chunks have overtaken them or their time-out is over.
 
-        This method looks only at the oldest chunks in flight, so that its cost per message does not
-        grow with the window.
+        Looks only at the oldest chunks in flight, so that the cost per message does not grow with
+        the window.
         """
         flight, overtaken = self._flight, self._newest - DUPLICATES
         while flight:
@@ -370,12 +361,12 @@ class Sender:
     def _encode(self, now: float) -> None:
         """Encode the next window, and more windows that will be sent, up to `Rows.at_once` bytes.
 
-        Such a further window is mandatory, or the link can probably carry it within the budget.
+        A window will be sent if it is mandatory, or if the link can carry it within the budget.
         """
         most, first = self.rows.at_once, self._window
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
         windows: list[np.ndarray] = []
-        ends = [0]  # total bytes of the first 0, 1, 2, ... windows
+        ends = [0]  # bytes of the encoded windows up to each window
         for number, ids in enumerate(self.plan.windows[first:], first):
             ends.append(ends[-1] + int(self._sizes[ids].sum()))
             if windows and ends[-1] > (most if number < self.plan.mandatory else likely):
@@ -412,8 +403,7 @@ class Sender:
             return True
         if not (self._over(now) and self._minimum_arrived()):
             return False
-        # Wait at most one time-out for the chunks in flight, because rows that arrive now need not
-        # be sent again.
+        # Wait one time-out for the chunks in flight, so that few rows must be sent again later.
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
@@ -431,7 +421,7 @@ class Sender:
         self._resend_end, self._end_interval = now, self._first_interval
         if math.isinf(self.closed):
             self.closed = now
-        elif self._arrived == self._fresh:  # wait for the answer to the first End
+        elif self._arrived == self._fresh:  # the first End has arrived or will arrive soon
             self._resend_end = max(now, self.closed + self.link.round_trip)
 
     def _end_message(self, now: float, whole: bool = False) -> End:
