@@ -23,6 +23,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='models of torchvision or timm (default: resnet18 vgg11_bn)')
     parser.add_argument('--requests', type=positive, default=30, metavar='N',
                         help='inferences to measure (default: 30)')
+    parser.add_argument('--device', default='cpu', metavar='DEVICE',
+                        help='device of the server: cpu, cuda or cuda:N (default: cpu)')
     parser.set_defaults(run=_run)
 
 
@@ -34,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
             model = zoo.load(name)
             example = torch.randn(zoo.IMAGE, generator=torch.Generator().manual_seed(0))
             profile = measured(trace(model, example))
-            with Rig(model, example, None) as rig:
+            with Rig(model, example, None, device=options.device) as rig:
                 shared = rig.measure('server-only', profile, options.requests, 0.0)
             plain = _plain(model, example, options.requests)
             rows.append({'model': name, 'plain_ms': plain * 1e3, 'shared_ms': shared.median * 1e3,

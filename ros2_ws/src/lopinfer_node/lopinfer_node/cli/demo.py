@@ -32,6 +32,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='slow the robot down by this factor (default: 3)')
     parser.add_argument('--requests', type=positive, default=5, metavar='N',
                         help='inferences per method and bandwidth (default: 5)')
+    parser.add_argument('--device', default='cpu', metavar='DEVICE',
+                        help='device of the server: cpu, cuda or cuda:N (default: cpu)')
     parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',
                         help='directory for the picture (default: runs/lopinfer)')
     parser.set_defaults(run=_run)
@@ -47,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
     found: dict[float, list[Measured]] = {}
     with private_domain(), tempfile.TemporaryDirectory() as folder:
         for rate in options.bandwidth:
-            with Rig(model, example, rate, DELAY, Path(folder), options.slowdown) as rig:
+            with Rig(model, example, rate, DELAY, Path(folder), options.slowdown,
+                     options.device) as rig:
                 # The method device-only does not use the link, so measure it only at the first
                 # bandwidth.
                 alone = [rows[0] for rows in found.values()][:1]

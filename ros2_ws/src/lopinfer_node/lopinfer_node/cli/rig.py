@@ -68,13 +68,14 @@ class Rig:
     """A server and a link that stay open while `measure` runs one method after the other.
 
     ``rate``: bytes/s in each direction; None: loopback without limit. ``latency``: delay per
-    direction, s. The robot computes ``slowdown`` times slower than this machine can.
+    direction, s. The robot computes ``slowdown`` times slower than this machine can. ``device``:
+    the server's device.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,
                  latency: float = 0.0, folder: Path | None = None,
-                 slowdown: float = 1.0) -> None:
-        self.model, self.example = model, example
+                 slowdown: float = 1.0, device: str = 'cpu') -> None:
+        self.model, self.example, self.device = model, example, device
         self.rate, self.latency = rate, latency
         with torch.no_grad():
             self.want: list[torch.Tensor] = pytree.tree_leaves(model(example))
@@ -87,7 +88,8 @@ class Rig:
         if self._folder is None:
             self._temporary = tempfile.TemporaryDirectory()
             self._folder = Path(self._temporary.name)
-        parameters: dict[str, Any] = {'directory': self._folder, 'threads': 1}
+        parameters: dict[str, Any] = {'directory': self._folder, 'threads': 1,
+                                      'device': self.device}
         if self.rate is not None:
             parameters |= {'link.rate': self.rate * 8e-6, 'link.latency': float(self.latency)}
         arguments = [a for name, value in parameters.items() for a in ('-p', f'{name}:={value}')]

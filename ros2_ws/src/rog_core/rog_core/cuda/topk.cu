@@ -11,7 +11,10 @@ enum { MOST = 512, BINS = 2048 };
 // next bits follow in the same way.
 static __device__ unsigned threshold(const Segment &mine, int &count)
 {
-    __shared__ int bins[BINS], found, left, inside;
+    // `chosen`: the bin of the result, how many of its elements are sent, and how many it holds.
+    // It is aligned, so that the load of all three reads no bin, which other threads set to 0.
+    __shared__ int bins[BINS];
+    alignas(16) __shared__ int chosen[4];
     unsigned known = 0, mask = 0;
     for (int shift = 20;; shift = max(shift - 11, 0)) {
         for (int b = threadIdx.x; b < BINS; b += THREADS) bins[b] = 0;
@@ -33,12 +36,12 @@ static __device__ unsigned threshold(const Segment &mine, int &count)
             if (from >= count && from - own < count) {  // true in exactly one lane
                 int above = from - own, b = 64 * lane + 63;
                 while (above + bins[b] < count) above += bins[b--];
-                found = b, left = count - above, inside = bins[b];
+                chosen[0] = b, chosen[1] = count - above, chosen[2] = bins[b];
             }
         }
         __syncthreads();
-        known |= (unsigned)found << shift, mask = 0xffffffffu << shift, count = left;
-        if (inside == left || shift == 0)
+        known |= (unsigned)chosen[0] << shift, mask = 0xffffffffu << shift, count = chosen[1];
+        if (chosen[2] == count || shift == 0)
             return known;
     }
 }
