@@ -130,15 +130,16 @@ class StandIn:
                 self.run = programs[int(binary)]
 
             def get_function(self, name):
-                def kernel(grid, block, arguments):
-                    stand_in._launch(self.run, name, *grid, *block, arguments)
+                def kernel(grid, block, arguments, stream):
+                    stand_in._launch(self.run, name, *grid, *block, arguments, stream)
                 return kernel
 
-        self.cupy = SimpleNamespace(from_dlpack=self._from_dlpack, cuda=SimpleNamespace(
+        self.cupy = SimpleNamespace(cuda=SimpleNamespace(
             compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
             function=SimpleNamespace(Module=Module),
             Device=lambda device: entered('device', device),
-            ExternalStream=lambda *stream: entered('stream', *stream)))
+            Stream=SimpleNamespace(from_external=lambda stream: stream.__cuda_stream__()[1])))
+        monkeypatch.setattr(cuda, '_pointer', self._tensor)
 
     @contextmanager
     def _entered(self, *what):
@@ -146,14 +147,15 @@ class StandIn:
         yield
         self._within.pop()
 
-    def _launch(self, run, name, blocks, threads, arguments):
-        assert self._within == [('device', -1), ('stream', self.stream.cuda_stream, -1)]
+    def _launch(self, run, name, blocks, threads, arguments, stream):
+        assert self._within == [('device', -1)] and stream == self.stream.cuda_stream
         self.launches.append((name, blocks, threads))
         self.stream.queue.append(lambda: run(name, blocks, threads, arguments, self.seed))
 
-    def _from_dlpack(self, tensor):
+    def _tensor(self, tensor):
+        """Return the tensor instead of its address, so that `_convert` can check its dtype."""
         assert tensor.is_contiguous()
-        found = torch.from_dlpack(tensor.as_subclass(torch.Tensor))
+        found = tensor.as_subclass(torch.Tensor)
         assert found.data_ptr() == tensor.data_ptr()
         return found
 

@@ -167,10 +167,10 @@ def gpu(monkeypatch):
     """Make the code take a stand-in for a GPU."""
     stand_in = StandIn(monkeypatch)
     monkeypatch.setitem(sys.modules, 'cupy', stand_in.cupy)
-    for cached in (cuda._cupy, cuda._module):
+    for cached in (cuda._cupy, cuda._module, cuda._stream):
         cached.cache_clear()
     yield stand_in
-    for cached in (cuda._cupy, cuda._module):
+    for cached in (cuda._cupy, cuda._module, cuda._stream):
         cached.cache_clear()
 
 
@@ -355,6 +355,14 @@ def test_kernels_are_used_for_tensors_on_a_gpu_where_cupy_is_installed(gpu, monk
     cuda._cupy.cache_clear()
     monkeypatch.setitem(sys.modules, 'cupy', None)  # imports fail as if cupy was not installed
     assert not cuda.usable(to_gpu(values))
+
+
+def test_an_older_cupy_gets_the_stream_by_its_address(gpu):
+    made = []
+    gpu.cupy.cuda.Stream = object
+    gpu.cupy.cuda.ExternalStream = lambda *stream: made.append(stream)
+    cuda._stream(7, 0)
+    assert made == [(7, 0)]
 
 
 @needs_compiler

@@ -1,7 +1,4 @@
-"""The server's executor on a GPU.
-
-These tests were written on a machine without a GPU; on such a machine they are skipped.
-"""
+"""The server's executor on a GPU; the tests are skipped where there is none."""
 
 import pytest
 import torch
@@ -62,3 +59,19 @@ def test_batch_norm_of_cudnn_runs_as_what_it_is(context):
                     (Ref(1), Ref(2), Ref(2), Ref(2), Ref(2), False, 0.1, 1e-5), (), 3)
     expected = torch.native_batch_norm(x, ones, ones, ones, ones, False, 0.1, 1e-5)[0]
     torch.testing.assert_close(unpack(*context.download(3)), expected)
+
+
+def test_a_packed_sequence_has_its_batch_sizes_on_the_cpu(context):
+    """A program's batch sizes arrive as a tensor of the GPU, which PyTorch's kernels refuse."""
+    lstm = torch.nn.LSTM(3, 5)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.rand(4, 3), torch.rand(2, 3)])
+    with torch.no_grad():
+        expected = lstm(packed)[0].data
+    given = [packed.data, packed.batch_sizes, torch.zeros(1, 2, 5), torch.zeros(1, 2, 5),
+             *lstm.parameters()]
+    for handle, tensor in enumerate(given, 1):
+        context.upload(handle, *pack(tensor.detach()))
+    refs = [Ref(handle) for handle in range(1, len(given) + 1)]
+    context.execute('aten.lstm.data', (*refs[:2], tuple(refs[2:4]), tuple(refs[4:]), True, 1, 0.0,
+                                       False, False), (), 20)
+    torch.testing.assert_close(unpack(*context.download(20)), expected, rtol=1e-3, atol=1e-3)

@@ -38,9 +38,13 @@ class ServerNode(ManagedNode):
         settings = declare(self, ServerSettings)
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        device = torch_device(settings.device)
+        if device.type == 'cuda':
+            # On a GPU, PyTorch would round the inputs of convolutions to 10 bits; robots do not.
+            torch.backends.cudnn.allow_tf32 = False
         folder = Path(settings.directory or '~/.cache/lopinfer').expanduser()
         self.server = Server(self, ServerOptions(
-            folder, str(torch_device(settings.device)), limits=settings, link=settings.shaped_link,
+            folder, str(device), limits=settings, link=settings.shaped_link,
             recording=settings.open_recording()))
         self.held.callback(self.server.close)
         self.server.pause(True)

@@ -125,8 +125,9 @@ class Codec(ABC):
                 *after: np.number) -> None:
         """Start a kernel with a table of the segments, int64 (ids, 4), see `common.cuh`.
 
-        ``code``: the encoded bytes, or memory for them. ``before`` and ``after``: further arguments
-        of the kernel; they come before and after the arguments table and ``code``.
+        ``code``: the encoded bytes on the host, or memory for them on the device. ``before`` and
+        ``after``: further arguments of the kernel; they come before and after the arguments table
+        and ``code``.
         """
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
@@ -134,8 +135,9 @@ class Codec(ABC):
         table[:, 3] = self._numbers(table[:, 1], magnitude)
         assert self.kernels is not None, 'see `uses_kernels`'
         family, prefix = self.kernels
-        cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before,
-                    cuda.upload(table, values), code, *after)
+        there = cuda.upload(values, table, code) if isinstance(code, np.ndarray) else \
+            [*cuda.upload(values, table), code]
+        cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before, *there, *after)
 
     def _numbers(self, lengths: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray | int:
         """Return the last column of the kernel's table: a number for each segment, int64.
@@ -176,8 +178,7 @@ class Codec(ABC):
         if isinstance(values, np.ndarray) and self.compiled:
             self._add_compiled(values, partition, ids, data, np.float32(factor))
         elif self.uses_kernels(values):
-            self._launch('add', partition, values, ids, None, (), cuda.upload(data, values),
-                         np.float32(factor))
+            self._launch('add', partition, values, ids, None, (), data, np.float32(factor))
         else:
             self._add_dense(as_tensor(values), partition, ids, data, factor)
 

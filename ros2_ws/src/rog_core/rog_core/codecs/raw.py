@@ -67,7 +67,7 @@ class Raw(Codec):
         if isinstance(values, np.ndarray):
             _store(values, partition.offsets, ids, _floats(data))
         elif cuda.usable(values):
-            self._launch('store', partition, values, ids, None, (), cuda.upload(data, values))
+            self._launch('store', partition, values, ids, None, (), data)
         else:
             values[elements(partition, ids, values)] = from_host(_floats(data), values)
 

@@ -1,8 +1,8 @@
 """CUDA kernels, one `.cu` file for each family of codecs. One launch processes many segments.
 
 `sums.cu` has the kernels of `rog_core.arrays`, which add a step and sum magnitudes in one pass.
-cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors (DLPack) and
-run on torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the
+cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors and run on
+torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the
 codecs use torch operations, which are the reference. For finite values both give the same bytes.
 """
 
@@ -21,6 +21,7 @@ THREADS = 256  # threads per block; one block works on one segment
 # Jetson runs out of it first. With every codec except raw, a push of ConvMLP-M needs one launch
 # (e3m0: 8.7 MB).
 AT_ONCE = 16 << 20
+ALIGNED = 16  # each array of an upload begins at a multiple of this number of bytes
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
 OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
 
@@ -72,19 +73,42 @@ def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) ->
     import torch
     if not blocks:
         return
-    cupy = _cupy()
-    device = like.get_device()
-    stream = torch.cuda.current_stream(like.device).cuda_stream
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+    cupy, device = _cupy(), like.get_device()
+    stream = _stream(torch.cuda.current_stream(like.device).cuda_stream, device)
+    with cupy.cuda.Device(device):
         _module(family, device).get_function(name)((blocks,), (THREADS,), tuple(
-            cupy.from_dlpack(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+            _pointer(a) if isinstance(a, torch.Tensor) else a for a in arguments), stream=stream)
+
+
+def _pointer(tensor: Array) -> np.uint64:
+    """Return the address of a tensor, as a kernel takes it; DLPack would take 20 us per tensor."""
+    return np.uint64(tensor.data_ptr())
+
+
+class _Torch:
+    """A stream of torch, in the form that `cupy.cuda.Stream.from_external` accepts."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer   # version of the protocol, and the stream
+
+
+@cache
+def _stream(pointer: int, device: int) -> Any:
+    """Return cupy's object for a stream of torch; only cupy 14 and later have `from_external`."""
+    cuda = _cupy().cuda
+    if hasattr(cuda.Stream, 'from_external'):
+        return cuda.Stream.from_external(_Torch(pointer))
+    return cuda.ExternalStream(pointer, device)
 
 
 def sums(name: str, offsets: np.ndarray, like: Array, *arguments: Any) -> np.ndarray:
     """Run a kernel of `sums.cu`; return the sum of each segment, float32, on the host."""
     segments = offsets.size - 1
     found = empty(4 * segments, like).view(like.dtype)
-    launch('sums', f'sums_{name}', segments, like, upload(offsets, like), found, *arguments)
+    launch('sums', f'sums_{name}', segments, like, *upload(like, offsets), found, *arguments)
     return download(found)
 
 
@@ -99,12 +123,16 @@ def _pinned(shape: tuple[int, ...], dtype: Any) -> Array:
     return torch.empty(shape, dtype=dtype, device='cpu', pin_memory=True)
 
 
-def upload(values: np.ndarray, like: Array) -> Array:
-    """Copy to the device of ``like`` through a pinned buffer, which torch reuses."""
+def upload(like: Array, *arrays: np.ndarray) -> list[Array]:
+    """Copy arrays to the device of ``like``, all in one copy from a pinned buffer of torch."""
     import torch
-    pinned = _pinned(values.shape, torch.from_numpy(values[:0]).dtype)
-    pinned.numpy()[...] = values
-    return pinned.to(like.device, non_blocking=True)
+    *begins, end = np.cumsum([0, *(-(-a.nbytes // ALIGNED) * ALIGNED for a in arrays)]).tolist()
+    pinned = _pinned((end,), torch.uint8)
+    for begin, a in zip(begins, arrays, strict=True):
+        pinned.numpy()[begin:begin + a.nbytes] = a.reshape(-1).view(np.uint8)
+    there = pinned.to(like.device, non_blocking=True)
+    return [there[begin:begin + a.nbytes].view(torch.from_numpy(a[:0]).dtype).view(a.shape)
+            for begin, a in zip(begins, arrays, strict=True)]
 
 
 def download(values: Array) -> np.ndarray:

@@ -36,6 +36,8 @@ def prepared(operator: Any, device: torch.device) -> Call:
     function = _ASKED.get(base, function)
     if base in RECURRENT:
         function = _recurrent(function, device)
+        if operator._overloadname == 'data':
+            function = _packed(function)
     if base == '_transformer_encoder_layer_fwd':
         function = _encoder_layer(function)
     if base in UNINITIALISED:
@@ -86,6 +88,13 @@ def _recurrent(function: Call, device: torch.device) -> Call:
                 weights = [w.detach().clone().requires_grad_() for w in weights]
         with torch.set_grad_enabled(graded):
             return function(input, hidden, weights, *args)
+    return call
+
+
+def _packed(function: Call) -> Call:
+    """Keep the batch sizes of a packed sequence on the CPU, where a GPU's kernels need them."""
+    def call(data: torch.Tensor, batch_sizes: torch.Tensor, *args: Any) -> Any:
+        return function(data, batch_sizes.cpu(), *args)
     return call
 
 
