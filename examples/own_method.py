@@ -1,4 +1,4 @@
-"""A method of your own: robots may be some iterations apart; a bad link may omit most rows.
+"""A method of your own: robots may be some iterations apart; a bad link carries few rows.
 
 Try it in virtual time, beside the method to beat:
 
@@ -11,7 +11,7 @@ from rog_core.steps import Gradient, Local
 
 
 class Lag(Method):
-    """Lag:S: no robot is S exchanges ahead; the most important quarter of the rows always arrives.
+    """Lag:S: a robot waits when S exchanges ahead; a quarter of the rows always arrives.
 
     With +local an exchange, which is one push and one pull, comes after 2 local steps of SGD.
     """
@@ -19,7 +19,7 @@ class Lag(Method):
     known = ('local',)                                 # its options
 
     def bounds(self):
-        """Return by how much a robot may be ahead of the slowest, now and in the whole run."""
+        """Return how far ahead of the slowest a robot waits: now, and at most in the whole run."""
         threshold = self.spec.threshold(1)          # the S of Lag:S, at least 1
         return threshold, threshold
 
@@ -28,5 +28,5 @@ class Lag(Method):
         return Sending(minimum=0.25, threshold=int(self.bound), by_importance=True)
 
     def grant(self, robot, iteration):
-        """Return what a robot computes next: a gradient, or several steps on its own model."""
+        """Return the robot's next iteration, and what it computes: a gradient, or two steps."""
         return iteration + 1, Local(2) if 'local' in self.options else Gradient()

@@ -16,7 +16,7 @@ class Digits:
 
     batch_size = 24                              # the fleet file's training.batch_size replaces it
 
-    def __init__(self, width=64, seed=0):        # options of the fleet file; the seed of the fleet
+    def __init__(self, width=64, seed=0):        # width: from task_options; seed: the fleet's seed
         self.width, self.seed = width, seed
         images, labels = load_digits(return_X_y=True)
         self.images = torch.tensor(images / 16, dtype=torch.float32)
@@ -28,7 +28,7 @@ class Digits:
         return nn.Sequential(nn.Linear(64, self.width), nn.ReLU(), nn.Linear(self.width, 10))
 
     def batches(self, rank, world):
-        """Yield batches without end, of every world-th image."""
+        """Yield endless batches; robot ``rank`` uses the images rank, rank + world, ..."""
         mine = torch.arange(rank, 1500, world)
         dice = torch.Generator().manual_seed(self.seed + rank)
         while True:
@@ -41,6 +41,6 @@ class Digits:
         return cross_entropy(model(images), labels)
 
     def evaluate(self, model):
-        """Return how many of the test images are recognised, 0 to 1."""
+        """Return the share of the test images that the model recognises, 0 to 1."""
         right = model(self.images[1500:]).argmax(1) == self.labels[1500:]
         return right.float().mean().item()

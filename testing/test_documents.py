@@ -124,7 +124,7 @@ RUN = {
         f'lopinfer demo {NET} --bandwidth 20 --requests 1 --out there && '
         'grep -c PNG there/demo.png',
         says='device-only(.|\\n)*dsccs(.|\\n)*lopinfer(.|\\n)*^[1-9]$'),
-    'rrto run -- python their_app.py': Short(says='^10.0$'),
+    'rrto run -- python your_program.py': Short(says='^10.0$'),
     'rog fleet up outdoor --only robot2 --out /tmp/r2':
         Short('rog fleet up quick.yaml --only robot2 --out r2', FLEET, until='robot2: [1-9]'),
     'rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20':
@@ -193,6 +193,9 @@ NOT_RUN = {
     'python studies/bench/': 'a measurement of minutes',
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
+    'lopinfer serve --device cuda': 'needs a GPU',
+    'rog fleet up outdoor --sync rsp:4 --resume': 'launch/test continues a run',
+    'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',
     'rog study rivals': "takes long; studies/test runs a shorter one",
     'rog study bounds': "takes long; studies/test runs a shorter one",
     'rog study peers': 'needs root and other programs; studies/test runs its short form',
@@ -349,7 +352,7 @@ class Place:
         self._env = environment(self.domain, folder, BESIDE=str(beside and beside.folder))
         self._env['PATH'] = f'{Path(sys.executable).parent}:{self._env["PATH"]}'
         shutil.copytree(ROOT / 'examples', folder / 'examples')
-        for name, text in {'app.py': APP, 'their_app.py': APP, 'quick.yaml': quick(),
+        for name, text in {'app.py': APP, 'your_program.py': APP, 'quick.yaml': quick(),
                            'mylink.txt': '0 5\n1 0.2\n2 8\n'}.items():
             (folder / name).write_text(text)
 
