@@ -15,12 +15,12 @@ try:
 except ImportError:  # not every package's tests need rclpy
     os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-# the network of a fleet; nodes with other ROS 2 settings, which keep to this machine, are not
-# discovered
+# use the network settings of a fleet, so that the tests do not discover nodes of this
+# machine that have other ROS 2 settings
 else:
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
-# A script in the background ignores SIGINT, and so would the processes that tests start and
-# interrupt.
+# A script that runs in the background ignores SIGINT. Without this line, the processes
+# that tests start and interrupt would ignore it as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ['OMP_NUM_THREADS'] = '1'  # the number of threads decides how sums are rounded
 os.environ['PYTHONUNBUFFERED'] = '1'
@@ -50,8 +50,8 @@ try:
 except ImportError:  # not every package's tests need hypothesis
     pass
 else:
-    # Use the same examples everywhere, and no time limits, because a machine may be busy. A test
-    # that needs more or fewer than 100 examples uses `fleet_testing.examples`.
+    # Use the same examples everywhere. Set no time limits, because a machine may be busy. A
+    # test that needs more or fewer than 100 examples uses `fleet_testing.examples`.
     settings.register_profile('all', derandomize=True, database=None, deadline=None,
                               max_examples=100, suppress_health_check=list(HealthCheck))
     settings.register_profile('few', settings.get_profile('all'), max_examples=10)

@@ -1,7 +1,7 @@
-"""The documentation as a site: `make site` writes build/site. Sphinx with MyST, without network.
+"""Settings for Sphinx with MyST: `make site` writes the site to build/site.
 
-The root of the repository is the source, so that a page's links mean the same here and where the
-files are looked at.
+The build needs no network. The source folder is the root of the repository, so that a
+link in a page has the same target in the site and in the repository.
 """
 
 project = 'ROG'
@@ -11,12 +11,13 @@ root_doc = 'docs/index'
 extensions = ['myst_parser', 'sphinx.ext.autodoc']
 include_patterns = ['docs/**.md', 'docs/api.rst', 'SECURITY.md', 'CONTRIBUTING.md', 'CHANGELOG.md',
                     'QUALITY_DECLARATION.md']
-# Folders that would be searched for pages, slowly, though none of theirs is included.
+# Sphinx would spend much time on searching these folders, which contain no page of the
+# site.
 exclude_patterns = ['.*', 'build', 'install', 'log', 'runs']
 
 myst_heading_anchors = 3      # the anchors that links between pages use, as on GitHub
 suppress_warnings = ['misc.highlighting_failure']
-# The reference of docs/api.rst, from docstrings; in them `name` is code.
+# docs/api.rst makes the reference from docstrings. In docstrings, `name` means code.
 default_role = 'code'
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'signature'

@@ -1,6 +1,7 @@
-"""A policy of your own: from a camera image to 50 actions of two joints; reach.yaml: its contract.
+"""A policy of your own: it computes 50 actions of two joints from a camera image.
 
-Try it without a robot; the folder of both files must be on PYTHONPATH:
+The contract of the policy is reach.yaml. Try the policy without a robot; the folder of
+both files must be on PYTHONPATH:
 
     PYTHONPATH=$PWD/examples:$PYTHONPATH ros2 launch rog_bringup policy.launch.py \
         policy:=my_policy:Reach robots:=robot1 mock:=true
@@ -23,7 +24,7 @@ class Network(torch.nn.Module):
 
 
 class Reach(Policy):
-    """Moves shoulder and elbow by what the camera above the table sees."""
+    """Moves shoulder and elbow according to the image of the camera above the table."""
 
     contract = 'reach.yaml'                  # beside this file; or give the argument contract:=FILE
 

@@ -1,4 +1,4 @@
-"""A program that knows nothing of a server; the GPU that it uses is in the server (RRTO).
+"""A program that knows no server; RRTO lets it use the GPU of a server.
 
 Start it like this:
 

@@ -36,7 +36,8 @@ def _start(context):
     reach = network(context)
     texts = _PAIR.given(context, 'robot')
     texts.setdefault('server', Text(f'{reach.namespace}/lopinfer'))
-    settings = from_flat(PolicySettings, texts)  # so that a wrong setting fails before the start
+    # a wrong setting raises an error here, before anything starts
+    settings = from_flat(PolicySettings, texts)
     if not settings.policy and set(here) - {'server'}:
         raise RuntimeError('policy must be package.module:Class, got nothing: give policy:=...')
     robots = [name for name in here if name != 'server']

@@ -16,23 +16,26 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 300.0  # seconds; a wait that takes longer has failed, also on a busy machine
+LIMIT = 300.0  # seconds after which a wait has failed; a busy machine does not need longer
 
-# Linux may give the ports of a domain above 101 to any connection.
+# On Linux any connection may get the ports of a domain above 101.
 _DOMAINS = range(1, 102)
 _SHARE = 8
-_claimed: dict[int, Any] = {}  # domain -> its lock file, held until this process ends
+# maps a domain to its lock file, which this process holds until its end
+_claimed: dict[int, Any] = {}
 
 
 def free_domain() -> int:
     """Return a DDS domain that no process on this machine uses and no other test process holds.
 
-    A process claims `_SHARE` domains and then reuses them, so that other processes find some.
+    A process claims `_SHARE` domains and then uses them again and again, so that some domains are
+    left for other processes.
     """
     if len(_claimed) >= _SHARE:
         for domain in list(_claimed)[1:]:  # conftest.py uses the first domain for all tests
             if _is_quiet(domain):
-                _claimed[domain] = _claimed.pop(domain)  # now the last one to be reused
+                # move this domain to the end, so that it is reused after all others
+                _claimed[domain] = _claimed.pop(domain)
                 return domain
     folder = Path(tempfile.gettempdir()) / f'fleet_testing_{os.getuid()}'
     folder.mkdir(exist_ok=True)
@@ -65,7 +68,7 @@ def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str
 
 
 def fewer(number: int) -> int:
-    """Return ``number``; in `make test` a tenth of it, at least 1."""
+    """Return ``number``; under `make test` return a tenth of it, but at least 1."""
     from hypothesis import settings  # imported here, because not all tests need it
     return max(1, number * settings().max_examples // 100)
 
@@ -87,7 +90,7 @@ def mostly_long(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: 'the condition',
                step: Callable[[], Any] = lambda: time.sleep(0.02)) -> None:
-    """Take steps until the condition holds; after `LIMIT` seconds fail and say what was awaited."""
+    """Take steps until the condition holds; after `LIMIT` s, fail and name the condition."""
     end = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < end, f'did not happen: {what()}'
@@ -95,7 +98,7 @@ def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: '
 
 
 class Lines:
-    """A process and the lines of its output, for which a test can wait."""
+    """A process and its lines of output; a test can wait for a line."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -118,7 +121,7 @@ class Lines:
             return list(self._lines)
 
     def wait(self, pattern: str) -> str:
-        """Return the first line that matches ``pattern``; fail if none comes within `LIMIT`."""
+        """Return the first line that matches ``pattern``; fail if none comes within `LIMIT` s."""
         def found() -> str:
             return next((line for line in self._lines if re.search(pattern, line)), '')
         with self._changed:

@@ -30,10 +30,10 @@ class Driver:
         return future.result()
 
     def _meet(self, client: Any, name: str, harmless: Any) -> None:
-        """Send a request that changes nothing until it is answered.
+        """Repeat a request that changes nothing until the node answers it.
 
-        A node that has not yet discovered the sender cannot answer. With Fast DDS it then drops the
-        answer after 100 ms.
+        A node that has not yet discovered the sender cannot answer. With Fast DDS, it then drops
+        the answer after 100 ms.
         """
         self.until(client.service_is_ready, f'{name} is there')
         answered: list[Any] = []

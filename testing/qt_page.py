@@ -1,8 +1,8 @@
 """A browser for one page: `python qt_page.py URL`; each line of stdin is JavaScript to evaluate.
 
-The answer is a line of JSON, null if the evaluation fails. `resize WIDTH HEIGHT` sets the size of
-the window in pixels, and `picture FILE` writes a picture of it. The browser is Chromium in Qt,
-which PyPI has.
+For each line, the program prints the result as a line of JSON; null if the evaluation fails.
+`resize WIDTH HEIGHT` sets the size of the window in pixels, and `picture FILE` writes a picture of
+the window. The browser is Chromium in Qt, which PyPI has.
 """
 
 import json
@@ -25,7 +25,7 @@ class Lines(QObject):
     ended = pyqtSignal()
 
     def read(self):
-        """Emit every line, and the end of stdin."""
+        """Emit a signal for every line, and one at the end of stdin."""
         for line in sys.stdin:
             self.came.emit(line.rstrip('\n'))
         self.ended.emit()
@@ -62,7 +62,7 @@ def main():
     lines.ended.connect(app.quit)
     reader = threading.Thread(target=lines.read, daemon=True)
 
-    def loaded(good):  # an answer before the page is loaded may get lost
+    def loaded(good):  # an answer that is sent before the page is loaded may get lost
         if reader.ident is None:
             reader.start()
 

@@ -22,7 +22,7 @@ class SpunNodes:
         self.executor = SingleThreadedExecutor(context=self.context)
 
     def add(self, node: Any) -> Any:
-        """Spin this node of the same context from now on; return it."""
+        """Add a node of the same context, which is spun from now on; return the node."""
         self.executor.add_node(node)
         return node
 
@@ -31,7 +31,7 @@ class SpunNodes:
         return self.add(Node(name, context=self.context, **options))
 
     def spin(self, seconds: float = 0.05) -> None:
-        """Handle one event; wait at most this long for it."""
+        """Handle one event; ``seconds``: maximum time to wait for it."""
         self.executor.spin_once(timeout_sec=seconds)
 
     def until(self, condition: Callable[[], Any],

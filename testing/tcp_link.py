@@ -1,4 +1,4 @@
-"""For benches beside other programs: runs their processes, and emulates a link for their TCP."""
+"""Runs the programs with which benches compare us, and emulates a link for their TCP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fleet_env.trace import LinkTrace
 # (time at which the link dies, duration of the outage), in seconds
 OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))
 SECONDS = 80.0           # duration in seconds of a run with outages
-AHEAD = 0.02  # seconds that the forwarder reads ahead, so that a late timer wastes no rate
+# seconds that the forwarder reads ahead, so that a timer that is late leaves no rate unused
+AHEAD = 0.02
 UP, DOWN = 0, 1
 
 
@@ -35,9 +36,9 @@ def with_outages(trace: LinkTrace, lead: float = 0.0) -> LinkTrace:
 class Forwarder:
     """Forwards TCP connections to a port; after `begin`, limits both directions by a trace.
 
-    ``bytes``: bytes that have crossed the link up and down since `begin`. ``turns``: how often data
-    went up after data had come down. The first data, and each new connection, also count. For a
-    client that waits for each answer, this is the number of round trips.
+    ``bytes``: bytes that have crossed the link up and down since `begin`. ``turns``: how often
+    data went up after data had come down; the first data and each new connection also count. For a
+    client that waits for each answer, ``turns`` is the number of round trips.
     """
 
     def __init__(self, target: int, delay: float) -> None:
@@ -97,7 +98,7 @@ class Forwarder:
 
 
 class Output:
-    """The lines that a process prints; ``over`` becomes true when it ends."""
+    """The lines that a process prints; ``over`` becomes true when the process ends."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.lines: list[str] = []
@@ -136,7 +137,7 @@ def after_the_robot() -> None:
 
 @contextmanager
 def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a process during the block; end it with SIGTERM, and if it does not end, with SIGKILL."""
+    """Run a process during the block; then end it with SIGTERM, and with SIGKILL if that fails."""
     started = subprocess.Popen(command, text=True, **options)
     try:
         yield started
@@ -150,6 +151,6 @@ def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def its_own(threads: int) -> dict[str, str]:
-    """Return the environment of another program, which must not find the packages of this suite."""
+    """Return an environment for another program; it must not find the packages of this suite."""
     kept = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
     return {**kept, 'OMP_NUM_THREADS': str(threads)}

@@ -17,9 +17,9 @@ from rog_bringup import FLEETS
 
 ROOT = Path(__file__).parent.parent
 SERVICES = yaml.safe_load((ROOT / 'docker/compose.yaml').read_text())['services']
-# `unshare -rn` runs this script. It creates a bridge, and for each command a network namespace with
-# one interface `eth0`. Each command receives SIGINT, as with compose, and all share standard
-# output.
+# `unshare -rn` runs this script. The script creates a bridge, and for each command a network
+# namespace with one interface `eth0`. Each command receives SIGINT, as with compose, and all
+# commands share standard output.
 HOSTS = '''
 import json, os, signal, subprocess, sys, threading
 def ip(*words):

@@ -1,7 +1,7 @@
 """Runs every command and every block of code in the documents; long ones in a short form.
 
-The test fails for a command that no table here contains. What cannot run here is skipped, with a
-reason.
+The test fails if a command is in none of the tables here. It skips what cannot run here, and
+gives the reason.
 """
 
 import re
@@ -35,7 +35,7 @@ UP = 'rog fleet up quick.yaml --plain --out up'
 class Beside:
     """A command that other commands need; it is ready when its output contains ``ready``.
 
-    One instance serves several commands, so none of them may change it for the others.
+    One instance serves several commands, so none of these may change it for the others.
     """
 
     command: str
@@ -47,9 +47,10 @@ class Short:
     """The short form of a command.
 
     ``command``: a line for bash; '' runs the command as the document has it. ``beside``: a command
-    that must run meanwhile, in the folder $BESIDE. ``until``: output after which the command is
-    ended by Ctrl+C. ``creates``: file after whose creation it is ended by Ctrl+C. Without both, the
-    command must end by itself with exit code 0. ``says``: text that its output must contain.
+    that must run at the same time, in the folder $BESIDE. ``until``: when this text is in the
+    output, Ctrl+C ends the command. ``creates``: when this file exists, Ctrl+C ends the command.
+    Without both, the command must end by itself with exit code 0. ``says``: text that its output
+    must contain.
     ``needs``: a file without which the test is skipped.
     """
 
@@ -66,9 +67,9 @@ SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
 KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
                'robot3: [1-9]')
 FLEET = Beside(f'{UP} --only server,robot3', 'robot3: [1-9]')
-TURNS = [None, SERVER, KEYED, FLEET]  # a block of code needs the last one, too
+TURNS = [None, SERVER, KEYED, FLEET]  # a block of code needs the last of these, too
 
-# Maps a command, as a document writes it, to the command that is run.
+# Maps a command, as a document has it, to the command that the test runs.
 RUN = {
     'make demo': Short(f'make -C {ROOT} demo FLEET=$PWD/quick.yaml', **TRAINS),
     'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8 MINUTES=0', says=' passed'),
@@ -272,7 +273,8 @@ CODE = {
         ''', 'assert torch.equal(y, model(x))'),
 }
 WITH_FLEET = ('from rog_worker.connect import connect',)
-# The examples that documents show: a reader on GitHub sees no file that Sphinx includes.
+# The examples whose code the documents show. The code is in the documents, because GitHub does
+# not show files that Sphinx includes.
 EXAMPLES = [(ROOT / f'examples/own_{name}.py').read_text() for name in ('codec', 'method', 'task')]
 APP = 'import torch\nprint(torch.ones(10).cuda().sum().item())\n'
 
@@ -291,7 +293,7 @@ def python_block(first):
 
 
 def commands():
-    """Return command -> document that contains it, from code blocks and from the text."""
+    """Return a dict: command -> document that contains it, from code blocks and from the text."""
     said = {}
     for document, language, text in blocks():
         for line in text.splitlines() if language == 'bash' else ():
@@ -317,7 +319,9 @@ def not_run(command):
 
 
 def is_mention(command):
-    """Return whether the text is only the beginning of a command that is run, such as `rog sim`."""
+    """Return whether the text is only the beginning of a command that the test runs, such as `rog
+    sim`.
+    """
     return any(known.startswith(plain(command)) for known in RUN)
 
 
@@ -337,8 +341,8 @@ def test_every_block_is_of_a_kind_that_is_tested():
     python_blocks = [text for _, language, text in blocks() if language == 'python']
     assert [text for text in EXAMPLES if text not in python_blocks] == []
     assert {text.splitlines()[0] for text in python_blocks if text not in EXAMPLES} == {*CODE}
-    # Blocks of '' are no code. Sphinx reads the other kinds, and testing/test_examples.py runs the
-    # files that they include.
+    # Blocks of the language '' contain no code. Sphinx reads the other kinds, and
+    # testing/test_examples.py runs the files that they include.
     assert {language for _, language, _ in blocks()} <= {
         'bash', 'python', '', '{toctree}', '{literalinclude}', '{include}'}
 
@@ -357,10 +361,10 @@ class Place:
             (folder / name).write_text(text)
 
     def start(self, command):
-        # exec makes the exit code that of the command, not of bash
+        # with exec, the exit code is that of the command instead of bash's
         simple = 'exec ' if not re.search('[;&|]', command) else ''
-        # A shell that starts tests in the background makes them ignore SIGINT; these processes must
-        # not.
+        # If a shell starts the tests in the background, they ignore SIGINT; these processes must
+        # not ignore it.
         self._started.append(Lines(subprocess.Popen(
             ['bash', '-c', simple + command], env=self._env, cwd=self.folder, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -387,7 +391,8 @@ def quick():
 
 
 class Besides:
-    """Runs what commands need beside them; replaces it when a command needs something else."""
+    """Runs what commands need at the same time; replaces it when a command needs something else.
+    """
 
     def __init__(self, folders):
         self._folders, self._beside, self._place = folders, None, None

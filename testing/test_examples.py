@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say, and README and a page of the documentation name it."""
+"""Every example runs as its first lines say; README and a page of the documentation name it."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ from rog_core.model.partition import partition_of
 ROOT = Path(__file__).parent.parent
 SHOWN = ROOT / 'docs/outputs'  # outputs that the documents show; WRITE_OUTPUTS=1 writes them
 EXAMPLES = sorted(path.name for path in (ROOT / 'examples').iterdir() if path.is_file())
-SHORT = 60  # lines of code that an example may have
+SHORT = 60  # maximum lines of code of an example
 INCLUDED = re.compile(r'^```\{(?:literal)?include\} \.\./examples/(\S+)', re.M)
 
 
@@ -106,7 +106,7 @@ def test_own_method_trains_beside_another_one(run):
                     '--minutes 3 --seeds 1 --jobs 1 --out there'))
     (bsp, lag) = (float(re.search(rf'^Accuracy(?:.*\n)+?{method} +\S+ +(\S+)', text, re.M)[1])
                   for method in ('bsp', 'own_method:Lag:20'))
-    assert lag > bsp, text  # the page says so
+    assert lag > bsp, text  # the page says that this is so
     check_shown('own_method.txt', text)
 
 
@@ -168,7 +168,7 @@ def test_own_loop_trains_two_robots_with_a_server(run, tmp_path):
 def test_offload_model_shares_its_inferences(run):
     run('-m lopinfer_node.cli.main serve').wait('serving')
     text = done(run('examples/offload_model.py'))
-    # 0 if this machine is as fast as the server
+    # the number is 0 if this machine is as fast as the server
     assert re.search(r'^\d+ of 21 inferences', text, re.M), text
     said = re.findall(r'^(?:alone:|connected:|\d+ of) .*', text, re.M)
     assert {'alone: equal', 'connected: equal'} < {*said}

@@ -17,7 +17,8 @@ PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'la
 
 
 def table():
-    """Return package -> packages of this suite that it may import, in the table's order."""
+    """Return a dict: package -> packages of this suite that it may import, in the table's order.
+    """
     found = {}
     text = (ROOT / 'CONTRIBUTING.md').read_text()
     for names, allowed in re.findall(r'^\| (`.*?) \| .*? \| ?(.*?) ?\|$', text, re.M):
@@ -46,8 +47,8 @@ PIP = {'PIL': 'pillow', 'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 's
 TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip',
              'psutil': 'python3-psutil', 'pytest': 'python3-pytest',
              'selenium': 'python3-selenium'}
-# Optional modules: used if they are installed; otherwise an error or the log names the missing
-# module.
+# Optional modules: used if they are installed. Otherwise, an error or the log names the module
+# that is missing.
 OPTIONAL = {'PyQt6', 'adapters', 'cupy', 'distributed', 'flwr', 'grpc', 'h5py', 'hivemind', 'jtop',
             'lerobot', 'nvflare', 'openpi_client', 'torchft', 'websockets'}
 
@@ -59,13 +60,13 @@ def imports(package):
 
 
 def modules(package):
-    """Return what a package imports anywhere, except the standard library."""
+    """Return what a package imports in any place, except the standard library."""
     return imported(PLACES[package]) - {package}
 
 
 @cache
 def imported(folder):
-    """Return what the files of a folder import anywhere, except the standard library."""
+    """Return what the files of a folder import in any place, except the standard library."""
     found = set()
     for file in folder.rglob('*.py'):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -76,7 +77,7 @@ def imported(folder):
 
 
 def manifest(package, *tags):
-    """Return what package.xml names in these tags."""
+    """Return the names in these tags of package.xml."""
     tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
     return {element.text for tag in tags for element in tree.iter(tag)}
 
@@ -92,7 +93,7 @@ def test_the_table_has_every_package_and_points_down():
 def test_a_package_imports_what_the_table_says(package):
     used = imports(package)
     assert used <= set(TABLE[package])
-    if package not in ('rog_cli', 'rog_studies'):  # all packages below these two
+    if package not in ('rog_cli', 'rog_studies'):  # these two packages stand above all others
         assert used == set(TABLE[package]), 'the table names what is not imported'
 
 
@@ -136,15 +137,15 @@ def test_package_xml_names_what_its_tests_import(package):
 
 @pytest.mark.parametrize('package', sorted(PLACES))
 def test_no_file_imports_one_that_imports_it(package):
-    """Checks imports through other files and inside functions, too."""
-    # Raises CycleError with the names of the files.
+    """The test also checks imports through other files and imports inside functions."""
+    # Raises CycleError, whose text names the files.
     TopologicalSorter(graph(PLACES[package], typed=HOUSES.get(package, False))).prepare()
 
 
 def graph(root, typed=False):
-    """Return file -> the files of the same package that it imports.
+    """Return a dict: file -> the files of the same package that it imports.
 
-    `typed`: also for type checkers.
+    `typed`: also count imports that are only for type checkers.
     """
     files = {'.'.join([root.name, *path.relative_to(root).with_suffix('').parts])
              .removesuffix('.__init__'): path for path in root.rglob('*.py')}
@@ -153,7 +154,10 @@ def graph(root, typed=False):
 
 
 def imported_by(name, path, files, typed=False):
-    """Yield the package's files that a file imports; those for type checkers only if `typed`."""
+    """Yield the package's files that a file imports.
+
+    `typed`: also yield those that are imported only for type checkers.
+    """
     tree = ast.parse(path.read_text())
     unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and not typed
               and 'TYPE_CHECKING' in ast.dump(node.test) for inner in ast.walk(node)}
@@ -172,9 +176,9 @@ def imported_by(name, path, files, typed=False):
 
 
 def rooms():
-    """Return package -> its rooms, which are folders -> the rooms that files there may import.
+    """Return a dict: package -> room -> the rooms whose files it may import. A room is a folder.
 
-    The tables in CONTRIBUTING say so. A file may also import files of its own room.
+    The function reads the tables in CONTRIBUTING. Files may also import files of their own room.
     """
     text = (ROOT / 'CONTRIBUTING.md').read_text()
     return {package: {room: re.findall(r'`(\w+)`', below) for room, below in
@@ -183,7 +187,8 @@ def rooms():
             re.findall(r'^## Inside `(\w+)`\n(.*?)(?=^## )', text, re.M | re.S)}
 
 
-# The table of rog_core, in which some rooms are one file, has no such column.
+# In rog_core some rooms are a single file. So its table in CONTRIBUTING has another form, and
+# the rooms are listed here.
 CORE = {
     'method_check': {'loopback', 'server', 'methods', 'codecs', 'protocol', 'errors'},
     'warm_up': {'loopback', 'methods', 'codecs', 'protocol', 'arrays'},
@@ -204,10 +209,11 @@ CORE = {
     'plugins': set(),
 }
 ROOMS = {package: table for package, table in rooms().items() if table} | {'rog_core': CORE}
-# Maps a package with rooms to whether imports for type checkers count, too.
+# The packages that have rooms. The value says whether imports that are only for type
+# checkers count as well.
 HOUSES = {'rrto_bridge': True, 'rog_core': False}
 MOST_METHODS, MOST_LINES = 25, 350      # maximum numbers of public methods and lines of a class
-LARGE = {      # Maps 'package.room.file.Class' to the reason why the class is larger
+LARGE = {      # Maps 'package.room.file.Class' to the reason why this class may be larger
     'rog_core.methods.base.Method': 'each question that a server may ask has a method of two lines',
 }
 
@@ -229,7 +235,7 @@ def test_a_large_class_has_a_stated_reason(package):
 
 
 def wrong_arrows(files, rooms):
-    """Return the imports that the rule of the rooms forbids, as (file, imported file)."""
+    """Return the imports that the rule of the rooms forbids, each as (file, imported file)."""
     return [(name, other) for name, others in files.items() for other in others
             if room_of(other) not in (room_of(name), '', *rooms.get(room_of(name), ()))]
 
@@ -240,7 +246,7 @@ def room_of(name):
 
 
 def large_classes(root):
-    """Return the classes beyond the guide, with their numbers of public methods and lines."""
+    """Return the classes above the maximum numbers, each with its numbers of methods and lines."""
     found = {}
     for path in root.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -18,7 +18,8 @@ else:
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-# The packages of the wheel. studies/ is not in it, because measurements are repeated in a checkout.
+# The packages in the wheel. studies/ is not in it, because people repeat measurements in a
+# checkout.
 PLACES = [*ROOT.glob('ros2_ws/src/*'), ROOT / 'launch']
 USE = '''
 import sys
@@ -66,7 +67,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel):
 
 @pytest.mark.long
 def test_what_is_in_the_wheels_runs_without_the_checkout(tmp_path):
-    """The environment has only packages of other projects from this one."""
+    """The test's environment gets only packages of other projects from this environment."""
     subprocess.run([sys.executable, ROOT / 'tools' / 'wheels.py', tmp_path / 'dist'], check=True)
     wheels = sorted((tmp_path / 'dist').glob('*.whl'))
     assert len(wheels) == 2
@@ -83,7 +84,7 @@ def test_what_is_in_the_wheels_runs_without_the_checkout(tmp_path):
 
 
 def test_it_depends_on_what_its_packages_depend_on():
-    required = {'rosbags>=0.11'}  # needed to read recordings of other ROS 2 distributions
+    required = {'rosbags>=0.11'}  # recordings of other ROS 2 distributions need it
     for place in PLACES:
         if (place / 'setup.py').exists():
             text = re.search(r'install_requires=\[(.*?)\]', (place / 'setup.py').read_text(), re.S)

@@ -1,8 +1,8 @@
-"""The checks that ROS packages run on themselves; most of them need ROS 2 to be sourced.
+"""The checks that ROS packages run on themselves; most of them need a sourced ROS 2.
 
-Three checks are left out. ament_copyright wants a notice in each source file, but here one LICENSE
-holds for all files. ruff does the work of ament_flake8 and ament_pep257, with the rules of this
-suite.
+Three checks are left out. ament_copyright wants a notice in each source file, but here one
+LICENSE holds for all files. ruff does the work of ament_flake8 and ament_pep257, with the
+rules of this suite.
 """
 
 import os

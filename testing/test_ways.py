@@ -1,4 +1,4 @@
-"""The pictures of the ways through the code show the functions that are called, in this order."""
+"""The pictures of the ways through the code show the functions that run, in the order of calls."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / 'tools'))
 from ways import IMAGES, WAYS, drawing  # noqa: E402
 
-# Each program prepares its part, then runs one operation under `sys.setprofile(note)`.
+# Each program prepares what it needs, then runs one operation under `sys.setprofile(note)`.
 PROGRAMS = {
     'gradient': '''
 import numpy as np
@@ -65,7 +65,7 @@ def note(frame, event, argument):
 
 
 def called(name):
-    """Return the functions of a package that its program calls: (file, name), by first call."""
+    """Return the functions of a package that its program calls, as (file, name), by first call."""
     way = WAYS[name]
     tests = ROOT / 'ros2_ws/src' / way.package / 'test'
     program = (TRACER + f'sys.path.insert(0, {str(tests)!r})\n' + PROGRAMS[name]

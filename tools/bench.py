@@ -1,6 +1,7 @@
 """`make bench`: run the benches of all packages, and write their results to docs/benchmarks.md.
 
-A bench prints one JSON object per line; its key `bench` holds the name. No result is judged.
+A bench prints one JSON object per line; the key `bench` holds its name. Nothing judges the
+results.
 """
 
 import json

@@ -19,7 +19,7 @@ def definition(path: Path) -> str:
     """Return the section of one definition: heading, description and fields."""
     above, _, below = path.read_text().partition('\n\n')
     text = ' '.join(line.removeprefix('#').strip() for line in above.splitlines())
-    # Put a name in angle brackets into backticks, because Markdown would take it for HTML.
+    # Put a name in angle brackets into backticks; otherwise Markdown would read it as HTML.
     text = re.sub(r'(?<!`)(\S*<\w+>[\w/]*)', r'`\1`', text)
     return f'### {path.parent.parent.name}/{path.stem}\n\n{text}\n\n```\n{below.strip()}\n```\n'
 

@@ -1,4 +1,4 @@
-"""Lists what `make setup` needs but this machine lacks. It runs before any download."""
+"""Lists what `make setup` needs and this machine lacks. It runs before any download."""
 
 import importlib.util
 import os
@@ -9,7 +9,8 @@ import sysconfig
 
 from ros import is_sourced
 
-ROOM = 7_000_000_000  # bytes of disk needed: PyPI's PyTorch contains CUDA, so .venv has 6 GB
+# bytes of disk that .venv needs: PyPI's PyTorch contains CUDA, so .venv takes 6 GB
+ROOM = 7_000_000_000
 
 
 def lacking():

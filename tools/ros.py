@@ -20,13 +20,13 @@ PREFIX = Path(sys.prefix)
 LIBRARIES = PREFIX / 'lib'
 SITE = Path(sysconfig.get_path('purelib'))
 INDEX = PREFIX / 'share' / 'ament_index' / 'resource_index' / 'packages'
-# Folders of the machine that built the wheels, which the CMake files in the wheels name.
+# Folders of the machine on which the wheels were built; the wheels' CMake files name them.
 THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
                     r'lib/python3\.\d+/site-packages/numpy/_core/include)')
 
 
 def is_sourced() -> bool:
-    """Return whether a ROS 2 other than one that this file has installed is sourced."""
+    """Return whether a ROS 2 is sourced that this file has not installed."""
     prefixes = filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))
     return any((Path(prefix) / 'share' / 'rclpy').is_dir()
                and not (Path(prefix) / 'pyvenv.cfg').exists() for prefix in prefixes)
@@ -40,7 +40,8 @@ def install(distribution: str) -> None:
         sys.exit(f'ROS must be one of {known}, got {distribution}')
     subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '-r', str(pins)],
                    check=True)
-    # The wheels' .pth file would start every Python a second time to set LD_LIBRARY_PATH.
+    # With this .pth file of the wheels, every Python would start a second time to set
+    # LD_LIBRARY_PATH.
     (SITE / 'ros_wheels_bootstrapper.pth').unlink(missing_ok=True)
     set_run_paths()
     set_include_paths()

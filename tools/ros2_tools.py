@@ -1,6 +1,6 @@
 """Installs `ros2` and `ros2 launch` beside PyPI's ROS 2, which lacks them: `make ros2-tools`.
 
-    ros2_tools.py DISTRIBUTION SOURCES   fetch what is not in SOURCES, then install all of it
+    ros2_tools.py DISTRIBUTION SOURCES   fetch what SOURCES lacks, then install everything
 
 All packages are pure Python, except the interfaces of one package, which colcon builds.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import ros
 
 ROOT = Path(__file__).parent.parent
-# Public repository -> its packages that are installed.
+# Maps a public repository to those of its packages that are installed.
 REPOSITORIES = {
     'osrf/osrf_pycommon': ['.'],
     'ros2/rosidl_runtime_py': ['.'],
@@ -24,7 +24,8 @@ REPOSITORIES = {
     'ros2/rcl_interfaces': [],
 }
 BUILT = 'rcl_interfaces/composition_interfaces'
-BRANCHES = {'osrf/osrf_pycommon': 'master'}       # all others: the branch of the distribution
+# for all others, the branch has the name of the distribution
+BRANCHES = {'osrf/osrf_pycommon': 'master'}
 NEEDED = ['psutil', 'packaging', 'argcomplete', 'importlib-metadata', 'importlib-resources']
 
 
@@ -51,7 +52,7 @@ def install(sources: Path) -> None:
     subprocess.run([*pip, '-c', str(ROOT / 'constraints.txt'), *NEEDED], check=True)
     packages = [str(sources / repository.partition('/')[2] / package)
                 for repository, found in REPOSITORIES.items() for package in found]
-    # -qq: without setuptools' warnings about these packages
+    # -qq suppresses setuptools' warnings about these packages
     subprocess.run([*pip, '-q', '--no-deps', '--no-build-isolation', *packages], check=True)
     ros.build(str(sources / BUILT))
 

@@ -1,7 +1,7 @@
 """Writes docs/images/view.png and view.gif: the page of `rog view` while the outdoor demo trains.
 
-Needs a browser: `pip install PyQt6-WebEngine`, in this Python or in the Python that QT_PYTHON
-names.
+The program needs a browser: run `pip install PyQt6-WebEngine` in this Python, or in the
+Python that QT_PYTHON names.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / 'docs' / 'images'
 SIZE = 1400, 1080        # pixels of the browser window, which shows the page without scrolling
-SECONDS = 45             # seconds of the run shown in view.png, so that the curves have a shape
-EVERY, LAST = 4, 56      # seconds of the run between two frames of view.gif; time of its last frame
-SCALE = 0.6              # factor on the size of the frames of view.gif
-LIMIT = 300              # maximum s for all frames together, and for the end of a process
+SECONDS = 45             # seconds of the run in view.png; long enough that the curves have a shape
+EVERY, LAST = 4, 56  # seconds of the run between two frames of view.gif; second of the last frame
+SCALE = 0.6              # factor for the size of the frames in view.gif
+LIMIT = 300              # maximum seconds for all frames together, and for the end of a process
 QT = os.environ.get('QT_PYTHON', sys.executable)
 
 
@@ -45,7 +45,7 @@ def rog(*words):
 
 
 def write(frames, path):
-    """Write frames, (s of the run, picture), as an animation."""
+    """Write frames as an animation. A frame is (seconds since the start of the run, picture)."""
     small = [frame.resize([int(SCALE * side) for side in frame.size], Image.Resampling.LANCZOS)
              .quantize(64, dither=Image.Dither.NONE) for _, frame in frames]
     small[0].save(path, save_all=True, append_images=small[1:], duration=600, loop=0, optimize=True)

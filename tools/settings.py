@@ -34,8 +34,8 @@ BOTH = 'fleet file and `--set`; parameter, where it has another name'
 def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter') -> str:
     """Return one section: heading, text and table.
 
-    ``names``: heading of the column with the setting's name. If it is `BOTH` and the parameter has
-    another name, the column shows both names.
+    ``names``: heading of the column for the name of the setting. If it is `BOTH`, the column
+    shows the setting's name, and the parameter's name if that is different.
     """
     columns = [names, 'value', 'default', 'what it is']
     lines = [f'\n## {title}\n', *([f'{text}\n'] if text else []),
@@ -50,7 +50,7 @@ def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter'
 
 
 def beside(model: type[Settings], *others: type[Settings]) -> list[Knob]:
-    """Return the settings of ``model`` that none of the other models declares in the same way."""
+    """Return the settings of ``model`` that no other model declares in the same way."""
     known = [knob for other in others for knob in knobs(other)]
     return [knob for knob in knobs(model) if knob not in known]
 

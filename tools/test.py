@@ -14,19 +14,19 @@ ROOT = Path(__file__).parent.parent
 REPORTS = Path(sys.prefix) / 'build'  # where `make setup` has built the workspace
 BASES = ['--base-paths', 'ros2_ws/src', 'launch', 'studies']
 SHORT = ['-m', 'not long', '--hypothesis-profile=few']
-# Each group of packages is tested in its own Python process, and all groups run at the same time.
-# There are fewer groups than packages, because the start of a process with PyTorch takes as long as
-# many tests. RRTO replaces PyTorch's `cuda`, so it has its own group. The groups take about equally
-# long; `rest` has all other tests.
+# Each group of packages is tested in its own Python process, and all groups run at the same
+# time. There are fewer groups than packages, because the start of a process with PyTorch takes
+# as long as many tests. RRTO replaces PyTorch's `cuda`, so it has its own group. All groups
+# take about the same time. `rest` contains all other tests.
 GROUPS = {'core': ['rog_core', 'rog_methods_local'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
           'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.
 KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up()']
-# Groups and packages that need not wait for the kernels, because they do not use them.
+# Groups and packages that do not use the kernels, so they need not wait for them.
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
-# The tests of these packages take longest. They begin first, so that none of them runs alone at the
-# end.
+# The packages whose tests take longest. These tests begin first, so that none of them runs
+# alone at the end.
 LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'testing', 'lopinfer_node', 'rog_cli',
            'rog_sim')
 # Packages tested at the same time. Three keep two cores busy, because most tests also wait.
@@ -86,7 +86,10 @@ def counts(report: Path) -> tuple[int, int, int]:
 
 
 def conclude(names: list[str], fine: bool) -> int:
-    """Print the sum of the reports; return the exit code. ``fine``: all processes ended with 0."""
+    """Print the sum of the reports; return the exit code.
+
+    ``fine``: whether all processes ended with exit code 0.
+    """
     passed = failed = skipped = 0
     for name in names:
         report = REPORTS / name / 'pytest.xml'
@@ -106,7 +109,7 @@ def conclude(names: list[str], fine: bool) -> int:
 def colcon(verb: str, *arguments: str, log: str = 'log') -> list[str]:
     """Return the command of a colcon verb.
 
-    Two commands that run at the same time need different log folders ``log``.
+    Commands that run at the same time need different log folders ``log``.
     """
     return ['colcon', '--log-level', 'error', '--log-base', log, verb, *BASES, '--merge-install',
             '--install-base', sys.prefix, '--build-base', str(REPORTS), *arguments]
@@ -114,7 +117,7 @@ def colcon(verb: str, *arguments: str, log: str = 'log') -> list[str]:
 
 def short() -> int:
     """Run the tests of all packages, except the long tests, from the source tree."""
-    # The commands of ros2, if `make ros2-tools` has installed them, find packages by this variable.
+    # The commands of ros2, which `make ros2-tools` installs, find packages by this variable.
     os.environ.setdefault('AMENT_PREFIX_PATH', sys.prefix)
     fine = run({name: pytest(name, where, *SHORT) for name, where in folders().items()},
                at_once=len(GROUPS))
@@ -143,6 +146,6 @@ def everything() -> int:
 
 
 if __name__ == '__main__':
-    # Hundreds of processes import our packages; without bytecode each would compile them again.
+    # Hundreds of processes import our packages; without bytecode, each would compile them again.
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     sys.exit(everything() if '--all' in sys.argv[1:] else short())

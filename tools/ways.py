@@ -1,7 +1,7 @@
 """Draws three ways through the code as pictures: of a gradient, an inference and an operator.
 
 `python tools/ways.py` writes `docs/images/way_*.svg`. `testing/test_ways.py` runs each way and
-checks that the functions are called in the order of the picture.
+checks that the program calls the functions in the order of the picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDTH, HEIGHT, GAP, TOP = 440, 46, 12, 76
 
 @dataclass(frozen=True)
 class Step:
-    """One function of a way: where it runs, its file in the package, its name, what it does."""
+    """One function on a way: where it runs, its file in the package, its name, its task."""
 
     place: str
     file: str

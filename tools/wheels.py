@@ -18,14 +18,14 @@ ROOT = Path(__file__).parent.parent
 PREFIX = Path(sys.prefix)
 SITE = Path(sysconfig.get_path('purelib'))
 NAME = 'rog_suite_msgs'
-# The wheels of ROS 2 that the nodes import; pip also installs the wheels that they require.
+# The wheels of ROS 2 that the nodes import; pip also installs everything that these require.
 RUNS = ('ros-rclpy', 'ros-rmw-fastrtps-cpp', 'ros-diagnostic-msgs', 'ros-lifecycle-msgs',
         'ros-rcl-interfaces', 'ros-rosidl-generator-py', 'ros-sensor-msgs', 'ros-std-msgs',
         'ros-std-srvs', 'ros-trajectory-msgs')
 
 
 def messages(folder: Path) -> None:
-    """Build the wheel of the messages from the files that colcon has installed here."""
+    """Build the wheel of the messages from the files that colcon has installed."""
     version = re.search(r'^version = "(.*)"$', (ROOT / 'pyproject.toml').read_text(), re.M)[1]
     tag = next(sys_tags())
     pins = (ROOT / f'ros-{distribution()}.txt').read_text()

@@ -50,7 +50,9 @@ def names(context: Any, argument: str) -> list[str]:
 
 
 def chosen(context: Any, robots: Sequence[str]) -> list[str]:
-    """Return the names in `server` and ``robots`` to start here, as the argument `only` says.
+    """Return the names among `server` and ``robots`` that the argument `only` selects.
+
+    These are the nodes to start on this machine; all of them if `only` is empty.
 
     :raises RuntimeError: `only` contains another name.
     """
@@ -97,9 +99,10 @@ def enclave(context: Any, name: str) -> list[str]:
 
 
 def enforced(context: Any) -> list[Any]:
-    """Return the launch action that makes a node without valid keys fail, if enclaves are used.
+    """Return the launch action that makes a node without valid keys fail.
 
-    By default of ROS 2, such a node would start and communicate without protection.
+    Return no action if enclaves are not used. By default of ROS 2, a node without valid
+    keys would start and communicate without protection.
     """
     return [SetEnvironmentVariable('ROS_SECURITY_STRATEGY', 'Enforce')] \
         if value(context, 'enclave') else []

@@ -48,7 +48,10 @@ class Pair:
                 for name in arguments(self.server_settings)}
 
     def declared(self) -> list[Any]:
-        """Return the declarations of the arguments of both sides, robots and network included."""
+        """Return the declarations of the arguments of both sides.
+
+        The declarations of `robots_and_network` are included.
+        """
         texts: dict[str, str] = {}
         for side, model in (('server', self.server_settings), ('robot', self.robot_settings)):
             described = arguments(model)
@@ -56,9 +59,9 @@ class Pair:
         return [*robots_and_network(), *declared(texts)]
 
     def given(self, context: Any, side: str) -> dict[str, Text]:
-        """Return parameter -> text of its argument, for each argument that the user has given.
+        """Return parameter -> value, for each argument that the user has given.
 
-        ``side``: the node whose parameters to return, ``server`` or ``robot``.
+        ``side``: the node that has the parameters, ``server`` or ``robot``.
         """
         names = self.arguments(side)
         texts = given(context, names.values())

@@ -1,9 +1,8 @@
-"""A camera that passes red and blue walls, and a person who names their class.
+"""A node that publishes images of a red wall and a blue wall, with their classes.
 
-A process of its own.
-
-It publishes ten images a second on `camera`, and the class of each on `said`; both names are
-relative to its namespace.
+The walls take turns. The tests start this node as a process. It publishes ten images
+per second on `camera`, and the class of each image on `said`. The namespace of the node
+precedes both names.
 """
 
 import sys

@@ -6,12 +6,11 @@ ROWS, WIDTH = 60, 5
 
 
 class Exact:
-    """60 rows of small multiples of 1/8.
+    """A model of 60 rows. At the start, each element is a small multiple of 1/8.
 
-    Where a weight is positive, the gradient is a whole number.
-
-    With a learning rate of 1/16, no momentum, codec raw and four robots, every weight stays a
-    multiple of 1/64, which float32 represents exactly.
+    The gradient of a positive element is a whole number. With a learning rate of 1/16, no
+    momentum, codec raw and four robots, every element stays a multiple of 1/64, which
+    float32 represents exactly.
     """
 
     batch_size = 1

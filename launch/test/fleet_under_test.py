@@ -1,6 +1,7 @@
-"""Starts a fleet of real processes over real DDS, and a node that watches it.
+"""A fleet of real processes over real DDS, and a node that watches this fleet.
 
-The only times here are deadlines, which are so long that only a process that hangs reaches them.
+The only times here are deadlines. They are so long that only a process that hangs
+exceeds them.
 """
 
 import os

@@ -6,7 +6,8 @@ import torch
 
 
 def stop(*_):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl+C the launcher passes on a second SIGINT
+    # on Ctrl+C, the launcher sends this process a second SIGINT
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

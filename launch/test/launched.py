@@ -28,8 +28,8 @@ class Launched:
         self._process = subprocess.Popen(
             [*COMMAND, file, *arguments], cwd=folder, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            # A process that nohup has started ignores SIGINT, and so would the launch. Set the
-            # default handler.
+            # A process that nohup has started ignores SIGHUP, and its child processes do the same.
+            # Restore the default handler for the launch.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             env={**environment(self.domain, HERE), 'ROS_LOG_DIR': str(folder), 'HOME': str(folder)})
 

@@ -30,7 +30,7 @@ from rog_ros.message_auth import Session, derived, process_of, sealed
 from rog_ros.receive import receive
 from tiny_task import Tiny
 
-PERIOD = 0.2  # seconds between its heartbeats
+PERIOD = 0.2  # seconds between heartbeats of the robot
 PACE = 0.05   # seconds that a gradient takes
 
 
@@ -40,22 +40,23 @@ def partition():
 
 
 class Puppet:
-    """Takes part in a fleet as ``robot``, with its own key if the fleet has one.
+    """Takes part in a fleet as ``robot``; has a key if the fleet has one.
 
-    ``lie``: maps each value that the robot is about to send to values that are sent first, with
-    valid tags. ``status``: fields of its statuses, with false values.
+    ``lie``: a function from each value that the robot is about to send to a list of false
+    values. The robot sends these first, with valid tags. ``status``: false values for
+    fields of the robot's statuses.
     """
 
     def __init__(self, fleet, robot='robot1', key=None, incarnation=77):
         self.fleet, self.robot, self.key = fleet, robot, key
         node = fleet.node
-        # so small that a push has several chunks
+        # chunks so small that a push consists of several chunks
         config = TransferConfig('row', 'onebit', 1.0, 1.0, 300, 0.004)
         self.machine = WorkerMachine(robot, incarnation, Accumulator(
             partition(), flatten(Tiny(seed=SEED).model()).copy()), config)
         self.session, self.count = None, 0
         self.lie, self.status, self.heard = (lambda value: []), {}, []
-        self.refused = []  # answers that refuse a registration
+        self.refused = []  # answers in which the server refuses a registration
         self.registers = True
         self._gradient_at = self._beat_at = math.inf
         self._status_seen = None
@@ -141,7 +142,10 @@ class Puppet:
         self.say(TrainingStatus(**values))
 
     def following(self, kind=Kind.PUSH, iteration=None, ahead=1):
-        """Return the identity of the next transfer that the robot may begin, or of a later one."""
+        """Return the identity of a transfer that the robot may begin later.
+
+        By default this is the next transfer.
+        """
         machine = self.machine
         return TransferId(machine.session, kind,
                           machine.iteration if iteration is None else iteration,

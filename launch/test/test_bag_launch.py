@@ -1,6 +1,6 @@
 """examples/fleet_with_bag.launch.py starts a fleet and records it.
 
-Figures come from the recording.
+`rog plot` makes figures from the recording.
 """
 
 import shutil

@@ -17,7 +17,10 @@ CAMERA = ('topic:camera?patience=2&keep=64', 'topic:said?tolerance=0.3')
 
 
 class Robots(Fleet):
-    """A fleet in which each robot has its own images, with its messages on /diagnostics."""
+    """A fleet in which each robot has its own images.
+
+    ``health``: the last status of each name on /diagnostics.
+    """
 
     def __init__(self, folder, robots):
         super().__init__(folder, robots=robots, task=TASK, sync='rsp:4')
@@ -35,7 +38,7 @@ class Robots(Fleet):
         self.health |= {status.name: status for status in message.status}
 
     def see(self, name, images, labels=''):
-        """Start a process of the fleet with its own images."""
+        """Start a process of the fleet, which gets the given images and labels."""
         self.start(name, task_options=json.dumps({
             'images': images, 'labels': labels, 'classes': ['blue', 'red'], 'size': 16,
             'model': 'digitnet', 'test': f'folder:{self.photos}'}))
@@ -49,7 +52,7 @@ class Robots(Fleet):
                 env=environment(self.domain, HERE))
 
     def until_it_says(self, level, *words):
-        """Spin until /diagnostics describes the first robot's camera this way."""
+        """Spin until /diagnostics shows this level and these words for robot1's camera."""
         def found():
             status = self.health.get('/robot1/worker: camera camera')
             return status is not None and status.level == level \
@@ -86,7 +89,8 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
         fleet.kill('camera')
         fleet.until_it_says(DiagnosticStatus.ERROR, 'no image for', 'training is paused')
         fleet.interrupt('server')
-        assert fleet.ended('server') == fleet.ended('robot2') == 0  # they do not wait for ever
+        # server and robot2 do not wait for robot1 for ever
+        assert fleet.ended('server') == fleet.ended('robot2') == 0
         fleet.interrupt('robot1')
         assert fleet.ended('robot1') == 0
         assert all('Traceback' not in fleet.log(name) for name in ('server', 'robot1', 'robot2'))

@@ -51,7 +51,7 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
     assert not rclpy.ok()
     # the robot left only when its last status had arrived
     assert waits == [('/robot1/training_status', True)]
-    # On a busy machine the server may have considered the robot away before it left.
+    # On a busy machine the server possibly considered the robot away before the robot left.
     fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'),
                 'the server knows that it left')
     fleet.interrupt('server')

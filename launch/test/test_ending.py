@@ -41,7 +41,7 @@ class Launcher:
 def _read(path):
     try:
         return path.read_bytes()
-    except OSError:  # it has ended meanwhile, or is a zombie
+    except OSError:  # the process has ended meanwhile, or is a zombie
         return b''
 
 

@@ -58,7 +58,8 @@ def test_interrupting_the_server_ends_everybody_in_order(fleet):
     summary = read_summary(fleet.out)
     assert summary.notes['reason'] == 'interrupted'
     assert summary.robots['robot1'].accuracy.after == summary.robots['robot3'].accuracy.after
-    assert summary.robots['robot1'].accuracy.before > 0  # from the time before the server's restart
+    # this accuracy was measured before the server's restart
+    assert summary.robots['robot1'].accuracy.before > 0
     assert 'Traceback' not in ''.join(fleet.log(name) for name in fleet.processes)
 
 

@@ -22,9 +22,10 @@ def fleet(tmp_path_factory):
 
 
 def listened(fleet):
-    """Return the session of robot1, as anybody can read it in its pushes, and what robot1 pushes.
+    """Return the session of robot1, and the list of what robot1 pushes.
 
-    Without a key nothing on a network is secret.
+    The session is read from the pushes, as anybody in the network can do if the fleet has
+    no key.
     """
     heard = []
     fleet.node.create_subscription(RowChunk, '/robot1/push', heard.append, qos.CHUNK)

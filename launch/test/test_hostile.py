@@ -1,6 +1,7 @@
 """A fleet receives a flood of hostile messages and calls, with and without a key.
 
-The variable ROG_HOSTILE sets their number. The attacker reads all topics, so it knows the session.
+The variable ROG_HOSTILE sets the number of messages. The attacker reads all topics, so
+the attacker knows the session.
 """
 
 import math
@@ -51,7 +52,7 @@ from type_description_interfaces.srv import GetTypeDescription
 
 pytestmark = pytest.mark.long
 MESSAGES = int(os.environ.get('ROG_HOSTILE', 3000))
-GROWTH = 64  # MiB by which a process may grow
+GROWTH = 64  # largest allowed growth of a process in MiB
 TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),
           'push_receipt': (TransferReceipt, qos.CONTROL), 'push_ack': (RowAck, qos.CHUNK),
           'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CONTROL),
@@ -62,7 +63,10 @@ EXTREMES = {'uint8': 255, 'uint16': 2 ** 16 - 1, 'uint32': 2 ** 32 - 1, 'uint64'
 
 
 def honest(robot, **changes):
-    """Return the registration of a robot that trains what `Fleet` trains; the server accepts it."""
+    """Return a registration that the server accepts.
+
+    The robot in it trains the model of `Fleet`.
+    """
     partition = rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
     values = {'protocol': PROTOCOL, 'incarnation': 7, 'granularity': 'row', 'codec': 'onebit',
               'digest': partition.digest, 'number': 1,
@@ -84,8 +88,9 @@ def _shape(request, rng):
                       *request.shapes[1:]]
 
 
-# Each function makes one field of an honest registration wrong. The first changes nothing: the name
-# itself is wrong, because that robot is alive.
+# Each function makes one field of a correct registration wrong. The first function
+# changes nothing: that registration is wrong because it uses the name of a robot that is
+# alive.
 WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 ** 32 - 1),
          _change('robot', 'x' * 1000, '../etc', 'robot9', ''), _change('codec', 'raw', '\n' * 999),
          _change('granularity', 'atoms', 'x' * 1000), _change('digest', '', '0' * 64),
@@ -123,7 +128,7 @@ class Stranger:
             kind = type(message)
             message = deserialize_message(serialize_message(message), kind)
             way = self.rng.randrange(6)
-            if way == 1:     # another robot's name
+            if way == 1:     # send the message on the topic of the other robot
                 place = place.replace('robot1', 'x').replace('robot2', 'robot1').replace(
                     'x', 'robot2')
             elif way == 2:   # flip some bits
@@ -221,7 +226,7 @@ def test_nobody_crashes_hangs_or_grows(tmp_path, sealed):
         assert np.isfinite([r.accuracy for r in fleet.robots.values()]).all()
 
 
-# -- one attack each; `honest` is the twin that is accepted
+# -- one attack per test; `honest` makes the valid registration, which the server accepts
 
 
 def call(fleet, kind, name, request):
@@ -335,7 +340,8 @@ def keyed(tmp_path):
         yield fleet
 
 
-SOON = {'heartbeat.limit': 0.6, 'heartbeat.period': 0.2}  # the robot would give up after 1.8 s
+# with these limits, a robot gives up after 1.8 s
+SOON = {'heartbeat.limit': 0.6, 'heartbeat.period': 0.2}
 
 
 def with_key(fleet, name):
@@ -354,7 +360,8 @@ def test_recorded_statuses_of_a_former_server_keep_no_robot_away(keyed):
     publisher = keyed.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
     over = threading.Event()
 
-    def repeat():  # so often that the last received status is almost never the server's own
+    # so often that the last status that the robot receives is almost never the server's own status
+    def repeat():
         while not over.wait(0.001):
             publisher.publish(recorded[-1])
     stranger = threading.Thread(target=repeat)
@@ -388,7 +395,10 @@ def test_a_second_register_service_sends_no_robot_away(keyed):
 
 
 def test_a_registration_is_taken_once_by_a_server_process(keyed):
-    """When it is sent again after its robot has left, it belongs to a replaced process."""
+    """A registration that is sent again is refused.
+
+    By then the robot has left, and the registration belongs to a replaced process.
+    """
     keyed.start('server', **with_key(keyed, 'fleet'), **SOON)
     keyed.until(lambda: keyed.status, 'the server')
     ask = derived(keyed.key.of('robot1').secret, 'ask')
@@ -403,7 +413,10 @@ def test_a_registration_is_taken_once_by_a_server_process(keyed):
 
 
 def test_a_robot_that_has_not_heard_yet_that_it_was_accepted_is_not_reported(keyed, monkeypatch):
-    """Its statuses have no tag of the new session yet; later such a status is refused."""
+    """The robot's statuses have no tag of the new session yet.
+
+    When the robot has heard of the session, the server refuses a status without the tag.
+    """
     keyed.diagnostics = {}
 
     def on_diagnostics(message):
@@ -442,9 +455,10 @@ def test_a_fleet_with_a_key_offers_no_parameter_services(keyed):
 
 # -- a robot that lies, with its own key or in a fleet without one; see `puppet`
 
-# For each type of message: the false messages that are sent before it, and whether the server must
-# refuse and count them. A false message that is not counted belongs to no transfer under way, or
-# the server accepts it in place of the true one, which harms only the liar.
+# For each lie: the type of the message, whether the server must refuse and count the lie,
+# and a function that returns the false messages to send before the true one. The server
+# does not count a false message that belongs to no transfer under way. It also does not
+# count one that it accepts instead of the true one; that harms only the liar.
 LIES = {
     'other rows under its number': (Chunk, False, lambda p, c: [rows_swapped(c)]),
     'its rows under the next number, too': (Chunk, False, lambda p, c: [replace(c, sequence=1)]
@@ -491,7 +505,7 @@ LIES = {
 
 
 def rows_swapped(chunk):
-    """Return the chunk with as many rows from the end of the model."""
+    """Return the chunk with other rows: as many rows from the end of the model."""
     ids = np.arange(partition().segments)[-chunk.segments:]
     sizes = get_codec('onebit').sizes(partition().lengths[ids])
     return replace(chunk, ids=encode_ids(ids), values=np.zeros(int(sizes.sum()), np.uint8))
@@ -644,9 +658,10 @@ def test_what_a_robot_says_on_the_topics_of_another_changes_nothing_there(liar):
 
 @pytest.mark.parametrize('incarnation', [77, 0, 2**64 - 1])
 def test_robots_of_one_incarnation_do_not_disturb_each_other(liar, incarnation):
-    """77 is the incarnation of robot1.
+    """The new robot has the incarnation 77 or another number; robot1 has 77.
 
-    Both sessions have the same number, but other topics and keys.
+    With 77, the sessions of both robots have the same number, but different topics and
+    keys.
     """
     key = liar.fleet.key
     third = Puppet(liar.fleet, 'robot3', key and key.of('robot3'), incarnation)
@@ -742,8 +757,8 @@ def test_bytes_that_are_no_message_end_nobody(liar):
     assert sent > 10 * len(places)
     if fleet.key is not None:
         all_train(liar)
-    # A truncated message may look like an honest message of zeros. A fleet without a key may accept
-    # it.
+    # The server may take a truncated message for a valid message of zeros. A fleet without a
+    # key possibly accepts such a message.
     liar.until(lambda: fleet.iteration('robot2') > 5, 'it lives')
     assert all(process.poll() is None for process in fleet.processes.values())
     all_train(liar)
@@ -761,7 +776,7 @@ def test_the_run_of_a_liar_ends_in_order_and_its_records_can_be_read(liar):
     assert summary.robots['robot2'].accuracy.after > 0
 
 
-# -- more attacks of their own
+# -- more attacks, which need a fleet of their own
 
 
 def test_a_type_that_is_none_in_a_call_of_a_parameter_service_ends_no_node(open_fleet):
@@ -779,7 +794,10 @@ def test_a_type_that_is_none_in_a_call_of_a_parameter_service_ends_no_node(open_
 
 
 def test_a_robot_cannot_be_held_up_by_calls_that_change_parameters(open_fleet):
-    """No parameter of a robot can change while it runs, so the robot offers no service for it."""
+    """A robot offers no service that changes parameters.
+
+    The reason is that no parameter of a robot can change while it runs.
+    """
     open_fleet.start('robot1')
     open_fleet.until_trained('robot1')
     offered = {name for name, _ in open_fleet.node.get_service_names_and_types()
@@ -825,7 +843,10 @@ def test_a_server_that_starts_prints_nothing_raw_that_another_says_of_itself(tmp
 
 
 def test_the_refusal_of_a_changed_registration_cannot_be_passed_on_to_its_robot(keyed):
-    """An attacker offers `/rog/register` and reads the request; the real server answers it."""
+    """An attacker offers `/rog/register` and reads the robot's request.
+
+    The attacker sends this request with changes to the real server, which answers it.
+    """
     heard, seal = [], derived(keyed.key.of('robot1').secret, 'answer')
 
     def listen(request, response):
@@ -876,7 +897,8 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
         assert asked, 'the stranger has answered'
         assert caller.returncode == 2, caller.stdout.read()
         assert 'does not prove' in caller.stderr.read()
-    # otherwise a service could answer the next call before the server has discovered it
+    # without this, one of these services could answer the next call, before the server's
+    # service is discovered
     for service in offered:
         keyed.node.destroy_service(service)
     keyed.processes['server'].send_signal(signal.SIGCONT)
@@ -892,7 +914,10 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
 
 
 def test_what_was_recorded_of_a_run_is_of_no_use_after_a_restart_of_its_server(keyed):
-    """After the restart, all recorded messages of the robot, even its registration, come again."""
+    """After the restart, the attacker sends all recorded messages of the robot again.
+
+    Even the registration is among them.
+    """
     heard, asked = {}, []
     for topic, (kind, profile) in TOPICS.items():
         heard[topic] = []
@@ -965,11 +990,11 @@ def test_processes_that_stand_still_around_a_registration_find_together_again(ke
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.until(lambda: keyed.status, 'the server')
     server = keyed.processes['server']
-    server.send_signal(signal.SIGSTOP)       # before the server is asked
+    server.send_signal(signal.SIGSTOP)       # the robot then asks a server that is stopped
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until(lambda: 'robot1' in keyed.robots, 'robot1 is there')
     robot = keyed.processes['robot1']
-    robot.send_signal(signal.SIGSTOP)        # between the robot's question and the answer
+    robot.send_signal(signal.SIGSTOP)        # the robot has asked, but has no answer yet
     server.send_signal(signal.SIGCONT)
     beats = keyed.status.count
     keyed.until(lambda: keyed.status.count > beats + 15, 'longer than the limit')

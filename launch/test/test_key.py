@@ -61,7 +61,10 @@ def _call(fleet, kind, name, request):
 
 
 def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_nothing(fleet):
-    """An attacker records everything and sends it again; its messages name the present session."""
+    """An attacker records all messages and sends them again, some with changes.
+
+    Their session is the present one.
+    """
     heard = {}
     for robot in ('robot1', 'robot2'):
         for topic, (kind, profile) in TOPICS.items():
@@ -86,7 +89,7 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
             publishers[robot, topic].publish(message)  # without a tag
         fleet.until_trained('robot1', 'robot2', iterations=1)
     fleet.until_trained('robot1', 'robot2', iterations=10)
-    # the test parameters say which of them continues first after the pause
+    # Check that the server and robot1 have refused messages.
     for name in ('server', 'robot1'):
         assert 'not made with our key' in fleet.log(name) or 'carries no tag' in fleet.log(name)
     for robot in ('robot1', 'robot2'):
@@ -211,13 +214,19 @@ def test_a_registration_is_taken_once(tmp_path, keys):
 
 
 def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path, keys):
-    """With this heartbeat limit, the robot would else wait for its dead server too long."""
+    """The heartbeat limit is an hour.
+
+    A robot that waited for this limit would find the new server too late.
+    """
     patient = {'heartbeat.limit': 3600.0}
     with Fleet(tmp_path, robots=1) as fleet:
         stranger = fleet.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
 
         def until_refused(name, **says):
-            """Repeat the message until it is refused, because a reader keeps only one status."""
+            """Repeat the message until the node refuses it.
+
+            Once is not enough, because a reader keeps only one status.
+            """
             seen, refusal = fleet.log(name).count('it is not signed'), FleetStatus(
                 incarnation=7, state='training', elapsed=1e6, host='mine', **says)
             fleet.until(lambda: stranger.publish(refusal)

@@ -1,10 +1,10 @@
 """All processes of a fleet are killed together, several times.
 
-The fleet resumes from its directory.
-
-The moments are chosen by events, not by seconds. One kind of event is a number of lines that the
-processes have logged since their start (when they join, and one line for each transfer). The other
-kind, every second time, is that a checkpoint is half written.
+Each time, the fleet resumes from its directory. Events, not times, decide when the
+processes are killed. The test kills them when they have logged a random number of lines
+since their start. A process logs one line when it joins, and one line for each
+transfer. With a probability of one half, the test then also waits until a checkpoint is
+half written.
 """
 
 import math
@@ -96,7 +96,10 @@ class Killed:
         assert all(f'iteration {self.iteration}, ' in line for line in said if self.iteration), said
 
     def check_directory(self):
-        """Check that the directory holds nothing incomplete or older; return its model's metric."""
+        """Check that the directory is complete and holds no older state than before.
+
+        Return the metric of the model in the directory.
+        """
         store = kept(self.fleet.out)
         found = store.newest()
         assert not store.skipped

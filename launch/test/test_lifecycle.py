@@ -17,7 +17,7 @@ ROBOT = '/robot1/worker'
 def until_still(fleet):
     """Spin until no robot trains any more while the server still publishes.
 
-    A pull may be under way.
+    At the beginning, a pull may still be under way.
     """
     seen, since = None, 0
 
@@ -35,7 +35,7 @@ def until_still(fleet):
 def test_every_gradient_counts_once_whenever_robot_and_server_are_paused(tmp_path):
     with Fleet(tmp_path, robots=1, task='counting_task:Counting', sync='bsp') as fleet:
         exact = {'learning_rate': RATE, 'momentum': 0.0, 'weight_decay': 0.0, 'nesterov': False,
-                 # with this limit no robot is given up
+                 # with this limit the server considers no robot away
                  'codec': 'raw', 'pace': 0.02, 'heartbeat.limit': 60.0}
         fleet.start('server', **{k: exact[k] for k in ('momentum', 'codec', 'heartbeat.limit')})
         fleet.start('robot1', **exact)
@@ -86,13 +86,13 @@ def test_a_manager_brings_a_fleet_up_and_others_train_on_without_who_is_paused(t
             assert driver.change(node, 'activate')
             assert not driver.change(node, 'cleanup')
         fleet.until_trained('robot1', 'robot2')
-        # A robot is deactivated for good, cleaned up, and then returns like a restarted robot.
+        # Deactivate a robot, clean it up, and let it return like a restarted robot.
         assert driver.change(ROBOT, 'deactivate')
         fleet.until_trained('robot2', iterations=10)
         assert driver.change(ROBOT, 'cleanup') and driver.state(ROBOT) == 'unconfigured'
         assert driver.change(ROBOT, 'configure', 'activate')
         fleet.until_trained('robot1', 'robot2')
-        # The same for the server, which resumes from the checkpoint that it has written.
+        # Do the same with the server. It resumes from the checkpoint that it has written.
         former, reached = fleet.status.incarnation, fleet.iteration('robot2')
         assert driver.change(SERVER, 'deactivate', 'cleanup', 'configure', 'activate')
         fleet.until(lambda: fleet.status.incarnation != former, 'the server is another')

@@ -59,7 +59,7 @@ MORE = [('bsp', {}), ('rsp:3', {}), ('rsp:4+pipeline', {}), ('gsgm', {}), ('hgc'
 @pytest.mark.parametrize(('sync', 'changes'), [
     *QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
-    def patient():  # a machine on a slow host must not consider a chunk lost
+    def patient():  # with these limits, a machine on a slow host does not consider a chunk lost
         monkeypatch.setattr(rog_core.transfer.link, 'MIN_RTO', 20.0)
         monkeypatch.setattr(rog_core.transfer.link, 'MAX_RTO', 20.0)
 
@@ -92,7 +92,8 @@ def test_a_node_that_asks_again_before_the_answer_goes_on_by_the_last_answer():
 
     with SpunNodes() as nodes:
         nodes.node('server').create_service(Register, '/rog/register', accept)
-        # A request leaves the link after the machine has made the next request.
+        # With this latency, a request leaves the link only after the worker has made the next
+        # request.
         values = {'task': 'exact_task:Exact', 'link.latency': 1.1 * REGISTER_INTERVAL}
         worker = nodes.add(WorkerNode(
             context=nodes.context, namespace='robot1',

@@ -17,8 +17,8 @@ def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
     with Fleet(tmp_path, robots=3, minutes=0.12) as fleet:
         fleet.start('robot1', 'robot2', 'robot3')
         fleet.until(lambda: len(fleet.robots) == 3, 'all robots look for a server')
-        # start the server last; on a busy machine the run could else end before the robots are
-        # ready
+        # Start the server last. Otherwise the run could end on a busy machine before the robots
+        # are ready.
         fleet.start('server')
         assert {name: fleet.ended(name) for name in fleet.processes} == {
             'server': 0, 'robot1': 0, 'robot2': 0, 'robot3': 0}

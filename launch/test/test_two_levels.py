@@ -1,6 +1,6 @@
 """Two child fleets, each with a server, train under a parent server.
 
-Processes in three DDS domains.
+The processes run in three DDS domains, one per fleet.
 """
 
 from contextlib import ExitStack, closing
@@ -13,7 +13,10 @@ ROBOTS = 'robot1', 'robot2'
 
 @pytest.fixture
 def fleets(tmp_path):
-    """Return the parent fleet when all fleets train; its robots are the children's servers."""
+    """Start all fleets; yield the parent fleet and the two child fleets.
+
+    The servers of the child fleets are the robots of the parent fleet.
+    """
     with ExitStack() as stack:
         above, one, two = (stack.enter_context(closing(Fleet(folder(tmp_path / name), sync=sync)))
                            for name, sync in (('above', 'local:4'), ('one', 'rsp:4'),

@@ -21,7 +21,10 @@ def fleet(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def seen(fleet, text, key=None):
-    """Yield a page with the reason why its buttons are disabled; '' if they are enabled."""
+    """Yield a page that gives ``text`` as the reason why its buttons are disabled.
+
+    If ``text`` is '', the buttons are enabled.
+    """
     with Live(key=key) as live:
         fleet.until(lambda: live.view.unable == text if not text else
                     text in live.view.unable + live.view.notice, f'{text!r} is said')

@@ -1,7 +1,9 @@
-"""`rog view` in a browser while one run follows another, on a wide and on a narrow screen.
+"""`rog view` in a browser while one run follows another.
 
-The browser is that of Qt, from PyPI: `pip install PyQt6-WebEngine`, in this Python or in the Python
-that the variable QT_PYTHON names.
+The screen is once wide and once narrow.
+
+The browser is that of Qt, from PyPI: `pip install PyQt6-WebEngine`. Install it in this
+Python, or in the Python whose path the variable QT_PYTHON contains.
 """
 
 import json

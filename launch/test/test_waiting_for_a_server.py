@@ -38,7 +38,7 @@ def domain(monkeypatch):
 def started(domain, *command):
     """Start a Python program in this domain.
 
-    A shell in the background would make it ignore SIGINT.
+    The program reacts to SIGINT, even if the tests run in the background of a shell.
     """
     return Lines(subprocess.Popen(
         [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

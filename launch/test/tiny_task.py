@@ -38,7 +38,10 @@ class Tiny:
 
 
 class Wider(Tiny):
-    """The same task with a larger model, which does not fit the other one."""
+    """The same task as `Tiny`, but with a larger model.
+
+    A server of `Tiny` refuses a robot with this model.
+    """
 
     hidden = 97
 
@@ -51,7 +54,10 @@ class Failing(Tiny):
 
 
 class Opposed(Tiny):
-    """Ascends where the others descend, in large steps that still pass the plausibility check."""
+    """Increases the loss that the other robots decrease.
+
+    The steps are large, but they still pass the plausibility check.
+    """
 
     def loss(self, model, batch):
         return -40 * super().loss(model, batch)
@@ -61,7 +67,7 @@ class Opposed(Tiny):
 
 
 class Thorough(Tiny):
-    """Its evaluation takes longer than a server waits for a silent robot."""
+    """A task whose evaluation takes longer than a server waits for a silent robot."""
 
     def evaluate(self, model):
         time.sleep(6.0)

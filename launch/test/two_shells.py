@@ -1,9 +1,10 @@
-"""Runs one scripted scenario in both shells: in virtual time, and with the nodes over real DDS.
+"""Run one scripted scenario in virtual time, and with the nodes over real DDS.
 
-Each decision of a machine is recorded when it is made. Durations differ between the shells, so the
-script fixes everything that depends on them. Gradients are finished one after another, in the order
-of the run in virtual time, each when all effects of the one before are over. Links carry everything
-that is sent. The method changes, and the run ends, after given numbers of completed pushes.
+Each decision of a machine is recorded when it is made. Durations differ between the
+shells, so the script fixes everything that depends on durations. The nodes finish their
+gradients one after another, in the same order as in virtual time. The next gradient is
+finished only when the previous one has no more effects. Links lose nothing. The method
+changes, and the run ends, after given numbers of completed pushes.
 """
 
 import threading
@@ -31,9 +32,10 @@ OF_SERVER = ('on_register', 'on_ack', 'on_receipt', 'on_chunk', 'on_end', 'on_ti
 class Protocol:
     """The decisions of the machines of one fleet.
 
-    ``decided``: name of a robot, or `server`, -> its decisions in order. ``turns``: robots in the
-    order in which their gradients were finished. ``script``: number of completed pushes -> what to
-    do with the server then, a function of machine and time that returns actions.
+    ``decided``: name of a robot, or `server` -> the decisions of this machine, in order.
+    ``turns``: robots in the order in which their gradients were finished. ``script``:
+    number of completed pushes -> a function that changes the server at this moment. Its
+    arguments are the server's machine and the time; it returns actions.
     """
 
     def __init__(self, script):
@@ -132,7 +134,7 @@ class Protocol:
 
 
 def rows_of(sender):
-    """Return what a transfer sends: windows of rows that must arrive, and windows that may."""
+    """Return the mandatory windows of rows in a transfer, and the other windows."""
     windows = [ids.tolist() for ids in sender.plan.windows]
     return windows[:sender.plan.mandatory], windows[sender.plan.mandatory:]
 
@@ -176,7 +178,7 @@ def over_dds(fleet, script, turns, patient):
                 spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
                            f'turn {number}, of {robot}, is over', errors)
             for worker in workers:
-                # the gate of a worker that was stopped while it computed ahead
+                # a worker that was stopped while it computed ahead still waits at its gate
                 worker.gate.release()
             spin_until(lambda: not any(thread.is_alive() for thread in threads),
                        'all threads end', errors)

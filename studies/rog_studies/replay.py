@@ -61,7 +61,7 @@ def replay(record: LinkTrace, worker: int, seed: int, duration: float, factor: f
                          f'to {hold_high} s, overhead is {overhead} s; all at least 0, in order')
     if len(record) < 3:
         raise TraceError(f'the record has {len(record)} samples; a replay needs at least 3')
-    draw = random.Random(1000 * seed + worker + 2)  # the authors use random.seed(worker + 2)
+    draw = random.Random(1000 * seed + worker + 2)  # the authors call random.seed(worker + 2)
     steps = [later - earlier for earlier, later in
              zip(record.times.tolist(), record.times.tolist()[1:], strict=False)]
     rates = record.rates.tolist()

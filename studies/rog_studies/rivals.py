@@ -64,22 +64,23 @@ from .study import Case, Study, run_study, with_training
 SCHEMA = 'rog-rivals/1'
 RIVALS_FILE = 'rivals.json'
 MEASURES = ('iterations', 'stall_share', 'energy_j', 'accuracy_settled')
-TRIES = 4                       # settings that tuning tries for every method
-SEED = 1000                     # seed of the tuning; the tables use the seeds 1, 2, ...
-BASE = 'bsp'                    # method whose time is the divisor in `of_bsp`
-OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')  # ours, so not rivals in `of_best`
-LONGEST = 1440.0                # longest duration of a run, min
+TRIES = 4                       # number of settings that the tuning tries for every method
+SEED = 1000                     # seed of the tuning; the tables use other seeds: 1, 2, ...
+BASE = 'bsp'                    # in `of_bsp`, times are divided by the time of this method
+# our methods; they do not count as rivals in `of_best`
+OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')
+LONGEST = 1440.0                # longest duration of a run, in minutes
 EVALUATE_S = 15.0               # seconds between measurements of the server's model
-# Number of measurements in a mean. The best single measurement would depend on luck.
+# Number of measurements in a mean. The best single measurement would be a matter of luck.
 WINDOW = 4
-# The outer step of DiLoCo. Published values: rate 0.7 and momentum 0.9; for short runs momentum 0.3
-# to 0.5.
+# The outer step of DiLoCo. Published values are rate 0.7 and momentum 0.9; for short runs,
+# momentum 0.3 to 0.5.
 OUTER = '+rate=0.7+momentum=0.5'
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A method, and its `TRIES` settings of `TrainingConfig` that tuning tries."""
+    """A method, and the `TRIES` settings of `TrainingConfig` that the tuning tries for it."""
 
     name: str
     tries: tuple[dict[str, Any], ...]
@@ -112,13 +113,13 @@ class Plan:
     seeds: dict[str, int]
     minutes: float
     quick: bool = False
-    methods: tuple[str, ...] = ()  # names of the rivals to run; empty: all of `rivals_of`
+    methods: tuple[str, ...] = ()  # names of the rivals to run; if empty, all of `rivals_of`
     tuning: float = 0.25        # duration of a try, as a share of ``minutes``
     cases: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def times(self) -> list[float]:
-        """Times in s at which the tables give accuracies: 10, 30 and 60 min of a run of 60 min."""
+        """Seconds at which the tables give accuracies; for a run of 60 min: 10, 30 and 60 min."""
         return [60 * self.minutes * share for share in (1 / 6, 1 / 2, 1)]
 
     @property
@@ -128,7 +129,7 @@ class Plan:
                    for name in self.tasks)
 
     def seeds_of(self, name: str) -> dict[str, int]:
-        """Return the number of seeds for each kind of links on which the task runs."""
+        """Return a dict: kind of links on which the task runs -> number of seeds."""
         return {links: count for links, count in self.seeds.items()
                 if not self.cases or (name, links) in self.cases}
 
@@ -158,7 +159,7 @@ class Plan:
 
 
 def rivals_of(task: Trained) -> list[Rival]:
-    """Return every method of the tables, with the settings to try on ``task``."""
+    """Return every method of the tables, with the settings to try for it on ``task``."""
     lowest, low, middle, high = task.rates
 
     def rates(sync: str, codec: str = task.codec) -> tuple[dict[str, Any], ...]:
@@ -233,7 +234,7 @@ def plan_of(data: Path | None, quick: bool, minutes: float | None = None,
 
 
 def records_of(data: Path | None) -> dict[str, LinkTrace]:
-    """Return kind of links -> record to replay; without ``data`` the records are generated.
+    """Return a dict: kind of links -> record to replay; without ``data``, generate the records.
 
     :raises TraceError: a record cannot be read.
     """

@@ -1,6 +1,6 @@
 """Studies repeat the measurements of a paper in virtual time.
 
-A study consists of cases. A case compares variants of one fleet: it gives a comparison
+A study consists of cases. A case compares variants of one fleet. Its result is a comparison
 (`rog_sim.comparison`) in a directory of its own, which `rog plot` draws. ``study.json`` holds all
 comparisons:
 
@@ -42,8 +42,8 @@ class Case:
     """Variants of a fleet to compare.
 
     ``variants``: label -> fleet; tables compare each variant with the first. ``seeds``: number of
-    seeds of each variant. ``prepare``: function that completes a fleet before the run, when its
-    seed is set.
+    seeds of each variant. ``prepare``: function that completes a fleet before the run, when the
+    seed is known.
     """
 
     variants: dict[str, FleetConfig]
@@ -53,10 +53,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a row for each case whose name begins with ``cases``, a column per variant.
+    """A table: one row for each case whose name begins with ``cases``, one column per variant.
 
-    ``cell``: function that returns the text of a cell from the results of a variant and of the
-    first variant of the same case.
+    ``cell``: function that returns the text of a cell. Its arguments are the results of the
+    variant and of the first variant of the same case.
     """
 
     title: str
@@ -67,7 +67,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Study:
-    """A study. ``server_every``: seconds between measurements of the server's model."""
+    """A study. ``server_every``: seconds between two measurements of the server's model."""
 
     name: str
     cases: dict[str, Case]
@@ -88,7 +88,7 @@ class Study:
         return dataclasses.replace(self, cases=cases)
 
     def jobs(self, out: Path, seeds: int | None = None) -> dict[str, list[Job]]:
-        """Return name of the case -> its runs.
+        """Return a dict: name of the case -> its runs.
 
         :param seeds: number of seeds of each variant; default: ``Case.seeds``.
         """
@@ -109,7 +109,7 @@ def run_study(study: Study, out: Path, seeds: int | None = None, workers: int | 
 
     `Study.jobs` describes ``seeds``; `run_jobs` describes the other parameters and the errors.
 
-    :returns: name of the case -> its comparison.
+    :returns: a dict: name of the case -> its comparison.
     """
     jobs = study.jobs(out, seeds)
     named = [dataclasses.replace(job, label=f'{name}: {job.label}')
@@ -148,9 +148,10 @@ def tables(study: Study, comparisons: Mapping[str, Comparison]) -> list[tuple[st
 
 def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
               server_every: float) -> Summary:
-    from rog_sim.simulation import simulate  # imports PyTorch, which the parent process avoids
+    # this import is here because it loads PyTorch, which the parent process does not need
+    from rog_sim.simulation import simulate
 
-    # The server must not retire robots, because in the papers a method always waits for slow
-    # robots.
+    # The server must not retire robots: in the papers, a method waits for slow robots without
+    # limit.
     patient = changed(fleet, server={'patience': math.inf})
     return simulate(patient, out, progress, server_every)

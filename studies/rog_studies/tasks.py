@@ -40,7 +40,7 @@ class ZeroCost(Task):
         return torch.stack(squares).sum() / 2
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return 0, since nothing is learnt."""
+        """Return 0, because the model learns nothing."""
         return 0.0
 
 
@@ -71,5 +71,5 @@ class Noise(Task):
         return (next(model.parameters()) * batch).mean()
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return 0, since nothing is learnt."""
+        """Return 0, because the model learns nothing."""
         return 0.0

@@ -6,7 +6,9 @@ import pytest
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let runs be invented; return the list with method and seed of each requested run."""
+    """Replace runs by invented results; return the list with method and seed of each requested
+    run.
+    """
     asked = []
 
     def simulate(fleet, out, progress, server_every):

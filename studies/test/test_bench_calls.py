@@ -51,7 +51,8 @@ def test_control_counts_the_ticks_without_a_new_result():
     came = np.arange(0.05, SECONDS, 0.1)                 # one result in each tick
     assert bench_calls.control(came, came > 0)['starved'] == 0
     at, last = OUTAGES[1]
-    kept = came[(came < at) | (came > at + last + 2)]    # results come again 2 s after the outage
+    # results arrive again from 2 s after the outage
+    kept = came[(came < at) | (came > at + last + 2)]
     found = bench_calls.control(kept, kept > 0)
     assert found['starved'] == round((last + 2) * 10)
     row = found['outages'][f'{last:g} s']

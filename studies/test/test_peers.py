@@ -118,7 +118,7 @@ def test_every_program_has_a_line_of_its_own():
 
 @pytest.fixture
 def no_pip(monkeypatch, tmp_path):
-    """Let pip fail and print these lines; return the list of lines."""
+    """Make pip fail and print these lines; return the list of lines."""
     said = []
 
     def fail(command, **_):
@@ -133,7 +133,7 @@ def no_pip(monkeypatch, tmp_path):
 def test_an_environment_that_cannot_be_made_says_what_pip_said(no_pip, tmp_path):
     no_pip += ['ERROR: Could not find a version that satisfies the requirement flwr==1.42.0']
     told = []
-    for _ in range(2):  # an incomplete environment does not count as finished
+    for _ in range(2):  # an incomplete environment from the first call does not count as finished
         with pytest.raises(EnvironmentFault, match='flower: .*pip install.*failed.*pip.log') as e:
             environments.environment(PEERS['flower'], tmp_path / 'pip.log', told.append)
         assert 'Could not find a version' in str(e.value) and e.value.unreachable
@@ -149,7 +149,7 @@ def test_an_environment_that_cannot_be_made_says_what_pip_said(no_pip, tmp_path)
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Return the folder of a run with the digits for two robots."""
+    """Return the folder of a run, with scikit-learn's digits for two robots."""
     place = tmp_path_factory.mktemp('run')
     export(DIGITS, 2, 7, 1.0, place / 'data')
     return place
@@ -258,7 +258,7 @@ def test_bytes_are_those_of_the_named_interface():
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Let runs and environments be invented; return the list of runs."""
+    """Replace runs and environments by invented ones; return the list of runs."""
     ran = []
 
     def run(one, peer, python, versions, tell):
@@ -295,7 +295,7 @@ def _plan(**changes):
 
 def test_the_study_goes_on_where_it_was_stopped(tmp_path, made_up):
     data = run_study(_plan(), tmp_path)
-    assert len(made_up) == 2 * 2 * 3  # without the program that pip could not install
+    assert len(made_up) == 2 * 2 * 3  # the program that pip could not install is missing
     assert json.loads((tmp_path / 'peers.json').read_text()) == json.loads(json.dumps(
         study.finite(data)))
     with pytest.raises(ConfigError, match='already holds a run; choose another --out, or go on'):
@@ -310,8 +310,8 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path, made_up):
     part = run_study(_plan(programs=['flower'], seeds=1), tmp_path, resume=True)
     assert made_up == [('slow', 'flower', 2)]
     for title, rows in study.tables(part):
-        # The directory's runs of this size are in the table; what pip could not install concerns
-        # only this call.
+        # All runs of this size in the directory are in the table. The table of programs that pip
+        # could not install concerns only this call.
         assert title == 'Not run' or (title, rows) in study.tables(again)
     with pytest.raises(ConfigError, match='holds a run with other settings'):
         run_study(_plan(minutes=3.0), tmp_path, resume=True)

@@ -99,7 +99,8 @@ def test_methods_are_tuned_then_compared_and_it_goes_on_where_it_was_stopped(tmp
     assert bsp['of_bsp']['values'][0] == 1.0
     times = np.array([method['target_1_s']['values'] for method in case['methods'].values()])
     shares = np.array([method['of_best']['values'] for method in case['methods'].values()])
-    known = np.isfinite(shares)  # not where the model was already that good, with the second seed
+    # no value where the model of the second seed was already that good
+    known = np.isfinite(shares)
     least = np.nanmin(times, 0)
     assert known[:2, 0].all() and shares[known] == pytest.approx((times / least)[known])
     written = json.loads((tmp_path / 'rivals.json').read_text())
@@ -127,7 +128,7 @@ def test_the_small_version_needs_no_data_and_says_where_everything_is(capsys, tm
 
 
 def test_the_cases_that_are_named_run_and_no_others(tmp_path):
-    """Formerly tasks and links were combined, so two cases that share neither became four."""
+    """A regression: tasks and links were combined, so two cases that share neither became four."""
     plan = Plan({'toy': TOY, 'digits': DIGITS}, {'published': 2, 'reversed': 3, 'indoors': 1}, 5.0,
                 methods=('bsp', 'asp')).only(['toy-published', 'digits-rev'])
     records = records_of(None)
@@ -142,13 +143,13 @@ def test_the_cases_that_are_named_run_and_no_others(tmp_path):
 
 @pytest.mark.parametrize('minutes', [0.0, -1.0, math.nan, math.inf, 1e9])
 def test_minutes_that_cannot_be_are_refused(minutes):
-    """Formerly they ended with a traceback, and very long ones used all memory."""
+    """A regression: such minutes ended with a traceback, and very long ones used all memory."""
     with pytest.raises(ConfigError, match='--minutes is'):
         plan_of(None, True, minutes)
 
 
 def test_runs_on_other_links_are_not_mixed(tmp_path, made_up, monkeypatch):
-    """Formerly --resume put runs on generated links beside runs on recorded links."""
+    """A regression: --resume put runs on generated links beside runs on recorded links."""
     plan = Plan({'digits': DIGITS}, {'published': 1}, 1.0, methods=('bsp', 'asp'))
     records = records_of(None)
     run_rivals(plan, records, tmp_path, workers=1)

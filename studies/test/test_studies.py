@@ -26,7 +26,7 @@ from virtual_fleet import fleet_of as toy_fleet
 
 
 class Diverging(Linear):
-    """A task whose gradient is NaN from a robot's tenth batch on."""
+    """A task whose gradients are NaN, beginning with a robot's tenth batch."""
 
     def batches(self, rank, world):
         for count, (inputs, outputs) in enumerate(super().batches(rank, world)):
@@ -34,7 +34,7 @@ class Diverging(Linear):
 
 
 def written(directory, accuracies, reason='finished', sync='gsgm', iterations=10):
-    """Write a run of 100 s in which the server's model had these accuracies at equal intervals."""
+    """Write a run of 100 s; its server's model had these accuracies at equal intervals."""
     times = np.linspace(0, 100, len(accuracies))
     with RunWriter(directory) as writer:
         writer.write(Start(0.0, '', 'a:B', sync, 1, 'toy', ['a', 'b']))
@@ -51,7 +51,8 @@ def written(directory, accuracies, reason='finished', sync='gsgm', iterations=10
 @pytest.mark.parametrize('study', STUDIES.values(), ids=lambda study: study.name)
 def test_every_run_of_every_study_is_one_that_its_fleet_can_do(study, tmp_path):
     jobs = [job for case in study.jobs(tmp_path).values() for job in case]
-    assert len({job.directory for job in jobs}) == len(jobs)  # policy_of has refused no job
+    # the function policy_of has refused no job
+    assert len({job.directory for job in jobs}) == len(jobs)
     for table in study.tables:
         assert any(name.startswith(table.cases) for name in study.cases)
 
@@ -90,7 +91,7 @@ def test_stability_is_the_logarithm_of_the_deviation_in_the_second_half(tmp_path
     assert measured['accuracy_settled'] == pytest.approx(.58)
     assert measured['accuracy_peak'] == .9
     assert measured['accuracy_after'] == .8
-    assert measured['round_s'] == 10.0  # of the robot with the most iterations
+    assert measured['round_s'] == 10.0  # the value of the robot with the most iterations
 
 
 def test_a_run_that_diverged_is_counted_and_sets_no_number_of_rounds(tmp_path):

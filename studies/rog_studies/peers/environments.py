@@ -1,9 +1,9 @@
 """The programs that are compared: our suite with several methods, and the peers.
 
-Each peer has a Python environment of its own, because the requirements of peers conflict.
+Each peer has its own Python environment, because the requirements of peers conflict.
 
-pip makes an environment once. It stays in the user's cache directory, in a folder whose name has a
-digest of the requirements. Nothing of this suite is installed in it.
+pip makes an environment once. The environment stays in the user's cache directory; the name of
+its folder contains a digest of the requirements. Nothing of this suite is installed in it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from pathlib import Path
 
 from rog_core.errors import ConfigError, RogError
 
-TORCH = 'torch==2.13.0'   # as in constraints.txt of this suite; a CPU build where pip finds one
-LIMIT = 1200.0            # s that pip may take
-READY = 'ready.json'      # file in a finished environment: name of a package -> its version
+# the version in constraints.txt of this suite; a CPU build if pip finds one
+TORCH = 'torch==2.13.0'
+LIMIT = 1200.0            # maximum seconds that pip may take
+READY = 'ready.json'      # a file in a finished environment; it maps a package to its version
 OURS = 'rog'              # our suite with the method of the fleet file ``outdoor``
-_LINES = 12               # number of last lines of pip's output that an error shows
-# What pip says when it reaches no registry that has the package.
+_LINES = 12               # an error shows this many lines from the end of pip's output
+# Texts in pip's output if pip reaches no registry that has the package.
 _UNREACHABLE = ('No matching distribution', 'Could not find a version', 'ConnectionError',
                 'Temporary failure in name resolution', 'Max retries exceeded', 'timed out')
 
 
 class EnvironmentFault(RogError):
-    """A peer's environment cannot be made; ``unreachable``: whether pip reached no registry."""
+    """A peer's environment cannot be made.
+
+    ``unreachable``: whether the reason is that pip reached no registry.
+    """
 
     def __init__(self, text: str, unreachable: bool = False) -> None:
         super().__init__(text)
@@ -89,9 +93,9 @@ PEERS = {peer.name: peer for peer in (
 
 
 def chosen(names: list[str]) -> list[str]:
-    """Return the names of the programs to run, our suite first; all if ``names`` is empty.
+    """Return the names of the programs to run, our suite first; all names if ``names`` is empty.
 
-    :raises ConfigError: there is no program with one of the names.
+    :raises ConfigError: one of the names is not the name of a program.
     """
     known = [*METHODS, *PEERS]
     for name in names:
@@ -129,15 +133,15 @@ def environment(peer: Peer, log: Path, tell: Callable[[str], None] = lambda text
 
 
 def versions(python: Path) -> dict[str, str]:
-    """Return name -> version of the packages in an environment that `environment` has made."""
+    """Return a dict of the packages in an environment of `environment`: name -> version."""
     found: dict[str, str] = json.loads((python.parent.parent / READY).read_text())
     return found
 
 
 def _run(peer: Peer, command: list[str], log: Path) -> str:
     """Run a command, add its output to the log, and return its standard output."""
-    # Remove the variables by which Python would find the packages of ROS and of this suite; a peer
-    # must not see these packages.
+    # Remove the variables through which Python would find the packages of ROS and of this suite; a
+    # peer must not see these packages.
     clean = {name: value for name, value in os.environ.items()
              if name not in ('PYTHONPATH', 'PYTHONHOME', 'VIRTUAL_ENV')}
     try:

@@ -20,9 +20,9 @@ from rog_tasks.task import load_task, prepare
 from .adapters.task import Settings
 
 CRUDA = 'rog_tasks.cruda:Cruda'
-FOG, BRIGHTNESS = 0.5, 0.12   # as `rog_tasks.cruda` spoils images by default
+FOG, BRIGHTNESS = 0.5, 0.12   # the default values with which `rog_tasks.cruda` spoils images
 TEST = 1000                   # maximum number of test images, taken at equal intervals
-SNAPSHOTS = 80                # maximum number of snapshots in a run, of each process with a model
+SNAPSHOTS = 80  # maximum number of snapshots in a run, for each process that has a model
 PRETRAIN_SEED = 0             # every run begins with the same model
 
 

@@ -17,7 +17,7 @@ from .results import RESULT_FILE
 from .study import PEERS_FILE
 
 POINTS = 200  # number of points of a curve
-# The colours of Okabe and Ito, which colour-blind people can distinguish. Programs with the same
+# The colours of Okabe and Ito, which colour-blind people can tell apart. Programs with the same
 # adapter share a colour; our suite is black.
 _COLORS = ('#d55e00', '#0072b2', '#009e73', '#cc79a7', '#e69f00')
 _LINES = ('-', '--', ':')
@@ -26,8 +26,8 @@ _LINES = ('-', '--', ':')
 def draw_peers(out: Path) -> list[Path]:
     """Draw the figure ``accuracy``; return the paths of its files.
 
-    A line is the mean over the seeds; the area around it reaches from the lowest to the highest
-    seed.
+    A line is the mean over the seeds. The area around the line reaches from the lowest to the
+    highest value of the seeds.
     """
     data = json.loads((out / PEERS_FILE).read_text())
     names = [name for name, one in data['programs'].items() if not one['missing']]
@@ -61,7 +61,7 @@ def _results(place: Path) -> list[dict[str, Any]]:
 
 
 def looks() -> dict[str, dict[str, Any]]:
-    """Return name of a program -> colour, style and width of its line."""
+    """Return a dict: name of a program -> colour, style and width of its line."""
     families = [list(METHODS)] + [[name for name, peer in PEERS.items() if peer.adapter == adapter]
                                   for adapter in dict.fromkeys(p.adapter for p in PEERS.values())]
     return {name: {'color': color, 'ls': line, 'lw': 1.5 if name in METHODS else 1.0}
@@ -82,7 +82,7 @@ def _draw(axes: Axes, name: str, results: list[dict[str, Any]], look: Mapping[st
 
 
 def _held(curve: list[list[float]], at: np.ndarray) -> np.ndarray:
-    """Return the last accuracy that was measured up to each time in ``at``."""
+    """Return for each time in ``at`` the last accuracy that was measured until then."""
     times, values = np.array(curve).T
     held: np.ndarray = values[np.searchsorted(times, at, side='right') - 1]
     return held

@@ -26,8 +26,8 @@ from .adapters.task import SERVER, Journal, Settings, Task
 from .environments import Method
 from .world import World
 
-KEEP = 100_000   # checkpoints that the server keeps: all, because each becomes a snapshot
-FOLDER = 'fleet'  # name of the folder, in the folder of the run, with the files of the fleet
+KEEP = 100_000  # number of checkpoints that the server keeps: all, because each becomes a snapshot
+FOLDER = 'fleet'  # name of the subfolder of a run's folder that holds the files of the fleet
 
 
 class PeerTask(RogTask):
@@ -42,18 +42,18 @@ class PeerTask(RogTask):
         self._journal: Journal | None = None
 
     def model(self) -> nn.Module:
-        """Return the network with the weights with which every program starts."""
+        """Return the network with the weights that every program starts with."""
         return self._task.model()
 
     def batches(self, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of a robot, without end; from now on `loss` records every batch."""
+        """Yield the batches of a robot, endlessly; from now on `loss` records every batch."""
         self._journal = Journal(self._folder, f'robot{rank + 1}', self._task.settings)
         return Task(self._folder, rank).batches()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the mean cross entropy, and write the batch into the journal.
 
-        Its computing time in the journal is `Settings.pace`, because the worker waits until each
+        The computing time in the journal is `Settings.pace`, because the worker waits until each
         gradient has taken this long.
         """
         if self._journal is not None:
@@ -61,7 +61,7 @@ class PeerTask(RogTask):
         return self._task.loss(model, batch)
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the share of the test images (brightened, in fog) that the model recognises."""
+        """Return the share of the spoilt test images that the model recognises."""
         return self._task.accuracy(model)
 
 
@@ -86,14 +86,15 @@ class Ours:
     """The server and the robots of this suite."""
 
     def __init__(self, world: World) -> None:
-        from rog_core.warm_up import warm_up  # imports numba, which is slow
+        # this import is here because it loads numba, which takes long
+        from rog_core.warm_up import warm_up
 
-        warm_up()  # compile here once, instead of in every process at the same time
+        warm_up()  # compile the kernels here once; otherwise every process would compile them
         self._folder = world.out
         self._fleet = EmulatedFleet(world.network, world.out / FOLDER, world.names)
 
     def command(self, name: str, again: bool) -> list[str]:
-        """Return the command of a process; ``again``: it was killed before."""
+        """Return the command of a process; ``again``: whether the process was killed before."""
         self._fleet.resume = again and name == SERVER
         return [sys.executable, '-m', *self._fleet.command(name)]
 
@@ -102,7 +103,7 @@ class Ours:
         return self._fleet.environment(name)
 
     def collect(self) -> None:
-        """Turn the server's checkpoints into snapshots; write a journal with a line for each."""
+        """Turn the server's checkpoints into snapshots, with one line each in a journal."""
         place = self._folder / 'snapshots' / SERVER
         place.mkdir(parents=True, exist_ok=True)
         store = kept(self._folder / FOLDER)

@@ -5,31 +5,32 @@
     schema        rog-peer-run/1
     program       name of the program; versions: name of a package -> version
     scenario, seed
-    settings      the settings on which the result depends; a run with other settings is another run
-    events        a list of [t_s, what happened, name of the robot or ``server``]
-    started       whether every robot trained a batch within the start limit; if not, the fields
+    settings      the settings on which the result depends; a run with other settings is another
+    run events        a list of [t_s, what happened, name of the robot or ``server``] started
+    whether every robot trained a batch within the start limit; if not, the fields
                   below are missing, except ``outcome`` (why it did not start) and ``start_s``
-    outcome       how the run ended, for people
-    start_s       from the start of the processes to the first batch of the last robot, s
-    duration_s    duration of the run, from the beginning of the links' records
+    outcome       how the run ended, as a text for people
+    start_s       seconds from the start of the processes until every robot has trained a batch
+    duration_s    duration of the run in seconds, from the beginning of the links' records
     last_batch_s  time of the last batch of any robot
     last_version_s  time of the last new version of the shared model
     ended         name -> [t_s, how it ended], for the processes that ended by themselves
     robots        name -> samples, compute_s, waiting (share of the run in which the robot did not
-                  compute), up_bytes, down_bytes (counters of its interface), air_s (time in which
-                  its link was busy), energy_j, last_batch_s
+                  compute), up_bytes, down_bytes (counters of its interface), air_s (seconds in
+                  which its link was busy), energy_j, last_batch_s
     server        up_bytes, down_bytes of its interface
     curve         a list of [t_s, accuracy] of the shared model on spoilt test images
     targets       a list of [accuracy, t_s]: time at which the curve first reached this accuracy;
                   null if it never did
     accuracy_end  last accuracy of the curve
-    late_s        longest time that the emulated radio was late with a frame, s; a long time means
-                  that the machine was too slow for the run
+    late_s        longest time in seconds that the emulated radio was late with a frame; a long
+                  time means that the machine was too slow for the run
 
-Times count from the beginning of the links' records. The energy of a robot is computed with a power
-model: power for computing while the robot computes, else power for communicating while its link is
-busy, else power for a stalled robot. The curve is the accuracy of the server's model. If the server
-has no model, it is the mean of the newest accuracies of all processes that hold a model.
+Times count from the beginning of the links' records. The energy of a robot is computed with a
+power model: power for computing while the robot computes, else power for communicating while its
+link is busy, else power for a stalled robot. The curve is the accuracy of the server's model. If
+the server has no model, it is the mean of the newest accuracies of all processes that hold a
+model.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ from .adapters.task import SERVER, Task
 
 SCHEMA = 'rog-peer-run/1'
 RESULT_FILE = 'result.json'
-IDLE = 0.1        # last share of a run; a program that does not train in it may have stopped
+# the last part of a run, as a share; a program that trains nothing in it may have stopped
+IDLE = 0.1
 Curve = list[tuple[float, float]]
 
 
 def journal(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a process's journal, without lines that the process did not finish."""
+    """Return the lines of a process's journal, except a line that was not written to its end."""
     path = folder / 'journals' / f'{name}.jsonl'
     if not path.exists():
         return []
@@ -63,7 +65,8 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(text)
         return found
-    except ValueError:  # half a line of a killed process, continued by the restarted one
+    # a killed process wrote half a line, and the restarted process continued the line
+    except ValueError:
         return None
 
 
@@ -79,7 +82,7 @@ def robot_measures(lines: Sequence[Mapping[str, Any]], start: float, end: float,
     :param lines: journal of the robot.
     :param start, end: beginning and end of the run, by the clock of the journal.
     :param counters: bytes that the robot received and sent in the run.
-    :param air_s: time in which its link was busy, the sum of both directions, s.
+    :param air_s: seconds in which the robot's link was busy, the sum of both directions.
     """
     batches = [line for line in lines if line['kind'] == 'batch' and start < line['t'] <= end]
     duration = end - start
@@ -121,14 +124,14 @@ def time_to(curve: Curve, target: float) -> float | None:
 
 def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Sequence[Any]]
                ) -> str:
-    """Return how a run ended, for people.
+    """Return how a run ended, as a text for people.
 
     A run counts as stopped if no robot trained in the last part `IDLE` of the run, and this pause
-    is more than twice as long as every earlier pause. Without the second condition, a program that
-    pauses after each batch, because it exchanges every batch over a slow link, could count as
-    stopped.
+    is more than twice as long as every earlier pause. The second condition is for a program that
+    exchanges every batch over a slow link and so pauses after each batch. Without the condition,
+    such a program could count as stopped.
 
-    :param batches: times of the batches of all robots, s, in order.
+    :param batches: times of the batches of all robots in seconds, in order.
     :param ended: name -> (time, how) of the processes that ended by themselves.
     """
     causes = '; '.join(f'at {t:.0f} s {how}' for t, how in ended.values())
@@ -177,7 +180,7 @@ def measured(folder: Path, robots: Sequence[str], start: float, end: float,
     """Return the fields of ``result.json`` (see above) that describe a run that has started.
 
     :param counters: name -> bytes received and sent in the run.
-    :param air: robot -> time in which its link was busy in the run, s.
+    :param air: robot -> seconds in which its link was busy in the run.
     """
     lines = {name: journal(folder, name) for name in (SERVER, *robots)}
     found, first = accuracies(folder, start)
@@ -206,8 +209,8 @@ MEASURES = ('samples', 'accuracy_end', 'target_0_s', 'target_1_s', 'target_2_s',
 def measures(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the `MEASURES` of a run for the tables.
 
-    A measure of a robot is the mean over the robots. A measure without a value is NaN, such as the
-    time to an accuracy that the run did not reach.
+    A measure of a robot is the mean over the robots. A measure is NaN if it has no value, for
+    example the time to an accuracy that the run did not reach.
     """
     if not result['started']:
         return dict.fromkeys(MEASURES, math.nan)

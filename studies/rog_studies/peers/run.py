@@ -24,16 +24,17 @@ from .ours import Ours, with_training
 from .scenarios import Event, Scenario
 from .world import World
 
-START_LIMIT = 240.0  # s within which every robot must have trained a batch, also on a busy machine
-CODE = 'code'        # name of the folder, in the folder of a run, with the adapters that ran
-_STEP = 0.1          # s between two looks at the processes
+# seconds within which every robot must have trained a batch; enough for a busy machine
+START_LIMIT = 240.0
+CODE = 'code'        # name of the subfolder of a run's folder that holds the adapters used
+_STEP = 0.1          # seconds between two checks of the processes
 
 
 class Program(Protocol):
     """Says how to start the processes of a program in a `World`."""
 
     def command(self, name: str, again: bool) -> list[str]:
-        """Return the command of a process; ``again``: it was killed before."""
+        """Return the command of a process; ``again``: whether the process was killed before."""
 
     def environment(self, name: str) -> Mapping[str, str]:
         """Return the environment variables of a process."""
@@ -55,7 +56,7 @@ class Adapter:
                         ignore=shutil.ignore_patterns('__pycache__'), dirs_exist_ok=True)
 
     def command(self, name: str, again: bool) -> list[str]:
-        """Return the command of a process; ``again``: it was killed before."""
+        """Return the command of a process; ``again``: whether the process was killed before."""
         robots = self._world.network.robots
         role = ['--role', 'server'] if name == SERVER else \
             ['--role', 'robot', '--robot', str(robots.index(name))]
@@ -68,9 +69,9 @@ class Adapter:
         """Return the environment variables of a process."""
         own = self._world.out / 'work' / name
         (own / 'tmp').mkdir(parents=True, exist_ok=True)
-        # Each process has a home directory of its own, as on a robot, because peers keep state and
-        # settings there. It has one thread, because the whole fleet shares this machine and a
-        # robot's computer is small.
+        # Each process has its own home directory, as on a robot, because peers keep state and
+        # settings there. It has one thread, because the whole fleet shares this machine, and
+        # because a robot's computer is small.
         return {'PATH': f'{self._python.parent}:{os.environ.get("PATH", "/usr/bin:/bin")}',
                 'PYTHONPATH': str(self._world.out / CODE), 'PYTHONUNBUFFERED': '1',
                 'HOME': str(own), 'TMPDIR': str(own / 'tmp'), 'LANG': 'C.UTF-8',
@@ -85,8 +86,9 @@ class Run:
     """A run of the study.
 
     ``fleet``: robots, links, minutes and seed. ``settings``: settings of the task. ``targets``:
-    accuracies, 0 to 1; the time until each is reached is measured. ``scale``: factor on the
-    recorded rates. ``data``: folder with the files of the task. ``folder``: folder of the run.
+    accuracies, 0 to 1; the study measures the time until the model reaches each. ``scale``: factor
+    for the recorded rates. ``data``: folder with the files of the task. ``folder``: folder of the
+    run.
     """
 
     program: str
@@ -169,7 +171,7 @@ class _Watched:
         self._last: dict[str, tuple[int, int]] = {}
 
     def start(self) -> bool:
-        """Start all processes; return whether every robot trained within `START_LIMIT`."""
+        """Start all processes; return whether every robot trained a batch within `START_LIMIT`."""
         first = time.monotonic()
         for name in self._world.names:
             self._launch(name, again=False)
@@ -207,7 +209,7 @@ class _Watched:
         self.over = self.began + duration
 
     def bytes(self) -> dict[str, tuple[int, int]]:
-        """Return name -> bytes received and sent in the run."""
+        """Return a dict: name -> bytes received and sent in the run."""
         return {name: (self._last[name][0] - first[0], self._last[name][1] - first[1])
                 for name, first in self._first.items()}
 

@@ -8,17 +8,18 @@ from typing import Literal
 from rog_core.errors import ConfigError
 
 What = Literal['link down', 'link up', 'kill', 'start']
-STEADY = 20.0     # Mbit/s, rate of links without a record; the slow robot's link is slower
-SLOW = 1.0        # Mbit/s, rate of the slow robot's link
+STEADY = 20.0     # rate in Mbit/s of links without a record; the slow robot's link is slower
+SLOW = 1.0        # rate in Mbit/s of the slow robot's link
 VICTIM = 'robot2'
 SERVER = 'server'
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a run, ``after`` seconds after the share ``share`` (0 to 1) of the run.
+    """An event of a run: it happens ``after`` seconds after a share of the run has passed.
 
-    ``whom``: name of the robot that it concerns, or ``server``.
+    ``share``: this share, 0 to 1. ``whom``: name of the robot that the event concerns, or
+    ``server``.
     """
 
     what: What
@@ -27,7 +28,7 @@ class Event:
     after: float = 0.0
 
     def at(self, minutes: float) -> float:
-        """Return the time of the event in a run of ``minutes``, s from the start of the records."""
+        """Return the event's time in a run of ``minutes``: seconds after the records start."""
         return 60 * minutes * self.share + self.after
 
 
@@ -36,8 +37,8 @@ class Scenario:
     """The conditions of a run: the links and the events.
 
     ``record``: the record that the links replay (a key of `rog_studies.rivals.records_of`); '' if
-    the links have constant rates. ``rates``: (name of a robot, constant rate of its link in
-    Mbit/s), for each rate that is not `STEADY`.
+    the links have constant rates. ``rates``: pairs (name of a robot, constant rate of its link in
+    Mbit/s) for all robots whose rate is not `STEADY`.
     """
 
     name: str
@@ -84,7 +85,7 @@ DEFAULT = ('outdoor', 'slow', 'outage', 'lost', 'robot-restart', 'server-restart
 def chosen(names: list[str]) -> list[Scenario]:
     """Return the scenarios with these names; if ``names`` is empty, the scenarios of `DEFAULT`.
 
-    :raises ConfigError: there is no scenario with one of the names.
+    :raises ConfigError: one of the names is not the name of a scenario.
     """
     for name in names:
         if name not in SCENARIOS:

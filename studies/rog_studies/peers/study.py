@@ -3,19 +3,20 @@
 ``peers.json``:
 
     schema    rog-peers/1
-    settings  minutes, robots, scale (factor on the recorded rates), quick (whether it is the short
-              study), and of the task: data, model, batch_size, pace_s, local_steps, targets
+    settings  minutes, robots, scale (factor for the recorded rates), quick (true for the short
+              study), and the settings of the task: data, model, batch_size, pace_s, local_steps,
+              targets
     programs  name -> what (description), versions (of its packages), missing (why it could not be
               run; '' if it could)
     cases     scenario -> program -> seeds, outcomes (one text for each seed), and measures:
               name -> values, mean, low, high
 
-``values`` has a number for each seed, or null if the run did not start, or never reached the
-accuracy. ``mean``, ``low`` and ``high`` are the mean of the numbers and its 95 % interval by
-Student's t, as in `rog_studies.rivals`. The measures are `results.MEASURES`: means over the robots,
-except accuracies and times. Each run has a folder SCENARIO/PROGRAM/seedK with ``result.json`` (see
-`results`), the program's own logs, the journals of its processes, the adapters that it ran, and the
-counters of the emulated radio.
+``values`` has a number for each seed. The number is null if the run did not start or never reached
+the accuracy. ``mean``, ``low`` and ``high`` are the mean of the numbers and its 95 % interval by
+Student's t, as in `rog_studies.rivals`. The measures are `results.MEASURES`: means over the
+robots, except accuracies and times. Each run has a folder SCENARIO/PROGRAM/seedK with
+``result.json`` (see `results`), the program's own logs, the journals of its processes, the
+adapters that ran, and the counters of the emulated radio.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
 QUICK = ('rog', 'flower')   # programs of the short study
 QUICK_MINUTES = 40 / 60
-QUICK_SCALE = 0.1          # factor on the rates; full rates would not delay its small model
+# factor for the rates in the short study; full rates would be too fast for its small model
+QUICK_SCALE = 0.1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study runs. ``scale``: factor on the recorded rates. ``quick``: the short study."""
+    """What a study runs. ``scale``: factor for the recorded rates. ``quick``: the short study."""
 
     task: Trained
     programs: list[str]
@@ -102,9 +104,9 @@ def plan_of(data: Path | None = None, quick: bool = False, only: list[str] | Non
 def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetConfig:
     """Return the fleet of a run: its robots and their links.
 
-    The robots share the air time. The seed changes how the links replay the record, see `linked`.
+    The robots share the air time. The seed changes how the links replay the record (see `linked`).
 
-    :param place: directory into which the traces of the links are written.
+    :param place: the directory for the files with the traces of the links.
     """
     rates = dict(scenario.rates)
     names = [f'robot{number}' for number in range(1, plan.robots + 1)]
@@ -115,8 +117,8 @@ def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetCon
     if not scenario.record:
         return fleet
     fleet = linked(fleet, scenario.record, plan.records[scenario.record], place)
-    # `linked` sets ``scale`` for virtual time: to the share of a rate that transfers reach. Here
-    # the transfers are real, so ``scale`` is the factor of the plan alone.
+    # `linked` sets ``scale`` for virtual time, to the share of a rate that transfers reach. Here
+    # the transfers are real, so set ``scale`` to the plan's factor alone.
     return changed(fleet, robots=tuple(
         changed(robot, link=changed(robot.link, scale=plan.scale)) for robot in fleet.robots))
 
@@ -161,7 +163,7 @@ def run_study(plan: Plan, out: Path, resume: bool = False,
 def finished(plan: Plan, out: Path) -> list[dict[str, Any]]:
     """Return the results in ``out`` of all runs with the plan's minutes, robots, scale and model.
 
-    The results include scenarios and programs that only an earlier study ran. They are in the order
+    These include scenarios and programs that only an earlier study ran. The results have the order
     of the tables.
     """
     found = []

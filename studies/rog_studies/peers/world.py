@@ -24,9 +24,9 @@ from rog_cli.emulated_network import INTERFACE, SERVER, EmulatedNetwork, address
 from rog_cli.processes import how_it_ended
 from rog_cli.radio import processes_in
 
-ORDERLY = 10.0  # s after SIGTERM after which processes that still run are killed
-GONE = 10.0     # s within which killed processes must be gone
-_STEP = 0.05    # s between two looks at the processes
+ORDERLY = 10.0  # seconds between SIGTERM and the killing of the processes that still run
+GONE = 10.0     # seconds within which killed processes must have ended
+_STEP = 0.05    # seconds between two checks of the processes
 
 
 class World:
@@ -35,8 +35,9 @@ class World:
     The name of a namespace and of its process is ``server`` or the name of a robot.
 
     :param fleet: robots and links of the run.
-    :param out: directory of the run; logs of the processes go to its folder ``logs``.
-    :raises NetworkError: when the context is entered: the user is not root, or the kernel lacks a
+    :param out: directory of the run; the processes write logs to its folder ``logs``.
+    :raises NetworkError: at the start of the context, if the user is not root or the kernel lacks
+        a
         feature.
     """
 
@@ -47,7 +48,7 @@ class World:
         self.names = [SERVER, *self.network.robots]
         self.address = addresses(self.network.robots)[SERVER]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.down: set[str] = set()  # names whose processes were killed, and not started again
+        self.down: set[str] = set()  # names whose processes were killed and not started again
         self._inodes: dict[str, int] = {}
 
     def __enter__(self) -> World:
@@ -78,7 +79,7 @@ class World:
     def kill(self, name: str) -> None:
         """Kill all processes in a namespace at once, as when the power fails.
 
-        :raises TimeoutError: some are not gone within `GONE` seconds.
+        :raises TimeoutError: some processes have not ended within `GONE` seconds.
         """
         self.down.add(name)
         until = time.monotonic() + GONE
@@ -93,7 +94,7 @@ class World:
             time.sleep(_STEP)
 
     def ended(self, name: str) -> int | None:
-        """Return the exit code of the process with this name; None if it runs."""
+        """Return the exit code of the process with this name; None if the process runs."""
         return self.processes[name].poll()
 
     def set_link(self, robot: str, linked: bool) -> None:
@@ -102,11 +103,11 @@ class World:
         self.network.change(robot, Conditions(linked=linked, delay=delay))
 
     def begin(self) -> None:
-        """Let the links follow their records from now on; before this call they are fast."""
+        """Let the links follow their records from now on; before this call the links are fast."""
         self.network.begin()
 
     def bytes(self) -> dict[str, tuple[int, int]]:
-        """Return name -> bytes received and sent so far, from the counters of its interface."""
+        """Return a dict: name -> bytes that its interface has received and sent so far."""
         found = {}
         for name in self.names:
             with self.network.inside(name):
@@ -114,7 +115,7 @@ class World:
         return found
 
     def end(self) -> None:
-        """Ask all processes to end; kill the processes that have not ended after `ORDERLY` s."""
+        """Ask all processes to end; after `ORDERLY` seconds, kill those that still run."""
         for name, process in self.processes.items():
             if self.ended(name) is None:
                 process.send_signal(signal.SIGTERM)
@@ -140,8 +141,9 @@ class World:
 
 
 def interface_bytes(text: str, interface: str = INTERFACE) -> tuple[int, int]:
-    """Return bytes received and sent by an interface; ``text``: content of /proc/net/dev.
+    """Return the bytes that an interface has received and sent.
 
+    :param text: content of /proc/net/dev.
     :raises ValueError: there is no such interface.
     """
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""`rog study`: repeats the measurements of papers in virtual time."""
+"""`rog study`: repeats measurements of papers in virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rog_studies.catalogue import STUDIES
 from rog_studies.study import run_study, text_tables
 
 RIVALS = 'rivals'  # not in `STUDIES`, because its runs depend on the results of its tuning
-PEERS = 'peers'    # not in `STUDIES`, because its runs are real
+PEERS = 'peers'    # not in `STUDIES`, because its runs take real time
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

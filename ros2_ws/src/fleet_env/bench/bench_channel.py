@@ -1,7 +1,8 @@
-"""Cost of one chunk, with an acknowledgement for every fourth, on the shared channel.
+"""Measure the cost of one chunk on the shared channel.
 
-Every robot keeps a window of 8 chunks in flight, as a sender does. The yardstick, in the same run:
-one push and one pop of a heap, which any discrete-event loop pays for the chunk.
+The cost includes one acknowledgement per four chunks. Every robot keeps a window of 8
+chunks in flight, as a sender does. For comparison, the same run measures one push and
+one pop of a heap, which any discrete-event loop needs for a chunk.
 """
 
 import heapq

@@ -24,16 +24,17 @@ class TokenBucket:
         self.start = start
         self._now = -math.inf
         self._departure = -math.inf
-        # Integral of the rate, Mbit, from `start` to the departure of the last queued packet.
+        # Amount of data in Mbit that the link could carry from `start` to the departure of the
+        # last queued packet.
         self._busy_until = -math.inf
 
     def offer(self, nbytes: int, now: float) -> float:
         """Queue ``nbytes`` at time ``now``; return the time at which the last byte leaves.
 
-        The result is infinite when the rest of the trace has rate 0. If ``now`` is earlier than the
-        latest time that a call has given, that latest time is used.
+        The result is infinite if the rest of the trace has rate 0. Time does not go back: if an
+        earlier call has given a later time than ``now``, that later time is used.
 
-        :raises ValueError: when ``nbytes`` is negative.
+        :raises ValueError: ``nbytes`` is negative.
         """
         if nbytes < 0:
             raise ValueError(f'nbytes is {nbytes}; it must be at least 0')

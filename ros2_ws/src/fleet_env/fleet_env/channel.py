@@ -121,7 +121,7 @@ class _Flow:
     def __init__(self, robot: str, uplink: bool, index: int):
         self.robot, self.uplink, self.index = robot, uplink, index
         self.queue: deque[tuple[float, Any]] = deque()
-        self.waiting = 0.0      # bytes
+        self.waiting = 0.0      # number of bytes in the queue
         self.goal = _NEVER      # value of `_Air.served` at which the first item leaves
         self.sent: Any = None   # the last item that has left
 
@@ -140,8 +140,9 @@ class _Air:
         self.flows = [tuple(_Flow(name, uplink, index) for uplink in (True, False))
                       for index, name in enumerate(traces)]
         self.paths = [_Path(trace, start) for trace in traces.values()]
-        self.busy = [0] * n           # number of the robot's flows that have data; busy: not 0
-        self.rate = [0.0] * n         # Mbit/s; valid only while the robot is busy
+        # number of flows of the robot that have data; the robot is busy if it is not 0
+        self.busy = [0] * n
+        self.rate = [0.0] * n         # rate in Mbit/s; valid only while the robot is busy
         # Mbit that each flow has carried since the robot became busy, up to the air time `since`.
         self.served = [0.0] * n
         self.since = [0.0] * n
@@ -179,7 +180,7 @@ class _Air:
     def begin(self, flow: _Flow, now: float) -> None:
         """Start to send the first item of a flow that was empty.
 
-        No item of any flow may be due to leave before ``now``.
+        Before this call, remove all items that are due to leave before ``now``.
         """
         while (change := min(self.change)) <= now:
             self.step(change)

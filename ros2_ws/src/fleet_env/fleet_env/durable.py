@@ -1,9 +1,10 @@
-"""Saves that survive a crash and a full disk. A digest in each save shows whether it is damaged.
+"""Saves that survive a crash and a full disk.
 
-A *save* is a safetensors file, for example ``NAME-000012.safetensors``. Its metadata hold the
-values that are not tensors, and a digest of everything else in the file. It is written to a
-temporary file, flushed to the disk and renamed. The module imports only the standard library, so
-that a process can detect damage before it imports anything else.
+A *save* is a safetensors file, for example ``NAME-000012.safetensors``. Its metadata
+hold the values that are not tensors, and a digest of everything else in the file. The
+digest shows whether the save is damaged. A save is first written to a temporary file;
+this file is then flushed to the disk and renamed. The module imports only the standard
+library, so that a process can detect damage before it imports anything else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ _PROBE = 1 << 16  # bytes that `Kept.probe` writes as a test
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file; an OSError refuses devices and pipes, which may have no end."""
+    """Return the content of a file.
+
+    :raises OSError: the file cannot be read, or is a device or a pipe, which possibly has
+        no end.
+    """
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, 'it is not a regular file', os.fspath(path))
@@ -38,15 +43,16 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     try:
         Path(path).write_text(text, encoding='utf-8')
     except OSError as error:
-        error.filename = os.fspath(path)   # unlike open(), write() does not name it
+        # an error of open() has the name of the file, but an error of write() has not
+        error.filename = os.fspath(path)
         raise
 
 
 def hold(path: Path, who: str) -> int:
-    """Lock a directory by a file in it, until this process ends or closes the returned handle.
+    """Lock a directory until this process ends or closes the returned handle.
 
+    :param path: the lock file, which is in this directory.
     :param who: role of this process for the error message, such as ``parameter server``.
-    :param path: the lock file in this directory.
     :raises DurableError: another process has locked the directory, or it cannot be written.
     """
     directory = path.parent
@@ -145,7 +151,8 @@ class Kept:
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
         for old in [*there, number][:-self.keep]:
-            with suppress(OSError):  # this old save remains, but the new save exists
+            # if the old save cannot be deleted, it remains; the new save is complete
+            with suppress(OSError):
                 self.path(old).unlink()
         return path
 

@@ -45,7 +45,10 @@ class TraceError(FleetEnvError):
 
 
 class SettingError(FleetEnvError):
-    """A setting is unknown, has the wrong type, or is out of bounds; ``path`` holds its keys."""
+    """A setting is unknown, has the wrong type or is out of bounds.
+
+    ``path`` holds the keys of the setting.
+    """
 
     def __init__(self, message: str, file: str = '', line: int = 0,
                  path: tuple[str | int, ...] = ()) -> None:

@@ -67,7 +67,10 @@ class ChannelConfig(Settings):
 
 
 class LinkConfig(Settings):
-    """The link between a robot and the server; the sender follows its trace in both directions."""
+    """The link between a robot and the server.
+
+    In both directions, the sender follows the trace of the link.
+    """
 
     trace: str = _('outdoor', 'rate over time: a built-in trace (indoor, outdoor, outdoor_fades, '
                               'edge, steady), or a file of "seconds Mbit/s" lines, relative to the '
@@ -182,7 +185,7 @@ class UpstreamConfig(ReachConfig):
 
 
 class StragglerConfig(Settings):
-    """How often a robot is late or drops out; drawn once for each gradient."""
+    """How often a robot is late or drops out; each gradient is a new random draw."""
 
     probability: float = _(0.0, 'probability that a gradient takes longer', ge=0.0, le=1.0)
     time: float = _(0.0, 'additional duration of such a gradient', 's', ge=0.0)
@@ -200,7 +203,10 @@ class Computer(Settings):
 
 
 class RobotConfig(Computer):
-    """One robot; a setting that its entry omits has the fleet's value."""
+    """One robot.
+
+    If its entry omits a setting, the robot has the fleet's value of this setting.
+    """
 
     name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
                   form='lower case, digits and underscores (REP-144)')
@@ -233,7 +239,7 @@ class FleetSettings(Settings):
 
 
 class FleetConfig(FleetSettings):
-    """A fleet file; the order of the robots is their rank."""
+    """A fleet file; the rank of a robot is its position in the list of robots."""
 
     name: str = _(..., 'name of the fleet', pattern=r'^[A-Za-z0-9][\w.-]*$',
                   form='letters, digits, dot, dash, underscore')
@@ -267,7 +273,10 @@ class FleetConfig(FleetSettings):
         return self.robots.index(self.robot(name))
 
     def share(self, name: str) -> tuple[int, int]:
-        """Return a robot's rank, and the number of robots, among all fleets that share the data."""
+        """Return the rank of a robot, and the number of robots, in all sharing fleets.
+
+        Sharing fleets divide the data among all their robots.
+        """
         above = self.upstream
         return above.rank + self.rank(name), above.world or above.rank + len(self.robots)
 
@@ -284,8 +293,9 @@ class FleetConfig(FleetSettings):
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a fleet file, with every setting written out.
 
-        A robot's entry holds only the settings that differ from the fleet's. So if a setting of the
-        fleet is overridden, every robot without its own value for the setting follows.
+        The entry of a robot holds only the settings that differ from the fleet's. So an
+        override of a setting of the fleet also applies to every robot that has no value of its
+        own for this setting.
         """
         head = {'name': self.name, 'description': self.description}
         usual = (self.robot_defaults(*place) for place in enumerate(self.capacities))

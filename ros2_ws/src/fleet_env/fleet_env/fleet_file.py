@@ -115,8 +115,9 @@ def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
 
     A child fleet has the duration and the seed of the parent fleet.
 
-    :raises FleetFileError: a child's file cannot be read, names another robot of the parent, has
-        child fleets of its own, or gives its robots the same data as robots of another child.
+    :raises FleetFileError: one of four errors: the file of a child fleet cannot be read; it
+        contains the name of another robot of the parent fleet; a child fleet has child
+        fleets itself; or robots of two child fleets have the same data.
     """
     found = {robot.name: changed(read_fleet(robot.fleet), minutes=fleet.minutes, seed=fleet.seed)
              for robot in fleet.robots if robot.fleet}

@@ -25,15 +25,15 @@ _SHARES = (0, .01, .05, .10, .25, .31, .38, .50, .60, .75, .90, .95, .99, 1)
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """Statistics of a link, whose trace is made from the sum of a slow and a fast random process.
+    """Statistics of a link. Its trace is made from a slow and a fast random process.
 
-    :param mean: Mbit/s; the quantiles are scaled to give exactly this.
-    :param quantiles: Mbit/s below which the shares 0, .01, .05, .1, .25, .31, .38, .5, .6, .75,
-        .9, .95, .99 and 1 of the samples lie.
+    :param mean: mean rate in Mbit/s; the quantiles are scaled to give exactly this mean.
+    :param quantiles: rates in Mbit/s. The shares 0, .01, .05, .1, .25, .31, .38, .5, .6,
+        .75, .9, .95, .99 and 1 of the samples are below the respective rate.
     :param slow_share: share of the variance that the slow process contributes, 0 to 1.
-    :param slow_time, fast_time: time constants of the two processes, s.
-    :param calm: strength of the fast process where the link is worst, divided by its strength where
-        the link is best.
+    :param slow_time, fast_time: time constants of the two processes in seconds.
+    :param calm: strength of the fast process where the link is worst, divided by its
+        strength where the link is best.
     """
 
     mean: float
@@ -46,14 +46,16 @@ class LinkProfile:
 
 _OUTDOOR = (0, 0, .82, 2.06, 4.25, 4.94, 9.71, 43.0, 90.8, 133.3, 189.0, 212.7, 256.6, 355.7)
 
-# Quantiles: from LOPInfer's indoor record and ROG's outdoor record (facts.md, Links). The mean of
-# the indoor record is 85 Mbit/s, and the published mean is 93. Chosen: 91, which is within 10 % of
-# both. Times of `indoor` and `outdoor`: fitted to two published properties. First, the rate changes
-# by 20 % every .4 s and by 40 % every 1.2 s. Second, the autocorrelation at .5 s and at 10 s is .78
-# and .58 indoors, .93 and .90 outdoors. Outdoors this means fades of one or two minutes, because
-# the rate is below 10 Mbit/s for 38 % of the time. Times of `outdoor_fades`: fitted to ROG's
-# outdoor record, in which the autocorrelation at 10 s is .11, and a fade lasts 4.9 s on average and
-# at most 25 s.
+# The quantiles come from LOPInfer's indoor record and ROG's outdoor record (facts.md,
+# Links). The mean of the indoor record is 85 Mbit/s, and the published mean is 93. The
+# mean chosen here is 91, which is within 10 % of both.
+# The time constants of `indoor` and `outdoor` are fitted to two published properties.
+# First, the rate changes by 20 % every .4 s and by 40 % every 1.2 s. Second, the
+# autocorrelation at .5 s and at 10 s is .78 and .58 indoors, and .93 and .90 outdoors.
+# Outdoors this means fades of one or two minutes, because the rate is below 10 Mbit/s for
+# 38 % of the time.
+# The time constants of `outdoor_fades` are fitted to ROG's outdoor record. In this record
+# the autocorrelation at 10 s is .11, and a fade lasts 4.9 s on average and at most 25 s.
 PROFILES: dict[str, LinkProfile] = {
     'indoor': LinkProfile(
         mean=91.0, quantiles=(6.4, 7.5, 12.0, 17.1, 61.7, 67.3, 73.4, 83.7, 92.0, 106.8, 135.0,
@@ -110,7 +112,7 @@ def generate(profile: str | LinkProfile, seed: int = SEED, duration: float = DUR
 def _process(rng: np.random.Generator, n: int, step: float, time: float) -> np.ndarray:
     """Return a periodic Gaussian process (n,) of mean 0 and variance 1.
 
-    :param time: time constant of its autocorrelation, s.
+    :param time: time constant of the autocorrelation in seconds.
     """
     frequency = np.fft.rfftfreq(n, step)
     amplitude = 1 / (1 + (2 * np.pi * frequency * time) ** 2)
@@ -120,7 +122,10 @@ def _process(rng: np.random.Generator, n: int, step: float, time: float) -> np.n
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Return for each of ``values`` (n,) the share of values below it, strictly between 0 and 1."""
+    """Return, for each element of ``values`` (n,), the share of smaller elements.
+
+    Each share is greater than 0 and less than 1.
+    """
     ranks = np.empty(len(values))
     ranks[np.argsort(values, kind='stable')] = np.arange(len(values))
     return (ranks + 0.5) / len(values)

@@ -1,6 +1,7 @@
-"""An energy meter that measures power with jetson-stats (``jtop``) where this is installed.
+"""An energy meter that measures power with jetson-stats (``jtop``).
 
-Where it is not installed, the meter computes the power from the robot's state (`fleet_env.power`).
+If jetson-stats is not installed, the power is computed from the robot's state
+(`fleet_env.power`).
 """
 
 import logging

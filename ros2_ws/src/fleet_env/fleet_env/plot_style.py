@@ -13,8 +13,8 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-COLUMN = 3.4  # inches; width of a column of a two-column paper
-PAGE = 7.0    # inches; width of both columns
+COLUMN = 3.4  # width of a column of a two-column paper in inches
+PAGE = 7.0    # width of both columns in inches
 _STYLE: Any = {
     'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'legend.fontsize': 7,
     'xtick.labelsize': 7, 'ytick.labelsize': 7, 'lines.linewidth': 1.1, 'axes.linewidth': .6,

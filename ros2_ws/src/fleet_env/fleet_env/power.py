@@ -54,12 +54,12 @@ class EnergyMeter:
         return dict(self._seconds)
 
     def energy(self, now: float) -> float:
-        """Return the energy until ``now``, J."""
+        """Return the energy until ``now`` in J."""
         self._integrate(now)
         return self._joules
 
     def power(self, now: float) -> float:
-        """Return the power at ``now``, W."""
+        """Return the power at ``now`` in W."""
         self._integrate(now)
         return self._watts()
 

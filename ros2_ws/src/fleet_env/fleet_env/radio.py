@@ -18,8 +18,8 @@ from fleet_env.channel import Channel
 from fleet_env.errors import SettingError
 from fleet_env.trace import LinkTrace
 
-AT_BASE = 1000.0  # Mbit/s, rate of a link before its trace begins
-QUEUE = 1000  # frames that may wait for the air in one direction, as in Linux (txqueuelen)
+AT_BASE = 1000.0  # rate of a link in Mbit/s before its trace begins
+QUEUE = 1000  # maximum number of frames that wait in one direction, as in Linux (txqueuelen)
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Conditions:
     """
 
     linked: bool = True      # False: out of range; all frames are lost, including those that wait
-    delay: float = 0.0       # s, added to every frame
-    jitter: float = 0.0      # s, largest random addition to the delay; frames keep their order
+    delay: float = 0.0       # delay of every frame in seconds
+    jitter: float = 0.0  # largest random addition to the delay in seconds; frames keep their order
     loss: float = 0.0        # probability that a frame is lost after it has used its air time
     duplicate: float = 0.0   # probability that a frame arrives twice
     reorder: float = 0.0     # probability that a frame is held back, so that later frames pass it
-    reorder_time: float = 0.05  # s for which a frame is held back to reorder it
+    reorder_time: float = 0.05  # time in seconds for which such a frame is held back
 
     def __post_init__(self) -> None:
         for name in ('delay', 'jitter', 'reorder_time'):
@@ -58,17 +58,20 @@ class Counters:
     bytes: int = 0          # bytes that the air has carried
     refused: int = 0        # frames dropped because there was no link or the queue was full
     lost: int = 0           # frames lost after they were on the air
-    busy: float = 0.0       # s during which frames waited for the air or were on it
+    busy: float = 0.0       # time in seconds during which frames waited for the air or were on it
 
 
 class Radio:
     """Compute when each frame arrives over a robot's link.
 
-    Until `begin` every link has the rate `AT_BASE`, because robots receive the model before they
-    drive out. Virtual time has no such phase, because there robots hold the model from the start.
+    Until `begin` every link has the rate `AT_BASE`, because robots receive the model before
+    they drive out. Virtual time has no such phase, because there robots hold the model from
+    the start.
 
-    :param traces: robot -> rate of its link, Mbit/s; at rate 0 every frame sent is lost.
-    :param conditions: robot -> its conditions at the start; default: a perfect link.
+    :param traces: robot -> rate of its link in Mbit/s; a frame sent while the rate is 0 is
+        lost.
+    :param conditions: robot -> conditions of its link at the start; by default a perfect
+        link.
     :param shared: whether all robots share the air time of one channel.
     :param seed: seed of losses, jitter, duplicates and reordering.
     """
@@ -84,13 +87,14 @@ class Radio:
         self._random = random.Random(seed)
         flows = [(name, uplink) for name in traces for uplink in (True, False)]
         self._counters = {flow: Counters() for flow in flows}
-        self._since = dict.fromkeys(flows, math.inf)   # when the flow became busy; infinity: idle
+        # time at which the flow became busy; infinity if it is idle
+        self._since = dict.fromkeys(flows, math.inf)
         self._last = dict.fromkeys(flows, -math.inf)   # latest arrival of a frame not held back
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
     def begin(self, now: float) -> None:
-        """Start the traces; all frames that wait or are on the air leave it now."""
+        """Start the traces; frames that wait or are on the air leave the air now."""
         if self._start < math.inf:
             return
         while (left := self._channel.deadline) < math.inf:

@@ -1,15 +1,17 @@
 """Run records: the events of a run (``run.jsonl``), on robots or in virtual time.
 
 ``run.jsonl`` holds one JSON object per line, in the order of writing. Every object has
+these fields:
 
     kind    start, iteration, evaluation, status, fault or stop
     t       seconds since the run began
     robot   name of the robot; empty for the fleet or the server
 
-and the fields of the class below whose name is the kind. The metadata of a field gives its unit and
-meaning. An unknown number is NaN in Python and ``null`` in the file. Every line is appended by one
-write, so that several processes may write to one file. The schema's version is :data:`SCHEMA`; a
-reader refuses any other version. :mod:`fleet_env.summary` describes ``summary.json``.
+Further fields depend on the kind: the class below with the name of the kind defines
+them. The metadata of a field gives its unit and meaning. An unknown number is NaN in
+Python and ``null`` in the file. Every line is appended by one write, so that several
+processes can write to one file. The schema's version is :data:`SCHEMA`; a reader
+refuses any other version. :mod:`fleet_env.summary` describes ``summary.json``.
 """
 
 import dataclasses

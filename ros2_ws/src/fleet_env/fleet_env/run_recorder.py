@@ -20,10 +20,10 @@ _COUNTERS = {'compute_time': 'compute_s', 'communicate_time': 'communicate_s',
 
 @dataclass(frozen=True)
 class RobotReport:
-    """The status of a robot, with the fields of rog_msgs/TrainingStatus about training.
+    """The status of a robot: the fields of rog_msgs/TrainingStatus about training.
 
-    Times (s), bytes and energy (J) count from the start of the present process. bandwidth and
-    link_rate are in Mbit/s, power is in W.
+    Times (in s), bytes and energy (in J) count from the start of the present process.
+    bandwidth and link_rate are in Mbit/s, power is in W.
     """
 
     robot: str
@@ -87,11 +87,12 @@ class _Robot:
 class Recorder:
     """Write run.jsonl during a run and summary.json at its end.
 
-    Methods take ``t``, the time since the run began, s.
+    The argument ``t`` of the methods is the time in seconds since the run began.
 
-    :param directory: directory of the two files. None: write nothing; :meth:`stop` still returns
-        the outcome.
-    :param former: events of the same run before a restart of the server; the summary covers them.
+    :param directory: directory of the two files. None: write nothing; :meth:`stop` still
+        returns the outcome.
+    :param former: events of the same run before a restart of the server; the summary
+        includes them.
     :raises RecordError: a file cannot be written; every method may raise this error.
     """
 
@@ -132,7 +133,10 @@ class Recorder:
         return self._robots.setdefault(name, _Robot())
 
     def baseline(self, clean: float, before: float) -> None:
-        """Record the metric before training: ``clean`` on unaltered, ``before`` on shifted data."""
+        """Record the metric before training.
+
+        ``clean``: metric on unaltered data. ``before``: metric on shifted data.
+        """
         self.clean, self.before = clean, before
         for phase, metric in (('clean', clean), ('before', before)):
             self._write(records.Evaluation(0.0, '', 0, metric, phase))

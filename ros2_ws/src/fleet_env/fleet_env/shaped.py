@@ -1,4 +1,7 @@
-"""An emulated link: a token bucket delays messages at the sender. A real link does not need it."""
+"""An emulated link: a token bucket delays messages at the sender.
+
+A fleet with real links does not use this module.
+"""
 
 from __future__ import annotations
 

@@ -68,10 +68,12 @@ def autocorrelation(rates: np.ndarray, lag: int) -> float:
 
 
 def change_interval(rates: np.ndarray, share: float, step: float) -> float:
-    """Return the mean time in s between large changes of the rate; infinite if there is none.
+    """Return the mean time in seconds between large changes of the rate.
 
-    A change is large when the rate differs from the rate at the previous large change by more than
-    the share ``share``.
+    The result is infinite if there is no large change.
+
+    A change is large when the rate and the rate at the previous large change differ by more
+    than ``share`` times the latter.
     """
     reference, last, changes = float(rates[0]), 0, 0
     for i, rate in enumerate(rates.tolist()):

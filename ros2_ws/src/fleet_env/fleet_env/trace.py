@@ -73,7 +73,7 @@ class LinkTrace:
     def rate_at(self, t: ArrayLike) -> Floats:
         """Return the rates in Mbit/s at the times ``t``, in the shape of ``t``.
 
-        ``t`` is in s; it has any shape, and times may be negative.
+        ``t`` is an array of any shape; its times are in seconds and may be negative.
         """
         phase = np.mod(np.asarray(t, dtype=np.float64), self.period)
         return self.rates[np.searchsorted(self.times, phase, side='right') - 1]

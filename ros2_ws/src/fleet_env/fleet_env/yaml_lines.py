@@ -28,7 +28,11 @@ def parse(text: str, file: str, needs: str = '', error: type[SettingError] = Fle
 
 
 def line_of(path: Path, lines: Lines) -> int:
-    """Return the line of a key, or else of its nearest parent key that has a line, or else 0."""
+    """Return the line of a key.
+
+    If the line is not known, return the line of the nearest parent key whose line is known.
+    If there is no such key, return 0.
+    """
     return next((lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines), 0)
 
 

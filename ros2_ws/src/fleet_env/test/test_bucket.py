@@ -1,4 +1,7 @@
-"""The emulated link: never faster than its trace, never idle while bytes wait, in order."""
+"""The emulated link keeps the order, and is never faster than its trace.
+
+It is never idle while bytes wait.
+"""
 
 import math
 

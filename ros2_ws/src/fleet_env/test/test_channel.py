@@ -1,4 +1,7 @@
-"""The shared radio channel: equal shares of air time, never faster than the links, in order."""
+"""The shared radio channel gives equal shares of air time, and keeps the order.
+
+It is never faster than the links.
+"""
 
 import math
 
@@ -80,7 +83,8 @@ def test_channel_agrees_with_a_naive_integration(fleet, gaps, shared):
     until = arrivals[-1][0] + 20
     found = {left[3]: left[0] for left in play(fleet, arrivals, shared, until)}
     expected = {left[3]: left[0] for left in naive(fleet, arrivals, shared, until)}
-    for index in set(found) ^ set(expected):  # at the limit, where rounding decides
+    # these items leave at the time `until`, where rounding decides
+    for index in set(found) ^ set(expected):
         assert {**found, **expected}[index] == pytest.approx(until, abs=1e-6)
     for index in set(found) & set(expected):
         assert found[index] == pytest.approx(expected[index], rel=1e-6, abs=1e-6)
@@ -111,7 +115,7 @@ def test_no_flow_carries_more_than_its_link_and_all_no_more_than_the_air(fleet, 
                     moved = sum(mbit for _, mbit in left[i:j + 1])
                     allowed = trace.carried(left[j][0]) - trace.carried(begin) + first
                     assert moved <= allowed + 1e-6 * max(1, moved)
-    if shared:  # never more than the fastest link would carry alone
+    if shared:  # all flows together carry at most what the fastest link would carry alone
         best = max(trace.rates.max() for trace in fleet.values())
         for end in np.arange(0, 10, .5):
             moved = sum(arrivals[i][3] * BYTE for t, _, _, i in out if t <= end)
@@ -186,8 +190,8 @@ def test_calling_pop_more_often_changes_nothing(fleet, gaps, shared):
 def test_a_dead_link_takes_no_air_and_comes_back():
     fleet = {'a': LinkTrace([0, 2], [0, 8], period=100), 'b': LinkTrace([0], [8])}
     out = play(fleet, [(0.0, 'a', True, 1e6), (0.0, 'b', True, 1e6), (0.0, 'b', True, 2e6)])
-    # b is alone for 1 s, and for 1 s of its second item. From 2 s on both share the air, and a is
-    # done at 4 s.
+    # For the first 2 s, only b sends: its first item and half of its second item. From 2 s
+    # on, both share the air. At 4 s the items of a and b have left.
     assert [(round(t, 9), robot, i) for t, robot, _, i in out] == [
         (1, 'b', 1), (4, 'a', 0), (4, 'b', 2)]
 

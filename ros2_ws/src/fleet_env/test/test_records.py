@@ -168,7 +168,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_removed(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
         try:
             with pytest.raises(RecordError, match='cannot be written'):
-                writer.write(event)  # ten bytes fit
+                writer.write(event)  # the disk has space for only ten bytes of the line
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         writer.write(event)

@@ -70,7 +70,10 @@ def test_a_robot_that_comes_back_goes_on_counting(tmp_path):
 
 @pytest.mark.parametrize('life, computed', [(1, 7.0), (2, 12.0)])
 def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed):
-    """The robot continued meanwhile, with its counters, or was restarted as well."""
+    """While the server is away, the robot continues, or it is restarted as well.
+
+    If it continues, it keeps its counters.
+    """
     first = Recorder(tmp_path, START)
     first.baseline(0.9, 0.4)
     first.status(1.0, status(5, evaluated_at=5, accuracy=0.6))

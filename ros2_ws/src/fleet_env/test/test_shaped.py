@@ -1,4 +1,7 @@
-"""The emulated link keeps the order, and the rate of its trace; a real link is not changed."""
+"""The emulated link keeps the order of messages and the rate of its trace.
+
+A real link is not changed.
+"""
 
 import math
 
@@ -14,7 +17,7 @@ TRACE = LinkTrace([0.0, 1.0, 2.0], [8.0, 0.0, 4.0])
 
 
 def drain(link, until=1e9):
-    """Release everything until `until`; return the times of release."""
+    """Release messages until the time ``until``; return the times of release."""
     while link.deadline <= until:
         link.release(link.deadline)
 
@@ -44,7 +47,8 @@ def test_a_message_takes_the_time_of_its_bytes_and_waits_while_the_link_is_dead(
     assert not out
     assert link.deadline == pytest.approx(start + 0.5)
     link.release(start + 1.5)
-    assert len(out) == 2  # the next message is too late for the first second
+    # the third message waits, because the link carries only two in the first second
+    assert len(out) == 2
     assert link.deadline == pytest.approx(start + 3.0)
     link.release(link.deadline)
     assert len(out) == 3 and math.isinf(link.deadline)
@@ -72,5 +76,5 @@ def test_a_link_that_is_held_is_unlimited_until_its_trace_begins():
     link.send(10 ** 9, lambda: out.append(1), 0.0, lossy=True)
     assert out == [1] and math.isnan(link.rate(0.0))
     link.begin(100.0)
-    link.begin(200.0)  # the trace continues where it is
+    link.begin(200.0)  # a second call does not start the trace again
     assert link.rate(100.5) == 8.0 and link.is_dead(101.5) and link.rate(102.5) == 4.0

@@ -1,14 +1,18 @@
-"""Starved ticks, age of actions and bytes over bad links: ACT, 30 Hz, chunk 100, in virtual time.
+"""Compare policies over bad links in virtual time.
 
-The bench first measures one inference of the network on this machine. Then the machine that runs on
-robots, `PolicyMachine`, works over a link for `MINUTES` of virtual time. Its rivals in the same run
-are the robot alone, and a client that waits for the server and cannot compute on the robot. This
-client sends a request either when its chunk is used up (as openpi's ActionChunkBroker does), or
-when half of its chunk is used (as LeRobot's async_inference does with its default threshold). Both
-clients are models of those programs, not the programs themselves. All contestants send the same
-data: two images of 8 bits, and joints. Our transfer ends when the robot gives the request up, as in
-LOPInfer. A rival's transfer stays in the connection, as with TCP. Prints one JSON line for each
-link and each length of outage.
+The figures are starved ticks, age of actions and bytes. The network is ACT at 30 Hz
+with chunks of 100 actions. The bench first measures one inference of the network on
+this machine. Then `PolicyMachine`, which also runs on real robots, works over a link
+for `MINUTES` of virtual time. It is compared with the robot alone, and with a client
+that waits for the server and cannot compute on the robot. This client sends a request
+either when its chunk is used up (as openpi's ActionChunkBroker does), or when half of
+its chunk is used (as LeRobot's async_inference does with its default threshold). Both
+clients are models of those programs, not the programs themselves.
+
+All contestants send the same data: two images of 8 bits, and joints. When our robot
+gives a request up, the transfer ends, as in LOPInfer. The transfer of a client stays in
+the connection, as with TCP. The bench prints one JSON line for each link and each
+length of outage.
 """
 
 from __future__ import annotations
@@ -59,7 +63,10 @@ def measured(policy: ActPolicy) -> float:
 
 
 def with_outages(trace: LinkTrace, seconds: float, total: float) -> LinkTrace:
-    """Return the trace, repeated for ``total`` s; each `EVERY` s has an outage of ``seconds`` s."""
+    """Return the trace, repeated for ``total`` seconds and with outages.
+
+    In every period of `EVERY` seconds there is one outage, which lasts ``seconds`` seconds.
+    """
     times = [k * trace.period + t for k in range(math.ceil(total / trace.period))
              for t in trace.times.tolist()]
     cuts = [FIRST + k * EVERY for k in range(int(total / EVERY))] if seconds else []
@@ -170,7 +177,8 @@ def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
 
 def waits(run: Run, seconds: float, share: float) -> dict:
     """Run a client that makes one request at a time and cannot compute on the robot."""
-    queue: dict[int, float] = {}       # maps a tick to the time of its action's observation
+    # maps a tick to the time of the observation from which its action follows
+    queue: dict[int, float] = {}
     busy, ages, starved, begun, total = False, [], 0, False, 0
 
     def tick(k: int, now: float) -> None:

@@ -1,25 +1,28 @@
-"""Our node compared with LeRobot's async_inference and openpi-client: processes, in real time.
+"""Compare our node with LeRobot's async_inference and openpi-client in real time.
 
-ACT with random weights, two cameras 480 x 640, 7 joints, chunk of 100, 30 Hz, as in bench_policy.
-The rivals are unmodified and need their own environments. Two variables name the Python of each:
+All programs run as processes. The policy is that of bench_policy: ACT with random
+weights, two cameras of 480 x 640 pixels, 7 joints, chunks of 100 actions, 30 Hz. The
+rivals are not modified. Each needs a Python environment of its own. Two variables
+contain the paths of their Python programs:
 
     python -m venv build/openpi && build/openpi/bin/pip install -r rivals/openpi.txt
     python -m venv build/lerobot && build/lerobot/bin/pip install -r rivals/lerobot.txt
     OPENPI_PYTHON=build/openpi/bin/python LEROBOT_PYTHON=build/lerobot/bin/python \
         python bench_rivals.py --out runs.jsonl
 
-A rival whose variable is not set is left out; if no variable is set, nothing is measured. A run
-begins after the first action, which comes over a link without limit. Then the link follows its
-trace for `SECONDS`, with the outages of `OUTAGES`. The link of a rival is a TCP forwarder. Our link
-is emulated in LOPInfer's senders, with the same trace.
+A rival whose variable is not set is left out; if no variable is set, nothing is
+measured. A run begins after the first action. Until then, the link has no limit. Then
+the link follows its trace for `SECONDS`, with the outages of `OUTAGES`. The link of a
+rival is a TCP forwarder. LOPInfer's senders emulate our link, with the same trace.
 
-Servers compute on this machine with `SERVER_THREADS` threads, but only on processor time that the
-robot's processes leave free (`after_the_robot`). openpi-client has no server; the server that this
-bench runs for it waits for the duration of an inference. Our robot computes on one thread, slowed
-so that an inference takes `ROBOT` seconds. With our node, a lost tick is a tick that the node
-counts as starved or missed. With a rival, if more than 1/30 s lies between two actions, each
-further 1/30 s counts as a lost tick. The bench prints one JSON line for each link and contestant;
-the file of `--out` also gets the ages over time, which draw_rivals.py draws.
+Servers compute on this machine with `SERVER_THREADS` threads, but only when the robot's
+processes leave processor time free (`after_the_robot`). openpi-client has no server, so
+this bench runs one that only waits for the duration of an inference. Our robot computes
+on one thread, which is slowed down so that an inference takes `ROBOT` seconds. With our
+node, a lost tick is a tick that the node counts as starved or missed. With a rival, if
+more than 1/30 s lies between two actions, each further 1/30 s counts as a lost tick.
+The bench prints one JSON line for each link and contestant. It appends the line to the
+file of `--out` as well, together with the ages over time, which draw_rivals.py draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Turns actions of the policy into messages; without an action, follows the setting `safety`."""
+"""Turn actions of the policy into messages.
+
+If there is no action, the setting `safety` decides which messages are sent.
+"""
 
 from __future__ import annotations
 

@@ -18,17 +18,19 @@ from .policy import Policy
 
 
 class TorchPolicy(Policy):
-    """Any torch module, called with one argument for each observation, in the contract's order.
+    """Any torch module.
 
-    An image is float32 (1, 3, height, width) from 0 to 1, a list of n numbers is float32 (1, n).
-    The module returns n actions of d numbers, float32 of shape (1, n, d) or (n, d). If the module
-    returns a tuple, the first element holds the actions. d is the sum of the sizes of the
-    contract's actions.
+    It is called with one argument for each observation, in the contract's order.
 
-    :param module: the module, or ``package.module:name`` of a module or of a function that makes a
-        module.
-    :param weights: safetensors file with the parameters and buffers; empty: the module keeps its
-        own.
+    An image is float32 (1, 3, height, width) with values from 0 to 1, and a list of n
+    numbers is float32 (1, n). The module returns n actions of d numbers, float32 of shape
+    (1, n, d) or (n, d). If the module returns a tuple, the first element holds the actions.
+    d is the sum of the sizes of the contract's actions.
+
+    :param module: the module; or ``package.module:name``, the name of a module or of a
+        function that makes a module.
+    :param weights: safetensors file with the parameters and buffers. If it is empty, the
+        module keeps its own parameters and buffers.
     """
 
     def __init__(self, module: torch.nn.Module | str, contract: Contract, weights: str = ''

@@ -44,11 +44,11 @@ class Answer:
 class Computing:
     """Computes chunks at one place, one after the other.
 
-    :param network: is called with the model's inputs.
-    :param where: returns where the last inference was computed.
-    :param answer: is called with each answer, in this place's thread.
-    :param awaited: returns whether the request with a given number still counts; a request that no
-        longer counts is not computed.
+    :param network: function of the model's inputs that returns the model's output.
+    :param where: function that returns where the last inference was computed.
+    :param answer: function that is called with each answer, in this place's thread.
+    :param awaited: function of a request's number that returns whether the request still
+        counts. A request that no longer counts is not computed.
     :param most: maximum number of requests that wait.
     """
 
@@ -125,7 +125,7 @@ def on_device(model: torch.nn.Module, device: torch.device) -> Network:
 
 
 def slowed(network: Network, factor: float) -> Network:
-    """Return the network with ``factor`` times its computing time, to emulate a slower robot."""
+    """Return a network that takes ``factor`` times as long, to emulate a slower robot."""
     if factor == 1.0:
         return network
 

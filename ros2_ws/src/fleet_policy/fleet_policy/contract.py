@@ -1,14 +1,14 @@
-"""The contract: maps topics and their fields to the tensors of a policy, with rate and units.
+"""The contract: maps topics and their fields to tensors, with rate and units.
 
     rate: 30.0
     observations:
-      image.top: {topic: camera_top/image_raw, type: sensor_msgs/msg/Image, height: 480, width: 640}
-      state: {topic: joint_states, type: sensor_msgs/msg/JointState, names: [shoulder, elbow]}
+      image.top: {topic: camera_top/image_raw, type: sensor_msgs/msg/Image, height: 480, width:
+      640} state: {topic: joint_states, type: sensor_msgs/msg/JointState, names: [shoulder, elbow]}
     actions:
       joints: {topic: commands, type: std_msgs/msg/Float64MultiArray, size: 2}
 
-A policy receives the observations by name. An action of the policy consists of the numbers of all
-entries of ``actions`` in this order.
+A policy receives the observations by name. An action of the policy consists of the
+numbers of all entries of ``actions``, in the order in which the file lists the entries.
 """
 
 from __future__ import annotations

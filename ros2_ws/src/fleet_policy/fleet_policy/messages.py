@@ -21,9 +21,9 @@ _NUMBERS = ('float', 'double', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint
             'uint64', 'octet', 'boolean')
 _USUAL = {'std_msgs/msg/Float64MultiArray': 'data', 'std_msgs/msg/Float32MultiArray': 'data',
           'control_msgs/msg/MultiDOFCommand': 'values'}
-# Maps a message type and a quantity to a field. JointJog's displacements do not serve as positions:
-# in safety mode `hold` a robot repeats its last positions. If these were displacements, the robot
-# would continue to move.
+# Maps a message type and a quantity to a field. JointJog's displacements are not used as
+# positions: with the safety mode `hold` a robot repeats its last positions. If it
+# repeated displacements, it would continue to move.
 _BY_QUANTITY = {
     TRAJECTORY: {'position': 'positions', 'velocity': 'velocities', 'effort': 'effort'},
     'sensor_msgs/msg/JointState': {'position': 'position', 'velocity': 'velocity',
@@ -60,7 +60,7 @@ def usual_field(kind: str, quantity: str) -> str:
 
 
 def names_field(kind: Any) -> str:
-    """Return the field of a message class that names the joints; '' if there is none."""
+    """Return the field of a message class that holds joint names; '' if there is none."""
     return next((name for name in _NAMES if name in kind.get_fields_and_field_types()), '')
 
 
@@ -100,9 +100,12 @@ def _is_trajectory(kind: Any) -> bool:
 
 def numbers(message: Any, field: str, fields: Sequence[str], names: Sequence[str], size: int
             ) -> NDArray[np.float32]:
-    """Return the numbers (n,) of a message, in the order of ``names`` if these are given.
+    """Return the numbers (n,) of a message.
 
-    :raises MessageError: a joint is missing, the length differs, or a number is not finite.
+    They are in the order of ``names`` if ``names`` is not empty.
+
+    :raises MessageError: a joint is missing, the number of values is wrong, or a value is
+        not finite.
     """
     if fields:
         values = np.array([_get(message, path) for path in fields], np.float32)

@@ -36,11 +36,12 @@ class RobotSettings(Settings):
 
 
 class MockRobot(Node):
-    """Publishes every observation of a contract at the contract's rate, and receives every action.
+    """Publishes the observations of a contract at its rate, and receives the actions.
 
-    An observation that is a list of n numbers repeats the last action of n numbers; its numbers are
-    0 until such an action comes. ``received``: the first ``most`` actions, each as (entry,
-    monotonic time in seconds, values (d,)). ``silent``: names of entries that are not published.
+    If an observation is a list of n numbers, the robot publishes the last action of n
+    numbers. Before the first such action the numbers are 0. ``received``: the first
+    ``most`` actions, each as (entry, monotonic time in seconds, values (d,)). ``silent``:
+    names of entries that are not published.
     """
 
     def __init__(self, contract: Contract | None = None, **options: Any) -> None:

@@ -159,9 +159,9 @@ class PolicyNode(ManagedNode):
         lasts = len(actions) / self.contract.rate
         self.get_logger().info(f'the robot computes {len(actions)} actions, for {lasts:.2f} s, in '
                                f'{seconds:.2f} s')
-        # The actions of a chunk must last until the next chunk has been computed. A chunk begins at
-        # the time of its observation. When its computation ends, the times of its first actions are
-        # over.
+        # The actions of a chunk must last until the next chunk has been computed. A chunk begins
+        # at the time of its observation, so the first actions are too late when the computation
+        # ends.
         if seconds * (1 + self.settings.margin) > lasts:
             self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
                                       'server; use longer chunks or a smaller model')
@@ -244,9 +244,9 @@ class PolicyNode(ManagedNode):
             self._publishers_of[name].publish(message)
 
     def _make_safe(self) -> None:
-        """Send the robot, once, the command that the setting `safety` names.
+        """Send the robot the command that the setting `safety` names; do this only once.
 
-        Wait until the command has arrived, at most `LAST_WORDS` seconds.
+        Wait at most `LAST_WORDS` seconds until the command has arrived.
         """
         if self._is_safe:
             return
@@ -259,9 +259,10 @@ class PolicyNode(ManagedNode):
     # -- what it reports -------------------------------------------------------------------------
 
     def _say(self) -> None:
-        """Log when the states safe and starved begin and end; from time to time, log stale actions.
+        """Log when the states safe and starved begin and end.
 
-        In these two states, also log each new reason.
+        In these two states, also log each new reason. If the executed actions are stale, log
+        this from time to time.
         """
         if self.machine.is_stale:
             self.get_logger().warning(

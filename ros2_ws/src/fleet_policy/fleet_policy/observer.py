@@ -20,15 +20,17 @@ Batch = dict[str, torch.Tensor]
 
 
 class Observer:
-    """Holds the newest message of each entry; an image becomes a tensor only in `batch_of`.
+    """Holds the newest message of each entry.
 
-    Times are seconds of one clock. ``observed``: arrival time of the oldest of these messages;
-    entries with ``limit`` 0 do not count. It is -infinity while any entry has no message.
+    An image becomes a tensor only in `batch_of`. All times are in seconds of one clock.
+    ``observed``: arrival time of the oldest of the newest messages, without entries whose
+    ``limit`` is 0. It is -infinity as long as an entry has no message.
     """
 
     def __init__(self, contract: Contract, start: float, first: float = 10.0) -> None:
         self._contract = contract
-        # Time at which the observer begins, and seconds within which the first messages must come.
+        # Time at which the observer begins, and time in seconds in which each entry must get a
+        # message.
         self._start, self._first = start, first
         self._newest: dict[str, tuple[Any, float]] = {}
 

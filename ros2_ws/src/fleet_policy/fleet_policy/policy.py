@@ -24,18 +24,18 @@ PREFIX, PREFIX_COUNT = 'prefix', 'prefix_count'
 class Policy(ABC):
     """Computes a chunk of actions from observations.
 
-    Your own class may derive from this class, or just have ``model``, ``observe`` and ``actions``.
-    The constructor receives the options as keyword arguments, and the `Contract` if it has a
-    parameter ``contract``.
+    You can derive your own class from this class. A class that has the methods ``model``,
+    ``observe`` and ``actions`` is also enough. The constructor receives the options as
+    keyword arguments. If it has a parameter ``contract``, it also receives the `Contract`.
 
-    ``contract``: name of a contract file in the folder of the module, or the content of a contract;
-    None: a parameter of the node names the file.
+    ``contract``: name of a contract file in the folder of the module, or the content of a
+    contract. If it is None, a parameter of the node names the file.
 
-    ``chunk``: if it is not 0, the policy inpaints: it completes a chunk of this length, whose first
-    actions are given. Its batches then hold two more tensors. `prefix`, float32 (1, chunk, d),
-    holds planned actions, followed by zeros. The robot will execute these actions, from the time of
-    the observation on, before the answer can arrive. `prefix_count`, int64 (1,), is the number of
-    these actions.
+    ``chunk``: if it is not 0, the policy inpaints: it completes a chunk of this length,
+    whose first actions are given. The batches of such a policy hold two more tensors.
+    `prefix`, float32 (1, chunk, d), holds planned actions, followed by zeros. The robot
+    will execute these actions, from the time of the observation on, before the answer can
+    arrive. `prefix_count`, int64 (1,), is the number of these actions.
     """
 
     contract: str | Mapping[str, Any] | None = None
@@ -93,9 +93,10 @@ def _load(spec: str) -> Any:
 
 
 def load_policy(spec: str, options: Mapping[str, Any], contract: Contract) -> Policy:
-    """Make the policy of the class ``spec``, written ``package.module:Class``.
+    """Make a policy; ``spec``: its class, as ``package.module:Class``.
 
-    :raises PolicyError: the class does not exist, does not take the options, or lacks a method.
+    :raises PolicyError: the class does not exist, does not accept the options, or lacks a
+        method.
     """
     made = _load(spec)
     given = dict(options)

@@ -1,7 +1,7 @@
-"""Replays a recording to a policy and its machine, on the recording's clock.
+"""Replay a recording to a policy and its machine, with the times of the recording.
 
-The result is reproducible. Only the robot computes. Each answer arrives ``latency`` seconds after
-its request on the recording's clock, however long the computation really takes.
+The result is reproducible. Only the robot computes. Each answer arrives ``latency``
+seconds after its request in recorded time, however long the computation really takes.
 """
 
 from __future__ import annotations

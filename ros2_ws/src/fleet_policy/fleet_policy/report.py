@@ -35,9 +35,10 @@ def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, other
               ) -> DiagnosticStatus:
     """Return the health of the node.
 
-    OK if the node is not ``active``. Otherwise ERROR in the states safe and starved, WARN in
-    another state with warnings, and OK without warnings. ``others``: a warning about other nodes
-    that publish actions; '' if there is no such warning.
+    The level is OK if the node is not ``active``. Otherwise it is ERROR in the states safe
+    and starved. In the other states it is WARN if there are warnings, and OK if there are
+    none. ``others``: a warning about other nodes that publish actions; '' if there is no
+    such warning.
     """
     status = DiagnosticStatus(name=name, hardware_id=robot, level=OK, message='acts')
     warnings = [*filter(None, [others]), *machine.warnings]

@@ -48,7 +48,7 @@ class Small(Policy):
 
 
 class Sabotaged(Small):
-    """A policy without faults until `trouble` names the fault."""
+    """A policy that works until `trouble` is set; `trouble` says what goes wrong then."""
 
     trouble = ''
 

@@ -18,7 +18,11 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 
 
 def changed(**at):
-    """Return the contract with changed values. A key has dots; the value None removes the key."""
+    """Return the contract with changed values.
+
+    A keyword is the path of keys to a value, joined with ``__``. The value None removes the
+    key.
+    """
     data = copy.deepcopy(CONTRACT)
     for path, value in at.items():
         *above, last = path.split('__')

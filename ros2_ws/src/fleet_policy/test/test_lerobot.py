@@ -1,4 +1,7 @@
-"""A policy saved by LeRobot gives the same actions as in LeRobot; needs LeRobot."""
+"""A policy saved by LeRobot gives the same actions as in LeRobot.
+
+The tests need LeRobot.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""A policy's node and a robot in one process: the node acts, and ends safely with a reason."""
+"""A policy's node and a robot in one process: the node acts on the robot.
+
+When the node ends, it makes the robot safe and says why.
+"""
 
 import os
 import time
@@ -29,7 +32,10 @@ OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.E
 
 
 class Bench:
-    """A policy's node together with a robot; records what the node says about its health."""
+    """A policy's node together with a robot.
+
+    ``health``: the last health that the node has published.
+    """
 
     def __init__(self, content=CONTRACT, **parameters):
         self.context = Context()
@@ -261,7 +267,10 @@ def test_a_wrong_parameter_fails_the_configuration_in_words(bench, parameters, m
 
 
 def noted(place):
-    """Return a list to which each later computation of a place adds its inputs and output."""
+    """Return a list of (inputs, output) of the computations at a place.
+
+    The list grows with each later computation.
+    """
     seen, network = [], place._network
 
     def noting(*inputs):

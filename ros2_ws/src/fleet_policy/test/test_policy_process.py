@@ -98,7 +98,8 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
         'rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
         on_loss, '--', sys.executable, '-m'))
 
-    # The robot does not move, because no action has as many numbers as this observation.
+    # The robot publishes zeros for the joints, because no action has as many numbers as this
+    # observation.
     joints = torch.zeros(1, 3)
     frames = [image('top', robot.contract.observations['top'], f) for f in robot._frames['top']]
     with torch.no_grad():

@@ -1,7 +1,8 @@
-"""A robot in virtual time: the machine, a robot that computes, and a server behind a bad link.
+"""A robot in virtual time: its machine, its own computation, and a server.
 
-An action is (tick of its observation, tick for which the action is). So an executed action shows
-from which observation it comes.
+The link to the server is bad. An action consists of two ticks: the tick of the
+observation from which it follows, and the tick for which it is planned. So an executed
+action shows which observation it follows from.
 """
 
 from __future__ import annotations

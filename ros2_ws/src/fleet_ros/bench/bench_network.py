@@ -1,10 +1,13 @@
-"""The profiles of docs/network.md beside the middleware's defaults: two nodes, each in a namespace.
+"""Compare the profiles of docs/network.md with the middleware's defaults.
 
     sudo python bench_network.py
 
-A bridge joins the namespaces. One JSON line per figure: IP fragments per message of 14 kB; how long
-after an outage of some seconds, or after kill -9 and a new start, a node hears the other; and what
-two idle nodes send. RMW_IMPLEMENTATION chooses the middleware. Needs root, ip and sysctl.
+The bench runs two nodes. Each is in a network namespace of its own, and a bridge joins
+the namespaces. The bench prints one JSON line per figure. It measures the IP fragments
+per message of 14 kB, and how many bytes per second two idle nodes send. It also
+measures how long it takes until a node hears the other again: after an outage of some
+seconds, and after kill -9 and a new start. RMW_IMPLEMENTATION chooses the middleware.
+The bench needs root, ip and sysctl.
 """
 
 from __future__ import annotations
@@ -16,18 +19,22 @@ import sys
 import time
 from pathlib import Path
 
-OUTAGES = (5, 15, 40)   # seconds of the outages
+OUTAGES = (5, 15, 40)   # durations of the outages in seconds
 MESSAGES = 200          # number of messages, each as large as a chunk
-SIZE = 14000            # bytes of a message
-IDLE = 20.0             # s in which two nodes that say nothing are watched
+SIZE = 14000            # size of a message in bytes
+IDLE = 20.0             # seconds for which the bench watches two idle nodes
 KILLED = 10             # how often the sender is killed and started again
-# Cyclone takes the first interface that is up, which here is `lo`.
+# Without this, Cyclone would take the first interface that is up, which here is `lo`.
 PLAIN = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="air0"/></Interfaces>'
          '</General></Domain></CycloneDDS>')
 
 
 def node(role: str, profile: str) -> None:
-    """Be a node: `talk` sends a status ten times a second, and chunks; `hear` prints; or `idle`."""
+    """Run as one of the two nodes until the process is killed.
+
+    ``role``: `talk` sends chunks, and a status ten times a second. `hear` prints what it
+    receives. `idle` has publishers and subscriptions, but sends nothing.
+    """
     from fleet_env.fleet import ReachConfig
     from fleet_ros.environment import dds_environment
 
@@ -140,7 +147,7 @@ def measure(profile: str) -> None:
         for _ in range(KILLED):
             end(talk)
             talk = start('rognet1', 'talk')
-            read(0.3)  # messages of the previous sender
+            read(0.3)  # drop the messages of the previous sender
             again.append(heard_after())
             read(1.0)
         show(killed=KILLED, heard_after_start_s=sorted(again, key=lambda s: s or 99))

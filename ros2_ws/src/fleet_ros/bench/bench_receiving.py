@@ -1,10 +1,11 @@
-"""Chunks per second from one process to another: rclpy's way of receiving, and ours.
+"""Measure how many chunks per second a process receives: by rclpy, and by our way.
 
     python bench_receiving.py [--seconds 3] [--repeat 3]
 
-The sender publishes best effort as fast as it can; what the receiver gets counts. Beside it, in
-the same run: UDP datagrams of the same size over the same interface by Python's sockets. Prints
-one JSON line. RMW_IMPLEMENTATION chooses the middleware.
+The sender publishes best effort as fast as it can; only the messages that the receiver
+gets count. For comparison, the same run measures UDP datagrams of the same size over
+the same interface, with Python's sockets. The bench prints one JSON line.
+RMW_IMPLEMENTATION chooses the middleware.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def send(size: int) -> None:
 
 
 def receive(size: int, way: str, seconds: float) -> tuple[float, float]:
-    """Return messages per second, and the processor time of one in us."""
+    """Return messages per second, and processor time per message in microseconds."""
     import rclpy
     from fleet_ros.receiving import subscribe
     from rclpy.executors import SingleThreadedExecutor

@@ -17,9 +17,9 @@ from rclpy.node import Node
 class Alarm:
     """Calls ``callback`` once at the time that was last set (monotonic seconds).
 
-    With a ``node`` the callback runs in its executor, otherwise in the alarm's own thread. The
-    latter saves a switch of threads, which takes half a millisecond or more while the program
-    computes in Python.
+    With a ``node`` the callback runs in the node's executor, otherwise in the alarm's own
+    thread. The alarm's own thread is faster by one switch of threads. This switch takes
+    half a millisecond or more while the program computes in Python.
     """
 
     def __init__(self, callback: Callable[[], None], node: Node | None = None) -> None:
@@ -31,7 +31,7 @@ class Alarm:
         self._thread.start()
 
     def set(self, at: float) -> None:
-        """Ring at ``at`` instead of the former time; infinity means: do not ring."""
+        """Ring at the time ``at``, not at the former time; never if ``at`` is infinite."""
         with self._changed:
             if at < self._at:
                 self._at = at
@@ -40,7 +40,10 @@ class Alarm:
                 self._at = at  # the thread wakes at the former time, then waits for the new time
 
     def close(self) -> None:
-        """Stop the alarm. The caller must not hold a lock that the callback may wait for."""
+        """Stop the alarm.
+
+        The callback is possibly waiting for a lock; the caller must not hold this lock.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()

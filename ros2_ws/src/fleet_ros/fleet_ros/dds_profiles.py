@@ -11,20 +11,26 @@ from fleet_env.errors import FleetFileError
 from fleet_env.fleet import ReachConfig
 
 LOOPBACK = 'lo'
-DATAGRAM = 1400  # B; IP fragments a larger datagram, and one lost fragment loses the datagram
-RECEIVE_BUFFER = 10_000_000  # B; the kernel gives no more than net.core.rmem_max
-ANNOUNCED = 5    # s between two discovery announcements of a process with Cyclone DDS
-# Seconds between two discovery announcements of a process with Fast DDS. Fast DDS answers an
-# announcement at most once. If the answer is lost, two processes meet only at the next
-# announcement, so Fast DDS has to announce more often than Cyclone DDS. In this table,
-# in `LEASE` and in `INDICES`, the key says whether the fleet uses the interface `lo`.
+# maximum size in bytes; IP fragments a larger datagram, and if one fragment is lost, the whole
+# datagram is lost
+DATAGRAM = 1400
+RECEIVE_BUFFER = 10_000_000  # size in bytes; the kernel gives at most net.core.rmem_max
+ANNOUNCED = 5    # seconds between two discovery announcements of a process with Cyclone DDS
+# Seconds between two discovery announcements of a process with Fast DDS. Fast DDS answers
+# an announcement at most once. If the answer is lost, two processes find each other only
+# at the next announcement. So Fast DDS has to announce more often than Cyclone DDS. The
+# key of this table, of `LEASE` and of `INDICES` says whether the fleet uses the interface
+# `lo`.
 ANNOUNCED_FAST = {True: 1, False: 2}
-LEASE = {True: 20, False: 150}  # whether on `lo` -> s of silence after which a process is forgotten
-HEARTBEAT = 0.2  # s between a reliable writer's requests for missing acknowledgements
-LAST_WORDS = 0.2  # maximum s that a writer of Cyclone DDS waits for its last acknowledgements
-MULTICAST = '239.255.0.1'  # group of DDS discovery
-_SIOCGIFADDR = 0x8915  # Linux: address of an interface
-INDICES = {True: 119, False: 32}  # whether on `lo` -> highest DDS participant index tried
+# seconds of silence after which a process is forgotten; key: whether on `lo`
+LEASE = {True: 20, False: 150}
+HEARTBEAT = 0.2  # seconds between a reliable writer's requests for missing acknowledgements
+# maximum number of seconds that a writer of Cyclone DDS waits for its last acknowledgements
+LAST_WORDS = 0.2
+MULTICAST = '239.255.0.1'  # multicast group of DDS discovery
+_SIOCGIFADDR = 0x8915  # number of Linux's request for the address of an interface
+# highest DDS participant index that is tried; key: whether on `lo`
+INDICES = {True: 119, False: 32}
 
 
 def is_loopback(network: ReachConfig) -> bool:
@@ -59,21 +65,21 @@ def cyclone_profile(network: ReachConfig) -> str:
 
 
 def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False) -> str:
-    """Return the XML profile of Fast DDS, whose ``version`` is 2 (Jazzy) or 3 (Kilted).
+    """Return the XML profile of Fast DDS; ``version``: 2 (Jazzy) or 3 (Kilted).
 
-    If ``robot``, the process announces itself to its own machine, to the peers, and to processes
-    whose announcements it receives, but not by multicast. The server's machine and its tools
-    announce themselves by multicast. So robots discover the server and the tools, but not one
-    another.
+    A process with ``robot`` announces itself to its own machine, to the peers, and to
+    processes whose announcements it receives. It does not announce itself by multicast. The
+    server's machine and its tools announce themselves by multicast. So robots discover the
+    server and the tools, but not one another.
 
-    :raises FleetFileError: the name of a peer cannot be resolved. Fast DDS would drop the whole
-        profile, and the fleet would use every interface.
+    :raises FleetFileError: the name of a peer cannot be resolved. With such a name, Fast
+        DDS would drop the whole profile, and the fleet would use every interface.
     """
     here = is_loopback(network)
     peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
     own = address_of(network.interface) if robot and not here else ''
     if own or (peers and not here):
-        peers.append(own or MULTICAST)  # a list of peers must name the multicast group, too
+        peers.append(own or MULTICAST)  # a list of peers must contain the multicast group as well
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'

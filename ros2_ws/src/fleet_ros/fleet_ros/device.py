@@ -47,7 +47,7 @@ def warm_up(device: Any) -> None:
 
 
 def limit_memory(device: Any, nbytes: int) -> None:
-    """Limit the memory that this process may still allocate, on a GPU or on the host."""
+    """Limit the memory that this process can still allocate, on a GPU or on the host."""
     import torch
 
     if device.type == 'cuda':

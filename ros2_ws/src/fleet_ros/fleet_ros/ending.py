@@ -1,7 +1,10 @@
-"""Ends processes: on a signal, when their launcher ends, and despite threads that still compute.
+"""Ends processes on a signal and when their launcher ends.
 
-A launcher sends its processes `SIGINT` or `SIGTERM`. After `ORDERLY` seconds it sends a second
-signal, and the processes end at once. After `LAST` more seconds it kills them.
+Threads that still compute do not delay the end.
+
+A launcher sends its processes `SIGINT` or `SIGTERM`. After `ORDERLY` seconds it sends a
+second signal, after which the processes end at once. After `LAST` more seconds the
+launcher kills the processes that are left.
 """
 
 from __future__ import annotations
@@ -18,23 +21,24 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ORDERLY = 2.5  # s that a process has for an orderly end after the first signal
-LAST = 1.5     # s between the second signal and the kill
+ORDERLY = 2.5  # seconds that a process has for an orderly end after the first signal
+LAST = 1.5     # seconds between the second signal and the kill
 LAUNCHER = 'FLEET_LAUNCHER'  # environment variable with the process id of the launcher
 
-# Seconds within which a repeated signal does not count as a second signal, because after Ctrl+C a
-# process receives SIGINT from the terminal and again from `ros2 launch`.
+# If a signal is repeated within this time in seconds, it does not count as a second
+# signal. The reason is that after Ctrl+C a process receives SIGINT from the terminal and
+# again from `ros2 launch`.
 _SAME = 0.5
-_BOUND = 5     # s after which the kernel ends a process that should have ended at once
+_BOUND = 5     # seconds after which the kernel ends a process that should have ended at once
 _PR_SET_PDEATHSIG = 1
 _parent = 0    # process id of the parent; 0 without a launcher
 
 
 class Interruption:
-    """The signals that this process has received; false until the first one arrives.
+    """The signals that this process has received; false as long as there is none.
 
-    ``at_once``: whether the process must end at once. This is so after a second signal, and after a
-    signal that comes when the launcher has already ended.
+    ``at_once``: whether the process must end at once. This is true after a second signal.
+    It is also true after a signal that arrives when the launcher has already ended.
     """
 
     def __init__(self) -> None:
@@ -52,7 +56,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt on a signal in this context; at once if a signal came before."""
+        """Raise KeyboardInterrupt on a signal in this context, or on one before it."""
         self._raises = True
         try:
             if self:
@@ -77,10 +81,10 @@ class Interruption:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let Ctrl+C end this process at once while the context is open; use it for slow imports.
+    """Let Ctrl+C end this process at once in this context; use it for slow imports.
 
-    A KeyboardInterrupt would print a traceback, and a library that catches every exception would
-    drop it.
+    Without this, Ctrl+C would raise a KeyboardInterrupt. This error prints a traceback, or
+    has no effect in a library that catches every exception.
     """
     ours = threading.current_thread() is threading.main_thread() \
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -198,17 +202,20 @@ def ignore_signals() -> None:
 
 
 def leave_at_exit(code: int) -> None:
-    """Arrange that this process ends with ``code`` without tearing down imported libraries.
+    """Make this process end with ``code`` and without tearing down imported libraries.
 
-    Tearing down PyTorch takes longer than a fleet may take to end. Also, the interpreter unwinds a
-    thread that still computes. This aborts the process if the thread's stack has C++ frames:
-    "terminate called without an active exception".
+    There are two reasons. First, tearing down PyTorch takes longer than a fleet has for its
+    end. Second, the interpreter unwinds a thread that still computes. If the thread's stack
+    has C++ frames, this aborts the process: "terminate called without an active exception".
     """
     atexit.register(leave, code)  # runs before all functions that were registered earlier
 
 
 def leave(code: int) -> None:
-    """End this process at once; wait for no thread, such as that of a `ThreadPoolExecutor`."""
+    """End this process at once, without waiting for any thread.
+
+    Otherwise Python would wait, for example, for the threads of a `ThreadPoolExecutor`.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -20,15 +20,17 @@ from fleet_env.fleet import ReachConfig
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 
 LAST_DOMAIN = 232  # highest DDS domain; a higher domain would need port numbers above 65535
-# The environment variables that name the profile of Fast DDS. Version 2 reads the first. Version 3
-# reads both, but each process prints a warning if the first is set.
+# The environment variables that contain the path of the profile of Fast DDS. Version 2
+# reads the first variable. Version 3 reads both variables, but each process prints a
+# warning if the first one is set.
 FASTDDS_FILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
 def domain_of(network: ReachConfig) -> int:
-    """Return the DDS domain of the settings, else of ROS_DOMAIN_ID, else 0.
+    """Return the DDS domain: that of the settings, or else ROS_DOMAIN_ID, or else 0.
 
-    :raises FleetFileError: ROS_DOMAIN_ID is not a domain; Fast DDS would end the process.
+    :raises FleetFileError: ROS_DOMAIN_ID is not a domain. With such a value, Fast DDS would
+        end the process.
     """
     if network.domain_id >= 0:
         return network.domain_id
@@ -40,9 +42,12 @@ def domain_of(network: ReachConfig) -> int:
 
 
 def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]:
-    """Return the environment variables of a process in this fleet, which replace the user's.
+    """Return the environment variables for a process of this fleet.
 
-    :param robot: whether it is a robot's worker, which need not discover other robots.
+    They replace the variables of the same names in the user's environment.
+
+    :param robot: whether the process is a robot's worker, which need not discover other
+        robots.
     :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
     """
     known = [name for _, name in socket.if_nameindex()]
@@ -59,13 +64,17 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
         **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
-        'SKIP_DEFAULT_XML_FILE': '1',  # else Fast DDS also applies a profile in the working folder
+        # without this, Fast DDS would also apply a profile in the working folder
+        'SKIP_DEFAULT_XML_FILE': '1',
         'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
 
 
 def ros_home() -> Path:
-    """Return the folder of ROS 2 in the user's home directory, even if HOME is not set."""
+    """Return the folder of ROS 2: ROS_HOME or, by default, .ros in the home directory.
+
+    The home directory is found even if HOME is not set.
+    """
     return Path(os.environ.get('ROS_HOME') or Path.home() / '.ros')
 
 
@@ -76,7 +85,10 @@ def fastdds_version() -> int:
 
 
 def fastdds_file() -> str:
-    """Return the environment variable that names the profile to the Fast DDS of this ROS 2."""
+    """Return the name of an environment variable for the path of the profile.
+
+    It is the variable that the Fast DDS of this ROS 2 reads.
+    """
     return FASTDDS_FILES[fastdds_version() - 2]
 
 

@@ -100,7 +100,9 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
     :raises SettingError: see `require_key`.
     """
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
-        return  # with SROS 2 no node may join the other domain; the real node checks itself
+        # with SROS 2 no node is allowed to join the other domain; the real node calls
+        # `require_key`
+        return
     given = sys.argv if arguments is None else arguments
     if (found := _aside(name, namespace, given)) is not None:
         require_key(*found)
@@ -134,7 +136,7 @@ def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
         return None
 
 
-_LIMIT = 60.0  # maximum seconds for reading the parameters
+_LIMIT = 60.0  # maximum time in seconds for reading the parameters
 # DDS domain of the temporary node: the highest domain whose ports are below Linux's range of
 # ephemeral ports.
 _ASIDE = 101
@@ -142,10 +144,10 @@ _ASIDE = 101
 
 @contextmanager
 def reaching(network: ReachConfig) -> Iterator[None]:
-    """Apply these network settings to every DDS domain that the process joins in this context.
+    """Apply these network settings to each DDS domain that is joined in this context.
 
-    :raises SettingError: this process already uses other network settings with Fast DDS, which
-        reads its profile only once per process.
+    :raises SettingError: this process uses Fast DDS and already has other network settings.
+        Fast DDS reads its profile only once per process.
     """
     former, wanted = dict(os.environ), dds_environment(network)
     if rclpy.ok() and 'fastrtps' in get_rmw_implementation_identifier() \

@@ -8,7 +8,10 @@ from fleet_env.shaped import ShapedLink
 
 
 class LinkSettings(Settings):
-    """Settings of a node's link; without trace, rate and latency nothing is emulated."""
+    """Settings of a node's link.
+
+    If they contain neither trace nor rate nor latency, no link is emulated.
+    """
 
     link: LinkConfig = LinkConfig(trace='')
     link_epoch: float = setting(0.0, 'wall-clock time at which the trace of an emulated link '

@@ -39,15 +39,17 @@ class ManagedSettings(Settings):
 class ManagedNode(LifecycleNodeMixin, Node):
     """A node whose life cycle a lifecycle manager can drive.
 
-    A subclass overrides `configure`, `activate`, `deactivate`, `cleanup` and `shutdown`. If one of
-    them raises an error that is the user's fault, the transition fails and the node keeps its
-    state. After any other error the node releases everything and is unconfigured. With
-    ``autostart`` the constructor configures and activates the node, and raises any error.
+    A subclass overrides `configure`, `activate`, `deactivate`, `cleanup` and `shutdown`. If
+    one of them raises an error that is the user's fault, the transition fails and the node
+    keeps its state. After any other error the node releases everything and is unconfigured.
+    With ``autostart`` the constructor configures and activates the node, and raises any
+    error.
 
-    ``packages``: packages whose errors are the user's fault, see `process.run`. ``held``: stack of
-    functions that release what `configure` has made; topics, services and timers are released
-    automatically. ``configured``, ``active``: state of the node. ``done``: whether the process may
-    end; it then ends at ``stays_until`` (monotonic seconds) or on a signal.
+    ``packages``: packages whose errors are the user's fault, see `process.run`. ``held``:
+    stack of functions that release what `configure` has made. Topics, services and timers
+    are not on the stack, because they are released automatically. ``configured``,
+    ``active``: state of the node. ``done``: whether the process is allowed to end. If so,
+    it ends at the time ``stays_until`` (monotonic seconds), or earlier on a signal.
     """
 
     packages: ClassVar[Collection[str]] = ()
@@ -67,7 +69,10 @@ class ManagedNode(LifecycleNodeMixin, Node):
             self._bring_up()
 
     def is_drivable(self) -> bool:
-        """Return whether a lifecycle manager may drive a node that has started by itself."""
+        """Return whether a lifecycle manager is allowed to drive a self-started node.
+
+        Such a node has configured and activated itself.
+        """
         return True
 
     # -- to be overridden ---
@@ -101,9 +106,10 @@ class ManagedNode(LifecycleNodeMixin, Node):
         self._begins = False
 
     def _refuse_wrong_transitions(self) -> None:
-        """Make the node refuse a transition that its state does not allow, or that has no name.
+        """Make the node refuse a transition that has no valid name or is not allowed now.
 
-        Without this, rclpy raises an error that ends the node, or logs the name as it is.
+        Without this, rclpy raises an error that ends the node, or logs the label without a
+        check.
         """
         for service in self.services:
             if service.srv_name.endswith('/change_state'):
@@ -128,7 +134,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
             return SUCCESS
         except Exception as error:
             users, self._failure = is_users(error, self.packages), error
-            if not self._begins:  # else the constructor raises the error
+            if not self._begins:  # in the other case, the constructor raises the error
                 self.get_logger().error(f'{what} failed: {error}' if users else
                                         f'{what} failed: {traceback.format_exc()}')
             return FAILURE if users else ERROR

@@ -12,10 +12,11 @@ _OURS = {'rmw_fastrtps_cpp': 'Fast DDS', 'rmw_fastrtps_dynamic_cpp': 'Fast DDS',
 
 
 def other_middleware(node: Node, service: str) -> str:
-    """Return an error message if all servers of a service use another middleware than ``node``.
+    """Return an error message if all servers of a service use another middleware.
 
-    Topics work between DDS implementations of different vendors, but services do not. The message
-    is '' if no difference is known.
+    The comparison is with the middleware of ``node``. Topics work between DDS
+    implementations of different vendors, but services do not. The message is '' if the
+    middleware is the same or not known.
 
     :param service: full name of the service.
     """

@@ -40,7 +40,8 @@ def chosen_network(options: argparse.Namespace) -> ReachConfig:
 def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfig:
     """Make this process and its child processes use the network that the options give.
 
-    Print where traffic goes on stderr; if ``quiet``, only when traffic leaves this machine.
+    Print on stderr where the traffic goes. If ``quiet``, print it only if the traffic
+    leaves this machine.
 
     :raises SettingError: a value is invalid; the message names the option.
     :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.

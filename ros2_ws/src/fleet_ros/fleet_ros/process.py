@@ -24,15 +24,17 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         before: Callable[[Sequence[str] | None], None] = lambda arguments: None) -> int:
     """Build a node, serve it, and return the exit code of the process.
 
-    An error whose class is from ``packages``, rclpy, fleet_ros or fleet_env is the user's fault; it
-    is printed as one line, without a traceback.
+    An error whose class is from ``packages``, rclpy, fleet_ros or fleet_env is the user's
+    fault. Such an error is printed as one line, without a traceback.
 
-    :param build: makes the node. Slow packages (PyTorch) should be imported in this function, so
-        that Ctrl+C works during the imports.
-    :param serve: serves the node until its end; returns the exit code.
-    :param arguments: arguments of the process. None: sys.argv; this function then ends the process
-        without tearing down libraries or waiting for threads that still compute (`leave`).
-    :param before: called with ``arguments`` before the process joins DDS; may raise an error.
+    :param build: function that makes the node. Import slow packages (PyTorch) in this
+        function, so that Ctrl+C works during the imports.
+    :param serve: function that serves the node until its end, and returns the exit code.
+    :param arguments: arguments of the process. None: sys.argv; in this case, `run` also
+        ends the process. It does not tear down libraries or wait for threads that still
+        compute (`leave`).
+    :param before: function that is called with ``arguments`` before the process joins DDS.
+        It may raise an error.
     """
     code = _run(build, serve, arguments, packages, before)
     if arguments is None:
@@ -56,7 +58,8 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
             node = build()
     except KeyboardInterrupt:
         return _end(0)  # the run has not begun, so there is nothing to clean up
-    except SystemExit as error:  # raised by a task or model; exit code 0 would look like success
+    # a task or model has called sys.exit; the exit code 0 would look like success
+    except SystemExit as error:
         return _end(fail(f'the task or model called sys.exit({error.code}) while it was loaded; it '
                          'must not end the process'))
     except Exception as error:
@@ -78,7 +81,8 @@ def is_users(error: Exception, packages: Collection[str]) -> bool:
 
     It is, if its class is from rclpy, fleet_ros, fleet_env or one of ``packages``.
     """
-    # rclpy has no common base class for errors in arguments, names, parameters and the domain.
+    # The package of the class decides, because rclpy's errors in arguments, names, parameters
+    # and the domain have no common base class.
     return type(error).__module__.partition('.')[0] in {'rclpy', 'fleet_ros', 'fleet_env',
                                                         *packages}
 

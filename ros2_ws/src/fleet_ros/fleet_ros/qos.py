@@ -2,7 +2,8 @@
 
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-# Statuses and heartbeats: only the newest message counts, and late subscribers receive it, too.
+# For statuses and heartbeats: only the newest message counts, and late subscribers
+# receive it as well.
 STATUS = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE,
                     durability=DurabilityPolicy.TRANSIENT_LOCAL)

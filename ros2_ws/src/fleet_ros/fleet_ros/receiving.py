@@ -20,7 +20,7 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from rclpy.subscription import Subscription
 
-WAIT = 1_000_000_000  # ns between two checks whether the context is still valid
+WAIT = 1_000_000_000  # nanoseconds between two checks whether the context is still valid
 
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None],
@@ -49,11 +49,11 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None]
 class Receiving:
     """Receives some topics of a node in a thread of its own, until `close`.
 
-    The thread waits for these subscriptions only. So a message costs less time than in an executor,
-    which looks at all entities of its nodes whenever it wakes.
+    The thread waits only for the subscriptions to these topics. So a message costs less
+    time than in an executor, which looks at all entities of its nodes whenever it wakes.
 
-    :param topics: topic -> (type, callback). Callbacks run one at a time, in this thread; an error
-        in a callback ends the thread.
+    :param topics: topic -> (type, callback). The callbacks run in this thread, one at a
+        time. An error in a callback ends the thread.
     """
 
     def __init__(self, node: Node, topics: Mapping[str, tuple[Any, Callable[[Any], None]]],
@@ -97,7 +97,7 @@ class Receiving:
 
 
 class _Apart(CallbackGroup):
-    """Keeps entities out of the executors of their node."""
+    """A callback group that keeps its entities out of the executors of their node."""
 
     def can_execute(self, entity: Any) -> bool:
         return False

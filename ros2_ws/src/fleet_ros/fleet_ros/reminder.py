@@ -1,10 +1,14 @@
-"""Decides when to repeat a message about something missing: often at first, then less often."""
+"""Decides when to repeat the message that something is missing.
+
+It repeats the message often at first, and rarely later.
+"""
 
 from __future__ import annotations
 
 import math
 
-FIRST, MOST = 5.0, 60.0  # s before the first repetition; longest pause between two repetitions, s
+# seconds before the first repetition; longest pause between repetitions, in seconds
+FIRST, MOST = 5.0, 60.0
 
 
 class Reminder:
@@ -18,7 +22,10 @@ class Reminder:
         self._at, self._wait = -math.inf, FIRST
 
     def due(self, now: float) -> bool:
-        """Return whether the message is due; ``now``: time on any monotonic clock, s."""
+        """Return whether the message is due.
+
+        ``now``: seconds on any monotonic clock.
+        """
         if now < self._at:
             return False
         self._at, self._wait = now + self._wait, min(2 * self._wait, MOST)

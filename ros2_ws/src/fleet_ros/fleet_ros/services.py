@@ -19,19 +19,20 @@ from rclpy.parameter import Parameter
 # Messages from the network cannot change this clock, so they cannot stop the heartbeats.
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
-AT_ONCE = 2.0  # s of work that calls of unauthenticated senders may cost without a pause
-SHARE = 10     # after `AT_ONCE` s of work, calls of such senders get 1/SHARE of this node's time
+AT_ONCE = 2.0  # seconds of work that the calls of unauthenticated senders can use without a pause
+SHARE = 10     # after `AT_ONCE` seconds of work, these calls get 1/SHARE of the node's time
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)
-TYPES = 'get_type_description'  # rclpy's only other service of every node
-NAME = 256     # maximum characters of a type's, a hash's or a transition's name
+TYPES = 'get_type_description'  # the only other service that rclpy gives every node
+NAME = 256     # maximum number of characters in the name of a type, a hash or a transition
 
 
 class Allowance:
-    """The processor time that service calls may use if their sender is not authenticated.
+    """The processor time for service calls whose sender is not authenticated.
 
-    The first `AT_ONCE` seconds may be used without a pause; after that, 1/`SHARE` of the time.
+    Such calls can use `AT_ONCE` seconds without a pause, and after that 1/`SHARE` of the
+    time.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,10 @@ class Allowance:
         self._spent, self._at = 0.0, 0.0
 
     def left(self, now: float) -> float:
-        """Return the seconds of work that are left; ``now``: time on any monotonic clock, s."""
+        """Return how many seconds of work calls can still use.
+
+        ``now``: seconds on any monotonic clock.
+        """
         return AT_ONCE - max(self._spent - (now - self._at) / SHARE, 0.0)
 
     def spend(self, seconds: float, now: float) -> None:
@@ -53,7 +57,10 @@ def close_parameters(node: Node) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether this text may go to rcl, ROS 2's C library, which logs texts unchanged."""
+    """Return whether this text is safe for rcl, the C library of ROS 2.
+
+    The library logs texts unchanged.
+    """
     return text.isprintable() and len(text) <= NAME
 
 

@@ -23,7 +23,7 @@ def until_shut_down(context: Context) -> Iterator[None]:
 
 
 class Spinning:
-    """Runs the callbacks of ``node`` until `close`, or until its context is shut down."""
+    """Runs the callbacks of ``node`` until `close` or a shutdown of its context."""
 
     def __init__(self, node: Node) -> None:
         self._context = node.context

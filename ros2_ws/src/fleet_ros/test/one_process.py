@@ -1,4 +1,7 @@
-"""Nodes in the process of a test, which spins them, in a DDS domain of their own."""
+"""Nodes that run in the process of a test, which spins them.
+
+They have a separate DDS domain.
+"""
 
 from spun_nodes import SpunNodes
 

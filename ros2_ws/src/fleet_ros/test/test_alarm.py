@@ -1,4 +1,7 @@
-"""The alarm rings once, at the time set last, in the executor or in a thread of its own."""
+"""An alarm rings once, at the last time that was set.
+
+It rings in the executor or in a separate thread.
+"""
 
 import math
 import threading

@@ -11,8 +11,8 @@ from fleet_env.fleet import ReachConfig
 from fleet_testing import LIMIT
 from rclpy.utilities import get_rmw_implementation_identifier
 
-# This interface stands for a network that must get no traffic. IPv6 is off, because the kernel
-# would send there by itself.
+# This interface stands for a network that must get no traffic. IPv6 is off, because with
+# IPv6 the kernel itself would send packets on this interface.
 SETUP = '''
 sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1 || exit 77
 ip link set lo up && ip link add wlan9 type veth peer name air9 || exit 77

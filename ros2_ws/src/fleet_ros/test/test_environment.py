@@ -53,7 +53,8 @@ def test_environment_variables_do_not_let_a_fleet_leave_this_machine(monkeypatch
     monkeypatch.setenv(name, WANDERING[name])
     found = dds_environment(HERE)
     assert found[name] != WANDERING[name]
-    assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'  # the profiles alone decide
+    # only the profiles decide where traffic goes
+    assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'
     assert '"lo"' in found['CYCLONEDDS_URI'] and _LINGER in found['CYCLONEDDS_URI']
     # a participant that was forgotten is soon discovered again
     assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']
@@ -79,7 +80,10 @@ def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatc
 
 
 def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
-    """Otherwise Fast DDS would drop the whole profile because of it, and use every interface."""
+    """Otherwise Fast DDS would drop the whole profile because of this peer.
+
+    Without a profile, Fast DDS uses every interface.
+    """
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
     with pytest.raises(FleetFileError, match="'nobody.invalid', which this machine cannot"):
         dds_environment(on('wlan0', peers='nobody.invalid'))
@@ -101,7 +105,7 @@ def test_profiles_are_kept_in_the_folder_of_ros(monkeypatch, tmp_path):
 @pytest.mark.skipif(get_rmw_implementation_identifier() != 'rmw_fastrtps_cpp',
                     reason='another middleware')
 def test_fast_dds_accepts_its_profile():
-    """Otherwise Fast DDS prints an error on stderr, and opens sockets on all interfaces."""
+    """If Fast DDS refused the profile, it would print an error and use all interfaces."""
     done = subprocess.run([sys.executable, '-c', OPEN_ADDRESSES], text=True, capture_output=True,
                           timeout=LIMIT, check=True, env={**os.environ, **dds_environment(HERE)})
     assert 'rror' not in done.stderr and 'shm/fast' not in done.stdout

@@ -16,7 +16,7 @@ CYCLE = {'configure': 'inactive', 'activate': 'active', 'deactivate': 'inactive'
 
 
 class Things(ManagedSettings):
-    """Settings of the node below."""
+    """Settings of the node `Worker`."""
 
     things: int = setting(3, 'how many things there are', ge=1)
 

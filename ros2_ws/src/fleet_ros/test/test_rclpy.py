@@ -30,7 +30,8 @@ def executor(context, node):
 def beside(function):
     """Run a function in a thread.
 
-    Return a list that gets the function's exception, or None, at its end.
+    Return an empty list. When the function ends, the thread adds the type of the function's
+    exception to the list, or None if there was no exception.
     """
     ended = []
 
@@ -69,7 +70,8 @@ def test_a_context_that_another_thread_shuts_down_ends_spin(context, node, execu
     assert spinning.wait(LIMIT)
     context.try_shutdown()
     eventually(lambda: ended, lambda: 'spin ends')
-    # RCLError, a RuntimeError, if the shutdown comes while the executor uses the context.
+    # `spin` raises RCLError, a RuntimeError, if the shutdown comes while the executor uses
+    # the context.
     assert ended[0] is None or issubclass(ended[0], (ExternalShutdownException, RuntimeError))
 
 

@@ -30,7 +30,8 @@ def row(name):
     """Return the figures of one model."""
     model = named(name)
     begin = time.perf_counter()
-    # the time includes the verification of the trace, which `offload` does, too
+    # this time includes the verification of the trace; `offload` verifies its trace in the
+    # same way
     traced = trace(model, torch.zeros(1, 3, 224, 224))
     tracing = time.perf_counter() - begin
     graph = traced.graph
@@ -56,7 +57,7 @@ def row(name):
 def main():
     torch.set_num_threads(1)
     names = sys.argv[1:] or list(SIDES)
-    row('unet')   # compiles or loads the kernels
+    row('unet')   # the first run compiles or loads the kernels
     print(json.dumps({'bench': 'models', 'models': {name: row(name) for name in names}}))
 
 

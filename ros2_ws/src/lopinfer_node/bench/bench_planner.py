@@ -1,12 +1,17 @@
 """Measures how long planning takes and how good plans are; prints one JSON line.
 
-The line has: microseconds of an evaluation; seconds of the first call (in which the kernels are
-compiled or loaded), of a plan, and of a table of 31 bandwidths; the latency of LOSS divided by the
-latency of the best baseline; the gap between LOSS and the proven optimum on random graphs of up to
-12 operators. The networks have the shapes of VGG19, ResNet152 and DenseNet121 from the tests, with
-costs in proportion to multiplications.
+The line has:
+- microseconds for the evaluation of one plan;
+- seconds for the first call (in which the kernels are compiled or loaded), for one
+  plan, and for a table of 31 bandwidths;
+- the latency of LOSS divided by the latency of the best baseline;
+- the gap between LOSS and the proven optimum on random graphs of up to 12 operators.
 
-`bench_planner.py [GRAPHS]`: number of random graphs (default 100; the published figure has 1000).
+The networks have the shapes of VGG19, ResNet152 and DenseNet121 from the tests. Their
+costs are proportional to the number of multiplications.
+
+`bench_planner.py [GRAPHS]`: number of random graphs (default 100; the published figure
+has 1000).
 """
 
 import json

@@ -1,8 +1,9 @@
-"""Finds the fastest plan of a small graph by constraint programming, to compare LOSS with it.
+"""Finds the fastest plan of a small graph by constraint programming.
 
-The OR-tools CP-SAT model has the same plans (two cuts per operator), rules and timeline as LOSS.
-Footprints and costs are element constraints, and the links are FIFO in topological order. Times are
-integers in ticks; a tick is 1/50,000 of the device-only latency (1 us for 50 ms). Only this file
+LOSS is compared with this plan. The model for OR-tools CP-SAT has the same plans (two
+cuts per operator), rules and timeline as LOSS. Element constraints give footprints and
+costs. Each link is FIFO in topological order. Times are integers in ticks; a tick is
+1/50,000 of the latency of the robot alone (1 us if it takes 50 ms). Only this file
 needs OR-tools, and it imports OR-tools only when `plan_exact` runs.
 """
 
@@ -31,10 +32,13 @@ def plan_exact(graph: Graph, costs: Costs, link: Link, small_transfers: bool = T
                known: Plan | None = None, seconds: float = 60.0, workers: int = 1) -> Exact:
     """Return the plan with the least latency.
 
-    :param known: a valid plan, which may save most of the solver's time.
-    :param seconds: time limit of the solver; a plan found at the limit is not proved optimal.
+    :param known: a valid plan from which the solver starts; it can save most of the
+        solver's time.
+    :param seconds: time limit of the solver; if it is reached, the plan is not proved
+        optimal.
     :raises ImportError: OR-tools is not installed.
-    :raises ValueError: a transfer on this link costs time beyond its bytes (`Link.message`).
+    :raises ValueError: a transfer on this link has a cost besides its bytes
+        (`Link.message`).
     """
     from ortools.sat.python import cp_model
     if link.message:
@@ -108,7 +112,10 @@ class _Model:
         return value
 
     def _needs(self, side: int) -> list[tuple[Any, Any, dict[int, tuple[Any, Any]]]]:
-        """Return for each node (lo, hi) of all that a side needs, and the need of each consumer."""
+        """Return for each node what one side needs of its output.
+
+        An entry has (lo, hi) of all that is needed, and the need of each consumer.
+        """
         found: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.graph.nodes]
         for node in self.graph.nodes:
             n = node.extent

@@ -31,10 +31,11 @@ from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report
 from .runtime.planner import TablePlanner
 
-LOOK_PERIOD = 0.25     # seconds between checks for changes that a call does not notice
+LOOK_PERIOD = 0.25  # seconds between checks for the changes of a model that a call does not detect
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
-_tracing = threading.Lock()  # one trace at a time, because torch patches itself during a trace
+# only one trace at a time, because torch patches itself during a trace
+_tracing = threading.Lock()
 _names: set[str] = set()     # namespaces of the clients of this process
 _names_lock = threading.Lock()
 
@@ -148,7 +149,7 @@ class OffloadedModel:
         self._devices = [leaf.device for leaf in leaves]
         self._default = torch.get_default_dtype()
         self._repeats = len(set(map(id, leaves))) < len(leaves)
-        self._context = Context()  # separate, because the program itself may use rclpy, too
+        self._context = Context()  # a separate context, because the program can use rclpy itself
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name)
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)

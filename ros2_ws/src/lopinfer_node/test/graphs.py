@@ -205,7 +205,10 @@ def random_costs(graph, seed):
 
 
 def random_plan_bounds(graph, seed):
-    """Return random `most` and `least` of a candidate, for some segments and single operators."""
+    """Return a random candidate (`most`, `least`).
+
+    Some segments and some single operators get a random bound.
+    """
     rng = np.random.default_rng([seed, 2])
     most, least = graph.extents.copy(), np.zeros(len(graph), np.int64)
     for node in graph.nodes:

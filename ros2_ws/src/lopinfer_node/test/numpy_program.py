@@ -1,8 +1,9 @@
-"""A program in plain numpy for any graph, which reveals a computation with missing values.
+"""A program in plain numpy for any graph.
 
-Output index i of an operator is 1 + the sum over its inputs of (j + 1) * x[j] for j in the
-footprint of i, modulo a prime. Every index that is missing, stale or from another request changes
-the result.
+It reveals a computation with missing values. For output index i of an operator, each
+input x adds the terms (j + 1) * x[j] for all j in the footprint of i. The result is 1 +
+the sum over all inputs, modulo a prime. Every index that is missing, stale or from
+another request changes the result.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from lopinfer_node.runtime.program import Program
 
 def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]
              ) -> tuple[torch.Tensor, ...]:
-    """Run the programs of both sides; pass each transfer on as bytes."""
+    """Run the programs of both sides; pass the bytes of each transfer across."""
     programs = [Program(traced, plan, side) for side in (DEVICE, SERVER)]
     runs = [programs[DEVICE].start(inputs), programs[SERVER].start()]
     arrived: set[int] = set()

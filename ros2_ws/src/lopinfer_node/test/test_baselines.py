@@ -65,7 +65,10 @@ def test_dsccs_has_the_smallest_sum_of_all_layer_partitions(seed):
 
 
 class _hulled(Plan):
-    """A layer partition in which a transfer carries what all consumers need, as in papers."""
+    """A layer partition; each transfer carries what all consumers together need.
+
+    Published papers count transfers in this way.
+    """
 
     def __init__(self, graph, cuts):
         own = Plan.of_cuts(graph, cuts, cuts).own

@@ -187,7 +187,7 @@ class Box(nn.Module):
 
 
 class Defaults:
-    """Has a class attribute, which an object may hide by an attribute of its own."""
+    """Has a class attribute, which an attribute of an object can hide."""
 
     gain = 2.0
 

@@ -1,4 +1,7 @@
-"""The content of a page, and the interface of its source: a live fleet or a recording."""
+"""The content of a page, and the interface of the source from which it comes.
+
+A source is a live fleet or a recording.
+"""
 
 from __future__ import annotations
 
@@ -50,4 +53,7 @@ class Source(Protocol):
         """Return the present view without waiting."""
 
     async def ask(self, service: str, **values: str) -> str:
-        """Call a control service and return its answer; raise `ControlError` if it is refused."""
+        """Call a control service and return its answer.
+
+        Raise `ControlError` if the call is refused.
+        """

@@ -13,7 +13,7 @@ TOPICS = {r'/rog/fleet_status': msg.FleetStatus, r'/robot\d+/training_status': m
 
 
 def foxglove():
-    """Return the topic paths of the panels: strings that begin with a topic."""
+    """Return the topic paths in the panels: all strings that begin with a slash."""
     def strings(value):
         if isinstance(value, dict | list):
             for inner in value.values() if isinstance(value, dict) else value:

@@ -14,7 +14,8 @@ with importing():
     from fleet_ros.exposure import look_before
     from fleet_ros.process import fail, run, spin_until
 
-LINGER = 1.0  # s; an ending process has this long to repeat its receipt or finish a gradient
+# seconds; a process that ends has this long to repeat its receipt or finish a gradient
+LINGER = 1.0
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def _build() -> Any:
 
     torch.set_num_threads(1)
     node = RobotNode()
-    warm_up()  # compile now, because after the robot has joined it would delay the heartbeat
+    warm_up()  # compile now: after the robot has joined, compiling would delay the heartbeat
     return node
 
 

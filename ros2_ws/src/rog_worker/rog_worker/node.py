@@ -68,7 +68,7 @@ from .reports import Reports
 from .sources import Watch
 
 CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
-LONGEST = 1e9  # seconds; a longer elapsed time in a status is wrong (30 years)
+LONGEST = 1e9  # seconds (30 years); a status with a longer elapsed time is wrong
 LOOK = 0.1     # seconds after which a waiting call checks again whether it must still wait
 
 
@@ -77,9 +77,10 @@ class NoServerError(RogError, TimeoutError):
 
 
 class WorkerNode(ManagedNode):
-    """Carries out the actions of the worker machine; a `Link` of `rog_core.worker.optimizer`.
+    """Carries out the actions of the worker machine.
 
-    While the node is not active, the robot is not in the fleet and keeps its pending rows.
+    The class is a `Link` of `rog_core.worker.optimizer`. While the node is not active, the
+    robot is not in the fleet and keeps its pending rows.
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
@@ -115,7 +116,7 @@ class WorkerNode(ManagedNode):
         self._order = Order(settings.heartbeat.limit)
         self.watched: Watch | None = None     # watches the robot's cameras and recordings
         self._is_over = False
-        self._turn = threading.Event()        # is set when the training thread may continue
+        self._turn = threading.Event()  # is set when the training thread is allowed to continue
         self._granted: Compute | None = None
         self.has_begun = False                # whether an iteration was granted
         self._computed: tuple[Array, SgdConfig] | None = None  # gradient for the state machine
@@ -126,7 +127,7 @@ class WorkerNode(ManagedNode):
         self._open_topics()
 
     def _open_topics(self) -> None:
-        """Make the topics, timers, and what wakes this thread."""
+        """Make the topics, the timers and the guard conditions that wake this thread."""
         self._out: dict[type, Any] = {
             Chunk: self.create_publisher(RowChunk, 'push', qos.CHUNK),
             Ack: self.create_publisher(RowAck, 'pull_ack', qos.CHUNK),
@@ -154,7 +155,10 @@ class WorkerNode(ManagedNode):
             self.act(self.machine.resume(time.monotonic()))
 
     def deactivate(self) -> None:
-        """Leave the fleet for a pause, so that no robot waits; keep the pending rows."""
+        """Leave the fleet for a pause, so that no robot waits for this one.
+
+        Keep the pending rows.
+        """
         machine = self.machine
         if machine is not None and machine.state not in (PAUSED, STOPPED):
             machine.pause(time.monotonic())
@@ -185,7 +189,7 @@ class WorkerNode(ManagedNode):
     # -- called by the training thread (rog_core.worker.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> Compute | None:
-        """Register, wait for the first order, and return it; None: the run ended before.
+        """Register, wait for the first order, and return it; None: the run ends first.
 
         :raises NoServerError: no server has accepted the robot within ``patience`` seconds.
         """
@@ -327,7 +331,10 @@ class WorkerNode(ManagedNode):
         return True
 
     def is_of_ours(self, ours: bool, now: float) -> bool:
-        """Return whether the robot listens to a server; ``ours``: it has accepted the robot."""
+        """Return whether the robot listens to a server.
+
+        ``ours``: whether this server has accepted the robot.
+        """
         machine = self.machine
         return machine is None or not machine.server or self._loyalty.listens(ours, now)
 

@@ -18,7 +18,7 @@ from rog_ros.message_auth import Key, SealError, Session, check, derived, only_p
 if TYPE_CHECKING:
     from .node import WorkerNode
 
-PATIENCE = 3  # a robot gives up when it was refused for this many heartbeat limits
+PATIENCE = 3  # a robot gives up after the server has refused it for this many heartbeat limits
 
 
 class Registration:
@@ -68,7 +68,7 @@ class Registration:
     def _on_done(self, request: RegisterRequest, future: Any) -> None:
         now, node = time.monotonic(), self._node
         if node.machine is None or not node.machine.awaits(request) or node.is_cut_off(now):
-            return  # to an earlier request, or lost by the emulated link
+            return  # the answer is to an earlier request, or the emulated link has lost it
         if future.exception() is not None:
             node.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return

@@ -83,7 +83,7 @@ class Watch:
         self._levels[report.name] = report.level
         if report.level != before:
             log, line = self._node.get_logger(), f'{report.name}: {report.message}'
-            # Three calls, because in rclpy each logging call of the code must keep its severity.
+            # Three calls, because rclpy expects the same severity each time from one line of code.
             if report.level == 'ok':
                 log.info(line)
             elif report.level == 'warn':

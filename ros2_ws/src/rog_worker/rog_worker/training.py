@@ -78,7 +78,8 @@ class Training:
 class RobotNode(WorkerNode):
     """The node of a robot. It trains on a thread of its own, from its first activation on."""
 
-    _finished: threading.Event | None = None  # set when the training is over; None: not configured
+    # set when the training is over; None: the node is not configured
+    _finished: threading.Event | None = None
     _cleaning = False                          # whether a cleanup has ended the training
 
     def configure(self) -> None:
@@ -127,7 +128,8 @@ class RobotNode(WorkerNode):
             self.error = str(error)
         except BaseException as error:  # includes the SystemExit of a task
             self.error = failure(training.task, error)
-            if not self.stop.is_set():  # else the removal of the node may have caused it
+            # otherwise the error possibly comes from the removal of the node
+            if not self.stop.is_set():
                 raise
         finally:
             finished.set()

@@ -1,4 +1,7 @@
-"""What a robot does between two iterations, over a link that grants iterations one by one."""
+"""What a robot does between two iterations.
+
+A link that grants iterations one by one replaces the server.
+"""
 
 import itertools
 import math
@@ -16,7 +19,7 @@ from rog_worker.training import RobotNode, Training
 
 
 class Line:
-    """Fits a line; records the requests that it gets."""
+    """A task that fits a line; it records the seed of each evaluation."""
 
     evaluated = []
 
@@ -42,7 +45,10 @@ class Line:
 
 
 class Seeing(Line):
-    """Learns from a camera that gives ``batches`` batches before the run ends."""
+    """A task that learns from a camera.
+
+    The camera gives ``given`` batches before the run ends.
+    """
 
     given = 0
 
@@ -60,7 +66,7 @@ class Seeing(Line):
 
 
 class Exiting(Line):
-    """Exits like a script that calls sys.exit."""
+    """A task that exits like a script that calls sys.exit."""
 
     def loss(self, model, batch):
         raise SystemExit(3)
@@ -100,7 +106,7 @@ def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times
     Training(robot).run(threading.Event())
     assert robot.now == 7 and math.isfinite(robot.loss)
     assert Line.evaluated == [4] * times
-    # the value in the robot's settings
+    # every pause is a drop-out, because the robot's settings give drop-outs probability 1
     assert [pause.silent for pause in robot.pauses] == [True] * 6
     assert robot.evaluation == (6, 0.5)
 

@@ -1,14 +1,16 @@
-"""How idle, busy and hostile neighbours on a server affect a program; prints one JSON line.
+"""Measure how neighbours on a server affect a program; print one JSON line.
 
-One server runs on this machine, with one thread for each program. The measured program infers again
-and again, and compares every result with its own computation. Its neighbours take turns of a few
-seconds, so that other work of the machine affects all turns equally. The turns are: no neighbour;
-an honest program that infers without a pause; the hostile peer of test/hostile.py.
+One server runs on this machine, with one thread for each program. The measured program
+infers again and again, and compares every result with its own computation. The
+neighbours take turns of a few seconds, so that other work of the machine affects all
+turns equally. There are three kinds of turns: no neighbour; an honest program that
+infers without a pause; the hostile peer of test/hostile.py.
 
-`*_ms`: median and 95th percentile of the time per inference. `*_busy`: processor seconds per second
-that the neighbour and its process on the server use. `hostile`: what the hostile peer has sent, and
-how its sessions ended. `--calls`: minimum number of calls and messages that the hostile peer sends.
-After the turns, it sends the rest without a pause.
+`*_ms`: median and 95th percentile of the time per inference. `*_busy`: processor
+seconds per second that the neighbour and its process on the server use. `hostile`: what
+the hostile peer has sent, and how its sessions ended. `--calls`: minimum number of
+calls and messages that the hostile peer sends. After the turns, it sends the rest
+without a pause.
 """
 
 import argparse
@@ -27,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4] / 'testing'))
 from fleet_testing import Lines  # noqa: E402
 from processes import Domain  # noqa: E402
 
-# Seconds of a turn. It must be less than 10 seconds: after 10 seconds of silence, DDS considers a
-# stopped process dead.
+# Duration of a turn in seconds. It must be less than 10 seconds: after 10 seconds of
+# silence, DDS considers a stopped process dead.
 TURN = 4.0
-SETTLE = 0.5      # seconds at the beginning of a turn that do not count
+SETTLE = 0.5      # seconds; inferences that begin in this first part of a turn do not count
 NEIGHBOURS = ('idle', 'honest', 'hostile')
 TICK = os.sysconf('SC_CLK_TCK')
 
@@ -100,7 +102,10 @@ def measured(lines):
 
 
 def figures(turns, took):
-    """Return `*_ms` and `*_busy` for each kind of neighbour; the module describes them."""
+    """Return `*_ms` and `*_busy` for each kind of neighbour.
+
+    The docstring of this module describes these figures.
+    """
     result = {}
     for kind in NEIGHBOURS:
         inside = [1e3 * seconds for who, begin, end, _ in turns if who == kind

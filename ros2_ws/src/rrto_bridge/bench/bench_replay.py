@@ -1,11 +1,11 @@
-"""What replaying costs in addition to the operators; prints one JSON line.
+"""Measure what replay costs in addition to the operators; print one JSON line.
 
-The sequence has 229 calls, in the shape of ResNet-50. All times are microseconds of processor time.
-Client: `advance_us` is the time of one `advance`; `pass_us_per_call` is the time of a whole pass
-divided by its number of calls. A pass includes the input, the output, and the end of the run before
-it. Server: `server_step_us` is the time of one step of a plan whose operators do nothing;
-`plain_loop_us` is the time of one such operator in a plain loop; `compile_step_us` is the time to
-compile one step.
+The sequence has 229 calls, like those of ResNet-50. All times are microseconds of
+processor time. Client: `advance_us` is the time of one `advance`; `pass_us_per_call` is
+the time of a whole pass divided by its number of calls. A pass includes the input, the
+output, and the end of the previous run. Server: `server_step_us` is the time of one
+step of a plan whose operators do nothing; `plain_loop_us` is the time of one such
+operator in a plain loop; `compile_step_us` is the time to compile one step.
 """
 
 import json

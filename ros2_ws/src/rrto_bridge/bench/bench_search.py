@@ -1,17 +1,19 @@
-"""Operator sequence search: time over the length of the log, and wrong answers on generated logs.
+"""Measure the time and the errors of the operator sequence search.
 
-Prints one JSON line. `seconds`: processor time of the whole search over logs of 10^3 to 10^6 calls.
-`exponent`: slope of log time over log length (1: linear). The search finds no sequence in these
-logs, so it never ends early. There are three kinds of logs:
+Prints one JSON line. `seconds`: processor time of the whole search over logs of 10^3 to
+10^6 calls. `exponent`: slope of log(time) over log(length); 1 means that the time is
+linear. The search finds no sequence in these logs, so it never ends early. There are
+three kinds of logs:
 
-- `steady`: two passes of 229 calls, as ResNet-50 makes them, in Thue-Morse order.
-- `volatile`: the passes repeat, but one tensor of each pass has no role, so FullCheck refuses again
-  and again.
+- `steady`: there are two kinds of passes, each of 229 calls like those of ResNet-50.
+  The two kinds alternate in Thue-Morse order.
+- `volatile`: the passes repeat, but one tensor of each pass has no role, so FullCheck
+  refuses again and again.
 - `wanted`: every call is wanted.
 
-`append_s`: seconds that it takes to append the calls to a list, for comparison. `--cases`: number
-of generated logs that the oracle of test/ judges. The search must accept half of them and refuse
-the other half.
+`append_s`: seconds for appending the same calls to a list, for comparison. `--cases`:
+number of generated logs on which the oracle of test/ checks the answers of the search.
+The search must accept half of them and refuse the other half.
 """
 
 import argparse
@@ -76,7 +78,10 @@ def passes(kind):
 
 
 def measure(kind, size):
-    """Return two times for `size` calls in seconds: of the search, and of a list's `append`."""
+    """Return two times in seconds for `size` calls.
+
+    The first is the time of the search, the second the time of a list's `append`.
+    """
     search, log = Search(), []
     seconds = appending = 0.0
     source = passes(kind)
@@ -95,7 +100,7 @@ def measure(kind, size):
 
 
 def judge(cases):
-    """Return how the search answers on generated logs: the number of each kind of answer."""
+    """Count the answers of the search on generated logs; return the number per kind."""
     counts = {'cases': cases, 'false_acceptance': 0, 'false_rejection': 0, 'late': 0}
     for seed in range(cases):
         steady = seed % 2 == 0

@@ -27,8 +27,8 @@ from .task import Journal, Task, arguments, own_address, save
 
 PORT = 29400
 SILENCE = 120.0   # s after which an exchange fails; gloo's default, 30 min, exceeds a run
-KEEP_EVERY = 10.0  # s between two saves of a robot's own state
-FILE = 'kept.npz'  # in the folder of the process
+KEEP_EVERY = 10.0  # seconds between two saves of a robot's own state
+FILE = 'kept.npz'  # a file in the folder of the process
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def train(folder: Path, robot: int) -> None:
-    """Train until this process is ended, or an exchange fails."""
+    """Train until the study ends this process, or an exchange fails."""
     torch.set_num_threads(1)
     dist.init_process_group('gloo', timeout=timedelta(seconds=SILENCE))
     task = Task(folder, robot)
@@ -66,8 +66,8 @@ def train(folder: Path, robot: int) -> None:
     for batch in islice(task.batches(), step, None):
         began = time.monotonic()
         loss = task.loss(parallel, batch)
-        # Wait, as for a robot's slow computer. The wait is before `backward`, because the exchange
-        # with the other robots begins within `backward`.
+        # Wait, because the study emulates a slow computer. The wait is before `backward`, because
+        # `backward` begins the exchange with the other robots.
         time.sleep(max(began + task.settings.pace - backward_s - time.monotonic(), 0.0))
         loss.backward()
         optimizer.step()
@@ -83,7 +83,7 @@ def train(folder: Path, robot: int) -> None:
 
 
 def _backward_seconds(task: Task, model: nn.Module) -> float:
-    """Return the duration of one backward pass on this machine, which counts towards the pace."""
+    """Return the seconds of one backward pass on this machine; they count towards the pace."""
     loss = task.loss(model, next(task.batches()))
     began = time.monotonic()
     loss.backward()
@@ -95,7 +95,8 @@ def _backward_seconds(task: Task, model: nn.Module) -> float:
 def _newest_of_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Give every robot the newest state that any of them has saved: model and momentum.
 
-    Returns the number of steps that led to this state; 0 if no robot has saved a state.
+    Returns the number of training steps that this state contains; 0 if no robot has saved a
+    state.
     """
     step = torch.zeros(1, dtype=torch.int64)
     velocity = [torch.zeros_like(p) for p in model.parameters()]

@@ -1,11 +1,12 @@
 """Flower: a SuperLink at the server, a SuperNode on every robot, FedAvg or FedAdam.
 
 The program follows Flower's guide "Run Flower with the Deployment Engine" and its example
-quickstart-pytorch. In a round, every node trains `local_steps` batches. A round lasts at most its
-computing time plus `EXCHANGE` seconds, and one node may be missing, so slow and failed clients do
-not block it. The server app saves its model after every round. If the server restarts, its database
-still holds the nodes, without which it would refuse them; the run is submitted again and continues
-from the saved model.
+quickstart-pytorch. In a round, every node trains `local_steps` batches. A round lasts at
+most its computing time plus `EXCHANGE` seconds, and one node may be missing, so slow and
+failed clients do not block the round. The server app saves its model after every round.
+If the server restarts, its database still holds the nodes; without the database, the
+server would refuse them. The study then submits the run again, and the run continues from
+the saved model.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from .task import SERVER, Journal, Task, arguments, save
 
 PORT = 8000             # port of the SuperLink, for nodes and for `flwr run`
-ROUNDS = 1_000_000      # more than a run has: the study ends the run
+ROUNDS = 1_000_000      # more rounds than a run can make; the study ends the run
 ETA = 0.003             # FedAdam's server learning rate
-EXCHANGE = 120.0        # s for the transfers of a round; `ddp` and `torchft` allow the same time
-SUBMIT_LIMIT = 180.0    # s within which the SuperLink must accept the run
+EXCHANGE = 120.0  # seconds for the transfers of a round; `ddp` and `torchft` allow the same time
+SUBMIT_LIMIT = 180.0    # seconds within which the SuperLink must accept the run
 KEPT = 'model.npz'      # file with the saved model, in the folder of the server's process
 APP = '''[build-system]
 requires = ["hatchling"]
@@ -74,7 +75,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the received model on the next batches of this robot."""
+    """Train the received model on this robot's next batches."""
     torch.set_num_threads(1)
     robot, folder = int(context.node_config['partition-id']), Path(context.run_config['folder'])
     task = Task(folder, robot)

@@ -20,15 +20,15 @@ from hivemind.compression import Float16Compression
 from .task import SERVER, Journal, Task, arguments
 
 PORT = 31337
-START_LIMIT = 120.0  # s within which the server must write the addresses at which peers join it
-# s; time in which robots form a group. hivemind's documentation advises 10 to 15 s over the
+START_LIMIT = 120.0  # seconds within which the server must write the addresses for joining
+# Seconds in which robots form a group. hivemind's documentation advises 10 to 15 s over the
 # internet. hivemind also uses this time as the limit for sending a chunk of 0.5 MB.
 MATCHMAKING = 15.0
-# s; time limit of an averaging. hivemind's documentation advises about twice the actual time. The
-# actual time here is 29 s: 1.2 MB to each of three other robots at 1 Mbit/s.
+# Time limit of an averaging in seconds. hivemind's documentation advises about twice the
+# actual time. The actual time here is 29 s: 1.2 MB to each of three other robots at 1 Mbit/s.
 AVERAGING = 60.0
-# Files in the folder of a process: key of the server, addresses of the server, and number of
-# batches that a robot has trained.
+# Files in the folder of a process: the server's key, the server's addresses, and the number
+# of batches that a robot has trained.
 IDENTITY, PEERS, TRAINED = 'identity', 'peers.txt', 'trained.txt'
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     """Run the role that the arguments name."""
     options = arguments()
     if options.role == 'server':
-        # The key in the file IDENTITY gives a restarted server its former name.
+        # With the key in the file IDENTITY, a restarted server has the same name as before.
         dht = hivemind.DHT(host_maddrs=[f'/ip4/{options.server}/tcp/{PORT}'],
                            identity_path=IDENTITY, start=True)
         Path(PEERS).write_text('\n'.join(map(str, dht.get_visible_maddrs())))
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def train(folder: Path, robot: int, robots: int, again: bool) -> None:
-    """Train until this process is ended."""
+    """Train until the study ends this process."""
     torch.set_num_threads(1)
     task = Task(folder, robot)
     settings = task.settings
@@ -80,11 +80,11 @@ def train(folder: Path, robot: int, robots: int, again: bool) -> None:
 
 
 def _initial_peers(path: Path) -> list[str]:
-    """Return the addresses of the server from the file ``path``, which the server writes.
+    """Return the addresses in the file ``path``, which the server writes.
 
     Robots on several machines share no disk; there, an operator would copy the addresses.
 
-    :raises SystemExit: the server does not write them within `START_LIMIT` seconds.
+    :raises SystemExit: the server does not write the file within `START_LIMIT` seconds.
     """
     until = time.monotonic() + START_LIMIT
     while not path.exists() or not (found := path.read_text().split()):

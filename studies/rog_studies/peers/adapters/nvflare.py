@@ -34,10 +34,12 @@ from .nvflare_parts import Server, Site, Watch
 from .task import MODELS, SERVER, Task, arguments
 
 PORT = 8002
-ROUNDS = 1_000_000    # more than a run has: the study ends the run
-STRAGGLERS = 10       # s that a round waits for the last site, ScatterAndGather's default
-TASK_LIMIT = 600.0    # s for the transfer of a model; from "High-Latency Networks" of the guide
-START_LIMIT = 180.0   # s within which startup kits must exist; also s that a job waits for robots
+ROUNDS = 1_000_000    # more rounds than a run can make; the study ends the run
+STRAGGLERS = 10  # seconds that a round waits for the last site; the default of ScatterAndGather
+# seconds for the transfer of a model; from "High-Latency Networks" in the guide
+TASK_LIMIT = 600.0
+# seconds within which the startup kits must exist, and for which a job waits for robots
+START_LIMIT = 180.0
 ADMIN = 'admin@study.org'
 KITS, READY = 'kits', 'ready'
 PROJECT = '''api_version: 3
@@ -59,7 +61,7 @@ builders:
 
 
 def fedavg(folder: Path, robots: int, weights: Path) -> FedJob:
-    """Return the job of FedAvg, which begins with the weights in a file."""
+    """Return the job of FedAvg; ``weights``: a file with the weights at the beginning."""
     least = max(robots - 1, 1)  # if one robot is missing or late, the others continue
     settings = Task(folder).settings
     job = BaseFedJob(name='fedavg', min_clients=least)
@@ -81,7 +83,7 @@ def fedavg(folder: Path, robots: int, weights: Path) -> FedJob:
 
 
 def fedbuff(folder: Path, robots: int, weights: Path) -> FedJob:
-    """Return the job of FedBuff, which begins with the weights in a file."""
+    """Return the job of FedBuff; ``weights``: a file with the weights at the beginning."""
     return CollabRecipe('fedbuff', server=Server(str(folder), str(weights)),
                         client=Site(str(folder)), min_clients=max(robots - 1, 1),
                         sync_task_timeout=START_LIMIT).finalize()
@@ -129,7 +131,7 @@ def _provision(robots: int, address: str) -> None:
 
 
 def _submit(job: FedJob, robots: int, server: subprocess.Popen) -> None:
-    """Submit the job when all robots are connected; after `START_LIMIT` seconds, do not wait."""
+    """Submit the job when all robots are connected, at the latest after `START_LIMIT` s."""
     job.export_job('jobs')
     until = time.monotonic() + START_LIMIT
     while server.poll() is None:
@@ -145,7 +147,8 @@ def _submit(job: FedJob, robots: int, server: subprocess.Popen) -> None:
                     return
             finally:
                 session.close()
-        except Exception as error:  # NVFlare raises several types while its server starts
+        # while its server starts, NVFlare raises several types of exceptions
+        except Exception as error:
             if late:
                 sys.exit(f'the server must take the job within {START_LIMIT:g} s, but did not: '
                          f'{error!r}')

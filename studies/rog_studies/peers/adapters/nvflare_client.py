@@ -12,7 +12,7 @@ from adapters.task import Journal, Task
 
 
 def main() -> None:
-    """Train every model that the server sends, and send it back."""
+    """Train each model that the server sends, and send the trained model back."""
     parser = argparse.ArgumentParser()
     parser.add_argument('--folder', type=Path, required=True)
     folder = parser.parse_args().folder

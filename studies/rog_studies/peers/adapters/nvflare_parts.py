@@ -2,8 +2,8 @@
 
 FedBuff follows NVFlare's example collab/pt_async_cifar10 as of pull request 5239, with FLARE's
 Collab API. A few updates together make the next version of the model. A site never waits for
-another: as soon as it has finished an update, it gets the newest version and trains that. Each
-update is weighted by its number of steps.
+another site: as soon as the site has finished an update, it gets the newest version and
+trains this version. Each update is weighted by its number of steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from .task import SERVER, Journal, Task
 
 SHARE = 2       # a version needs (number of sites) / SHARE updates; in the example 4 of 8 sites
-CALL = 600.0    # s that a site may take for an update, transfers included
-PAUSE = 1.0     # s before the server asks a site again that has failed
+CALL = 600.0    # seconds that a site may take for an update, including transfers
+PAUSE = 1.0     # seconds before the server again asks a site that has failed
 SAVED = 'FL_global_model.pt'
 Model = dict[str, Tensor]
 
@@ -67,7 +67,7 @@ class Server:
 
     @collab.main
     def serve(self) -> None:
-        """Ask all sites for updates, and make versions from them, until the job is ended."""
+        """Ask all sites for updates, and make versions from them, until the job ends."""
         journal = Journal(Path(self.folder), SERVER, Task(Path(self.folder)).settings)
         model: Model = torch.load(self.weights, weights_only=True)
         place = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / SAVED

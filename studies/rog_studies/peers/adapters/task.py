@@ -1,8 +1,8 @@
 """The task of the study for a peer's program: network, data, optimiser, pace, and a journal.
 
-It needs only PyTorch and numpy, like a user of the peer. The study writes the files that this
-module reads, so every peer starts with the same weights, and robot I gets the same batches in the
-same order in every program. The folder of a run holds
+This module needs only PyTorch and numpy, as a user of the peer would. The study writes the
+files that this module reads. So every peer starts with the same weights, and in every
+program robot I gets the same batches in the same order. The folder of a run holds
 
     data/task.json      the settings, see `Settings`
     data/weights.npz    name of the parameter -> its first value
@@ -12,7 +12,7 @@ same order in every program. The folder of a run holds
     snapshots/NAME/     models that `Journal.snapshot` has written
     work/NAME/          working directory of a process; keeps its files when the process is killed
 
-The study evaluates snapshots after the run, so the evaluation costs no peer any time.
+The study evaluates the snapshots after the run, so the evaluation takes no time from a peer.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Settings:
     """The settings of a run, the same for all peers.
 
     ``model``: key of `MODELS`. ``seeds``: a seed for the batches of each robot. ``fog``,
-    ``brightness``: how strongly images are spoilt. ``pace``: least duration of a gradient, s.
-    ``local_steps``: for methods that exchange models, the number of gradients between two
-    exchanges. ``snapshot_s``: least time between two snapshots, s.
+    ``brightness``: how strongly images are spoilt. ``pace``: minimum duration of a gradient, in
+    seconds. ``local_steps``: for methods that exchange models, the number of gradients between
+    two exchanges. ``snapshot_s``: minimum time between two snapshots, in seconds.
     """
 
     model: str
@@ -81,15 +81,15 @@ def arguments(options: tuple[tuple[str, dict], ...] = ()) -> argparse.Namespace:
 
 
 def own_address(server: str) -> str:
-    """Return the address of this machine on the network that leads to the server."""
+    """Return this machine's address on the network that leads to the server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((server, 9))  # sends nothing, so the port does not matter
+        probe.connect((server, 9))  # this call sends nothing, so any port will do
         address: str = probe.getsockname()[0]
         return address
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to an .npz file; a former file stays until the new one is complete."""
+    """Write arrays to an .npz file; an old file stays until the new one is complete."""
     part = path.with_suffix('.part')
     with part.open('wb') as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class Task:
         return cross_entropy(model(images), labels)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (images (B, C, H, W), 0 to 1, labels (B,)) of the robot's shard, without end."""
+        """Yield the robot's batches, endlessly: (images (B, C, H, W) from 0 to 1, labels (B,))."""
         images, labels = _images(self._data / f'shard{self._robot}.npz')
         generator = torch.Generator().manual_seed(self.settings.seeds[self._robot])
         waiting = torch.empty(0, dtype=torch.int64)
@@ -148,7 +148,7 @@ class Task:
         return right / len(labels)
 
     def _spoilt(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the images brightened and in fog; its density varies over each image."""
+        """Return brightened images in fog; the density of the fog varies over each image."""
         coarse = torch.rand(len(images), 1, 3, 3, generator=generator)
         field = interpolate(coarse, size=images.shape[-2:], mode='bilinear', align_corners=True)
         density = self.settings.fog * (0.5 + 0.5 * field)
@@ -167,7 +167,8 @@ def _as_float(images: Tensor) -> Tensor:
 class Journal:
     """Records for the study: lines of JSON in ``journals``, models in ``snapshots``.
 
-    Every line has ``t`` (s, monotonic clock of the machine), ``pid`` (the process) and ``kind``:
+    Every line has ``t`` (the machine's monotonic clock, in seconds), ``pid`` (the process) and
+    ``kind``:
 
         start     the process has begun
         batch     ``samples`` were trained in ``compute_s`` seconds
@@ -193,7 +194,10 @@ class Journal:
 
     @contextmanager
     def computing(self, samples: int) -> Iterator[None]:
-        """At the end of the block, wait until it has lasted ``pace`` seconds; record a batch."""
+        """Return a context in which a batch is computed; it lasts at least ``pace`` seconds.
+
+        The context also records the batch.
+        """
         began = time.monotonic()
         yield
         time.sleep(max(began + self._settings.pace - time.monotonic(), 0.0))
@@ -242,7 +246,7 @@ class DigitNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, classes)."""
         x = torch.relu(self.conv1((images - 0.3) / 0.35))
-        x = x.contiguous(memory_format=torch.channels_last)  # halves the time on a CPU
+        x = x.contiguous(memory_format=torch.channels_last)  # this layout halves the time on a CPU
         x = max_pool2d(torch.relu(self.conv2(x)), 2)
         x = self.pool(torch.relu(self.conv3(x)))
         return self.out(torch.relu(self.hidden(x.flatten(1))))

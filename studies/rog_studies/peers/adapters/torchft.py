@@ -30,11 +30,11 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from .task import Journal, Task, arguments, own_address, save
 
 LIGHTHOUSE_PORT, STORE_PORT = 29510, 29511
-# Time limit of an exchange, s. An exchange of 2.5 MB among four robots takes 60 s on a link of
-# 1 Mbit/s; torchft's default of 60 s would discard every exchange with such a robot.
+# Time limit of an exchange in seconds. An exchange of 2.5 MB among four robots takes 60 s on
+# a link of 1 Mbit/s; torchft's default of 60 s would discard every exchange with such a robot.
 EXCHANGE = 120.0
-# Time limit of a quorum, s. torchft's documentation advises more than the time between two
-# exchanges, and 1 h or more for DiLoCo.
+# Time limit of a quorum in seconds. torchft's documentation advises more than the time between
+# two exchanges, and 1 h or more for DiLoCo.
 QUORUM = 3600.0
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # as in train_diloco.py and in the DiLoCo paper
 FILE = 'kept.npz'      # file with the saved state of a robot, in the folder of its process
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def train(folder: Path, robot: int, method: str) -> None:
-    """Train until this process is ended, or torchft gives up."""
+    """Train until the study ends this process, or torchft gives up."""
     logging.basicConfig(level=logging.INFO, format='%(asctime)s %(name)s %(message)s')
     torch.set_num_threads(1)
     task = Task(folder, robot)
@@ -99,8 +99,8 @@ def train(folder: Path, robot: int, method: str) -> None:
             before, began = manager.current_step(), time.monotonic()
             optimizer.zero_grad()
             task.loss(model, batch).backward()
-            # Wait, as for a robot's slow computer. The wait is before `optimizer.step`, because
-            # torchft exchanges within this step.
+            # Wait, because the study emulates a slow computer. The wait is before
+            # `optimizer.step`, because torchft exchanges within this step.
             time.sleep(max(began + task.settings.pace - time.monotonic(), 0.0))
             journal.batch(len(batch[1]), time.monotonic() - began)
             optimizer.step()
@@ -113,9 +113,9 @@ def train(folder: Path, robot: int, method: str) -> None:
 
 def _go_on(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], manager: Manager
            ) -> int:
-    """Load the state that this robot saved before it was killed, if any.
+    """Load the state that this robot saved before it was killed, if there is one.
 
-    Returns the number of batches that it had trained; 0 without a saved state.
+    Returns the number of batches that the robot had trained; 0 without a saved state.
     """
     if not Path(FILE).exists():
         return 0
@@ -143,7 +143,7 @@ def _keep(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], man
 def _be_a_host(name: str) -> None:
     """Give this process and its children a host name of their own, as a robot has.
 
-    torchft tells the other replicas its host name, and here all robots are on one host.
+    torchft tells the host name to the other replicas, and here all robots run on one host.
 
     :param name: the host name. It is the address of the robot, so others need not look it up.
     """

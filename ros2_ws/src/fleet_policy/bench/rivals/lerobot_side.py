@@ -1,11 +1,12 @@
-"""LeRobot's async_inference, server and client unmodified, in an environment with lerobot[async].
+"""Run LeRobot's async_inference; its server and client are not modified.
 
     python lerobot_side.py save FOLDER           writes an ACT policy with random weights
     python lerobot_side.py server PORT           runs LeRobot's policy server
     python lerobot_side.py client PORT FOLDER    acts until it is ended
 
-For each action that it executes, the client prints the monotonic time and the age of the action, in
-seconds. The robot is a mock; its joints move, because the server skips observations that are too
+This program needs an environment with lerobot[async]. For each action that it executes,
+the client prints the monotonic time and the age of the action, both in seconds. The
+robot is a mock. Its joints move, because the server skips observations that are too
 similar.
 """
 
@@ -104,7 +105,7 @@ def act(port: int, folder: str) -> None:
     from lerobot.async_inference.configs import RobotClientConfig
     from lerobot.robots.config import RobotConfig
     robot_client.make_robot_from_config = lambda config: Robot()
-    # Maps the step of an action to the time.time() of its observation.
+    # Maps the step of an action to the time of the action's observation, from time.time().
     observed: dict[int, float] = {}
 
     class Noted(robot_client.RobotClient):

@@ -1,12 +1,13 @@
-"""The two sides of openpi's websocket, in an environment with openpi-client.
+"""Run one of the two sides of openpi's websocket.
 
     python openpi_side.py server PORT SECONDS    answers with zeros, SECONDS after an observation
     python openpi_side.py client PORT            acts until it is ended
 
-For each action that it executes, the client prints the monotonic time and the age of the action, in
-seconds. The client is openpi-client, unmodified: WebsocketClientPolicy in an ActionChunkBroker,
-called at 30 Hz by a loop like the loop in openpi's Runtime. openpi-client has no server; the server
-here speaks the same protocol.
+This program needs an environment with openpi-client. For each action that it executes,
+the client prints the monotonic time and the age of the action, both in seconds. The
+client consists of unmodified classes of openpi-client: WebsocketClientPolicy in an
+ActionChunkBroker. A loop like the loop in openpi's Runtime calls it at 30 Hz.
+openpi-client has no server; the server here speaks the same protocol.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def act(port: int) -> None:
     observed = 0.0
 
     class Noted(WebsocketClientPolicy):
-        """Records the time of the observation that it sends."""
+        """Records the time at which it sends an observation."""
 
         def infer(self, obs: dict[str, Any]) -> dict[str, Any]:
             nonlocal observed

@@ -51,10 +51,11 @@ class Planned:
 class ActionQueue:
     """Holds chunks and returns the action for a tick.
 
-    :param half_life: seconds. It decides what happens if several chunks have an action for a tick.
-        If it is 0, take the action of the latest observation. Otherwise take the weighted mean of
-        the actions: the weight halves for each ``half_life`` by which an observation is older.
-        ``observed`` of the mean is the mean of the observations' times, weighted like the actions.
+    :param half_life: time in seconds. It decides which action counts if several chunks have
+        an action for a tick. If it is 0, this is the action of the latest observation.
+        Otherwise it is the weighted mean of the actions. The weight of an action halves for
+        each ``half_life`` by which its observation is older. ``observed`` of the mean is
+        the mean of the observations' times, with the weights of the actions.
     """
 
     def __init__(self, half_life: float = 0.0) -> None:
@@ -119,7 +120,10 @@ class ActionQueue:
         return end - tick
 
     def planned(self, tick: int, most: int) -> Actions | None:
-        """Return at most ``most`` actions from ``tick`` on, (m, d); None if there is none."""
+        """Return at most ``most`` actions (m, d): for ``tick`` and the ticks after it.
+
+        Return None if ``tick`` has no action.
+        """
         rows: list[Actions] = []
         while len(rows) < most and (found := self.action(tick + len(rows))) is not None:
             rows.append(found.values)

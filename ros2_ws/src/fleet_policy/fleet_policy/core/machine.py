@@ -1,18 +1,20 @@
-"""Decides what the robot executes at each tick, and which place computes further actions.
+"""Decides what the robot executes, and which place computes further actions.
 
-The machine does no I/O and reads no clock. Its states:
+The machine does no I/O and reads no clock. It has these states:
 
     waiting -> running <-> starved;   any -> safe -> waiting
 
-The first action ends `waiting`. In `running` there is an action for the tick; in `starved` there is
-no action. After a fault the state is `safe`, and `reason` describes the fault. In `starved` and
-`safe` the robot does what the setting `safety` says.
+The first action ends `waiting`. In `running` there is an action for the tick; in
+`starved` there is no action. After a fault the state is `safe`, and `reason` describes
+the fault. In `starved` and `safe` the robot does what the setting `safety` says.
 
-The machine requests new actions when the queue holds less than a share of a chunk. It asks the
-faster of the places that answer. If the other places do not answer in time, the robot computes the
-actions itself. The robot begins while the queue still lasts long enough for this computation. So
-after the loss of the link new actions come less often, but every tick has an action. The machine
-asks another place so early that the answer can come before the robot must begin.
+The machine requests new actions when the queue holds less than a share of a chunk. It
+asks the fastest of the places that answer. It asks another place than the robot so
+early that the answer can come before the robot must begin to compute.
+
+If the other places do not answer in time, the robot computes the actions itself. The
+robot begins while the queue still lasts long enough for this computation. So after the
+loss of the link new actions come less often, but every tick has an action.
 """
 
 from __future__ import annotations
@@ -42,11 +44,14 @@ RETRY = 10.0  # seconds after which the machine asks the slower place again, to 
 
 @dataclass(frozen=True, eq=False)
 class Infer:
-    """Order: compute actions at ``place`` from the observation of the time ``observed``.
+    """Order to compute actions at ``place``.
 
-    ``prefix``: the planned actions from ``observed`` on, an array (m, d) of m actions of d numbers;
-    None if no action is planned. The robot will execute these actions before the answer can arrive.
-    A policy that inpaints needs them: it completes a chunk that begins with given actions.
+    ``observed``: time of the observation from which they are computed.
+
+    ``prefix``: the planned actions from ``observed`` on, an array (m, d) of m actions of d
+    numbers; None if no action is planned. The robot will execute these actions before the
+    answer can arrive. A policy that inpaints needs the prefix, because it completes a chunk
+    whose first actions are given.
     """
 
     place: str
@@ -142,9 +147,12 @@ class PolicyMachine:
         self._enter(FAULT)
 
     def sensor(self, name: str, flaw: str) -> None:
-        """Record what is wrong with a source of observations; '' if nothing is wrong.
+        """Record what is wrong with a source of observations.
 
-        The robot stays in the safe state while anything is wrong with any source.
+        ``flaw``: what is wrong; '' if nothing is wrong.
+
+        The robot stays in the safe state as long as something is wrong with at least one
+        source.
         """
         if not flaw:
             self._sensors.pop(name, None)
@@ -235,17 +243,18 @@ class PolicyMachine:
         return self.settings.margin * self.places[ROBOT].longest + 2 / self.rate
 
     def _asks_at(self, place: Place) -> float:
-        """Return how many seconds before the end of the queue a place is asked for actions.
+        """Return how many seconds before the end of the queue to ask a place for actions.
 
-        A slow robot begins to compute long before the end of the queue. Another place is asked so
-        early that its answer comes before the robot begins. With a long latency, the queue may
-        never last for so long when a request is sent (`_most_left`). Then only `request_share`
-        decides.
+        A slow robot begins to compute long before the end of the queue. Another place is asked
+        so early that the answer comes before the robot begins. If the latency of that place is
+        long, the queue possibly never lasts long enough for this (`_most_left`). Then only
+        `request_share` decides.
         """
         share = self.settings.request_share * self.longest / self.rate
         if place.name == ROBOT:
             return max(share, self._last_moment)
-        # Before the first answer, these are infinite or NaN, and the comparison below is false.
+        # Before the first answer, both latencies are unknown (infinite or NaN), and the
+        # comparison below is false.
         for latency in (place.longest, place.usual):
             early = self._last_moment + latency + 1 / self.rate
             if early <= self._most_left(latency):
@@ -253,7 +262,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return how many seconds the queue can last at most when a request is sent.
+        """Return for how many seconds the queue can last at most when a request is sent.
 
         ``latency``: seconds from a request to its answer.
         """
@@ -299,7 +308,7 @@ class PolicyMachine:
 
     @property
     def left(self) -> float:
-        """Return the seconds for which the queue lasts after the present tick."""
+        """Return how many seconds the queue lasts after the present tick."""
         return self._queue.covered(self.tick_number + 1) / self.rate
 
     @property

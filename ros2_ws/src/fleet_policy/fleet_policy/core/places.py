@@ -20,7 +20,7 @@ class Place:
     def __init__(self, name: str) -> None:
         self.name = name
         self.available = True
-        self.reason = ''                     # why the place is unavailable, or why it failed last
+        self.reason = ''  # why the place is unavailable, or why the last failed request failed
         self.counts: Counter[str] = Counter()
         self.newest = -math.inf              # time of the latest observation in a request
         self.sent = -math.inf                # time of the latest request
@@ -92,7 +92,8 @@ class Place:
 
     def expire(self, patience: float, now: float) -> None:
         """Count a request as lost if it is under way for too long."""
-        # Before the first answer the latency is unknown: a large model may be loaded or compiled.
+        # Before the first answer the latency is unknown, because the place possibly loads or
+        # compiles a large model.
         limit = max(patience, LATER * self.longest if self._latencies else 10 * patience)
         for request, sent in list(self._under_way.items()):
             if now - sent > limit:

@@ -16,9 +16,9 @@ VERBS = ('demo', 'profile', 'plan', 'compare', 'serve', 'bench')
 
 
 def make_parser(wanted: str = '') -> argparse.ArgumentParser:
-    """Return a parser of the verb ``wanted``, or of all verbs if ``wanted`` is not a known verb.
+    """Return a parser of the verb ``wanted``; if it is unknown, of all verbs.
 
-    Other verbs are not imported, because the imports of a verb may take seconds.
+    Do not import the other verbs, because the imports of a verb may take seconds.
     """
     parser = command_parser('lopinfer', 'Share one inference between a robot and a server.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')

@@ -33,7 +33,8 @@ from ..ros.client_shell import ClientOptions
 from ..runtime.planner import TablePlanner
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
-START = 120.0       # maximum seconds for a server to load and measure the model and accept plans
+# maximum time in seconds in which a server loads and measures the model and accepts plans
+START = 120.0
 WARM_UP = 2         # number of requests at the start that are not measured
 DEVICE_ONLY = 'device-only'
 
@@ -65,11 +66,11 @@ class Measured:
 
 
 class Rig:
-    """A server and a link that stay open while `measure` runs one method after the other.
+    """A server and a link that stay open while `measure` runs several methods.
 
-    ``rate``: bytes/s in each direction; None: loopback without limit. ``latency``: delay per
-    direction, s. The robot computes ``slowdown`` times slower than this machine can. ``device``:
-    the server's device.
+    ``rate``: bytes/s in each direction; with None, loopback has no limit. ``latency``: delay in
+    each direction, in seconds. ``slowdown``: the robot computes this many times slower than this
+    machine. ``device``: the server's device.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,
@@ -108,8 +109,8 @@ class Rig:
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
         """Run and measure `requests` shared inferences with the plans of one method.
 
-        ``profile``: profile of the slowed robot. ``delay``: delay of the link that plans assume, in
-        seconds per direction.
+        ``profile``: profile of the slowed robot. ``delay``: the planner assumes this delay of
+        the link in each direction, in seconds.
         """
         with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
             alone = float(profile.whole.sum())
@@ -117,7 +118,7 @@ class Rig:
 
     @contextmanager
     def robot(self, planner: TablePlanner, name: str) -> Iterator[OffloadedModel]:
-        """Yield a model that is shared with the server, when the server is ready."""
+        """Wait until the server is ready, then yield a model that is shared with it."""
         link = ShapedLink() if self.rate is None else \
             ShapedLink(LinkTrace([0.0], [self.rate * 8e-6]), self.latency)
         shared = OffloadedModel(self.model, name.replace('-', '_'),
@@ -134,9 +135,10 @@ class Rig:
 
 def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.Tensor],
             method: str, requests: int, alone: float) -> Measured:
-    """Run requests one after the other and measure them; the first `WARM_UP` do not count.
+    """Run requests one after the other and measure them.
 
-    ``alone``: expected latency if the robot computes alone, s.
+    The first `WARM_UP` requests do not count. ``alone``: expected latency in seconds if the
+    robot computes alone.
     """
     rows: list[Sequence[float]] = []
     estimate, offloaded, error = float('nan'), 0, 0.0

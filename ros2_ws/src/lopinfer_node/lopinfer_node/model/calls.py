@@ -99,9 +99,10 @@ class Call:
         return tuple(found.values())
 
     def bind(self, /, **changes: Any) -> Arithmetic:
-        """Return a function that makes the call with given tensors for `values`, whole or sliced.
+        """Return a function that makes the call with tensors in place of `values`.
 
-        `changes` replace arguments of the call; a replacement may contain `Value` and `Weight`.
+        These tensors are whole or sliced. `changes` replace arguments of the call; a
+        replacement may contain `Value` and `Weight`.
         """
         position = {value.index: i for i, value in enumerate(self.values)}
         arguments = {**self.arguments, **changes}

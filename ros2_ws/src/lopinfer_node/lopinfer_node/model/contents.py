@@ -12,15 +12,15 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-PART = 1 << 20     # bytes that one checksum covers
+PART = 1 << 20     # number of bytes that one checksum covers
 SAMPLE = 256       # bytes of each weight that every call of `look` reads
 
 
 class Contents:
-    """Checksums of the memory of CPU tensors and arrays, as it is at the construction.
+    """Checksums of the memory of CPU tensors and arrays.
 
-    The object keeps this memory alive. Otherwise a new weight could get the address of a freed
-    weight.
+    The constructor computes them. The object keeps the memory alive. Otherwise a new weight
+    could get the address of a freed weight.
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor | np.ndarray]) -> None:
@@ -36,8 +36,8 @@ class Contents:
     def look(self, nbytes: int) -> str:
         """Check a sample of each weight, and the next ``nbytes`` of all weights.
 
-        Returns the name of a weight that has changed, or ''. Successive calls check all bytes in
-        turn.
+        Return the name of a weight that has changed, or ''. Successive calls together check all
+        bytes.
         """
         for (name, part), known in zip(self._samples, self._sums[0], strict=True):
             if zlib.crc32(part) != known:
@@ -77,7 +77,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
         return None
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
-    # With its axes in this order, a channels-last or transposed tensor is contiguous, too.
+    # With the axes in this order, a channels-last or transposed tensor becomes contiguous.
     tensor = tensor.detach().permute(order)
     if not tensor.is_contiguous():
         tensor = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

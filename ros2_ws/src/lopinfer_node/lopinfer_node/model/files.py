@@ -52,7 +52,10 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory; tensors mapped from the file would change with the file."""
+    """Read tensors into new memory.
+
+    Tensors that are mapped from the file would change with the file.
+    """
     with safe_open(str(path), 'pt') as file:   # `safe_open` checks the header of the file
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}

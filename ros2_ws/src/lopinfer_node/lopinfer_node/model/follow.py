@@ -1,8 +1,9 @@
 """Find what the code of a model reads besides its arguments.
 
-The search begins at the modules of the model and goes through their functions. It finds attributes,
-weights and submodules of modules. It also finds lists, dictionaries and objects, with their items,
-in attributes, globals, closures and classes, if the code names these.
+The search begins at the modules of the model and goes through their functions. It finds
+attributes, weights and submodules of modules. It also finds lists, dictionaries and
+objects with their items, if the code names them. Attributes, globals, closures and
+classes can hold these.
 """
 
 from __future__ import annotations
@@ -228,8 +229,8 @@ class Followed:
     def _read(self, path: str, items: dict[str, Any], names: set[str], passed: set[int]) -> None:
         """Follow those globals of a module whose names are in ``names``.
 
-        If such a global is a module itself, follow the globals of that module with these names,
-        too.
+        If such a global is itself a module, also follow the globals of that module whose names
+        are in ``names``.
         """
         passed.add(id(items))
         known = self._globals.get(id(items))

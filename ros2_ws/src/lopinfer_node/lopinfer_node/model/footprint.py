@@ -39,7 +39,10 @@ class Footprint:
                 raise ValueError(f'a footprint must stay in 0..{self.extent} and never decrease')
 
     def need(self, lo: int, hi: int) -> Interval:
-        """Return the input interval that the output interval [lo, hi) needs; (0, 0) if empty."""
+        """Return the input interval that the output interval [lo, hi) needs.
+
+        Return (0, 0) if the output interval needs nothing.
+        """
         if lo >= hi:
             return EMPTY
         start, end = int(self.starts[lo]), int(self.ends[hi - 1])

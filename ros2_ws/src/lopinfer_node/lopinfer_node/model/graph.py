@@ -21,9 +21,9 @@ from .footprint import Footprint
 class Kind(Enum):
     """The kind of a node."""
 
-    INPUT = 'input'        # an input of the model, whole on the robot
+    INPUT = 'input'        # an input of the model; the robot has it whole
     OPERATOR = 'operator'
-    OUTPUT = 'output'      # an output of the model, needed whole on the robot
+    OUTPUT = 'output'      # an output of the model; the robot needs it whole
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,12 @@ _address = torch.Tensor.data_ptr
 
 
 class Snapshot:
-    """Everything a model computes with: modules, weights, mode, hooks, and what their code reads.
+    """Everything a model computes with.
 
-    ``run()`` runs the model once. If this run changes items that are not attributes of modules,
-    such as the cache of a library, these items are results: their changes do not count. Raises
-    ModelError for weights in which a write cannot be detected.
+    This is: modules, weights, mode, hooks, and what the code of the model reads. ``run()``
+    runs the model once. This run may change items that are not attributes of modules, such
+    as the cache of a library. Such items are results: their changes do not count. Raise
+    ModelError if a write to a weight cannot be detected.
     """
 
     def __init__(self, model: torch.nn.Module, run: Callable[[], Any] | None = None) -> None:
@@ -54,7 +55,8 @@ class Snapshot:
             raise ModelError(f'{type(model).__name__}: cannot watch what its code reads: '
                              f'{type(error).__name__}: {error}') from error
         self._lock = threading.Lock()
-        self._running = 0    # calls of the model in progress; each may still store results
+        # number of calls of the model in progress; each of these calls may still store results
+        self._running = 0
         self._turn = 0
         self._seen = ''      # change that a background check has found
         found = self._taken.followed
@@ -89,14 +91,15 @@ class Snapshot:
         if self._seen or self._taken.unchanged():
             return self._seen
         found = self._taken.change(self._model)
-        if not found:   # objects were replaced by equal objects, which is no change
+        if not found:   # equal objects have replaced the old objects, which is not a change
             self._taken = _Taken(self._model, self._taken.ignored)
         return found
 
     def look(self) -> str:
         """Check a part of the items for changes that `change` alone cannot detect.
 
-        A background thread calls this repeatedly. Returns a change, which `change` then reports.
+        A background thread calls this repeatedly. Return a change; `change` then also reports
+        it.
         """
         with self._lock:
             if not self._running and not self._seen:
@@ -132,7 +135,8 @@ class _Held:
                 continue
             if self.kind == MODULE and type(old) is type(new) and _keeps(new) \
                     and not followed.reads(key):
-                continue   # a stored result, which the model's code does not read
+                # a result that the model has stored and that the model's code does not read
+                continue
             yield key
 
     def _words(self, key: Any) -> str:
@@ -192,7 +196,10 @@ class _Taken:
         return list(map(_address, self._addressed)), [t._version for t in self._counted]
 
     def unchanged(self) -> bool:
-        """Return True if certainly nothing has changed; False means that `change` must check."""
+        """Return True if it is certain that nothing has changed.
+
+        If this returns False, `change` must check.
+        """
         try:
             if any(self._empty) or self._mark() != self._marks \
                     or any(len(live) != size for live, size in self._large) \
@@ -263,6 +270,9 @@ def _plain(value: Any) -> bool:
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether a value that the model's code does not read can only be a stored result."""
+    """Return whether a value can only be a stored result.
+
+    Call this for a value that the model's code does not read.
+    """
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

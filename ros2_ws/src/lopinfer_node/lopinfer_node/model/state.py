@@ -21,12 +21,12 @@ NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'} - {
 
 @contextlib.contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Undo, after the block, what the model's code stored in its modules during the block.
+    """Undo what the model's code stored in its modules during the block.
 
-    After the block, the attributes of modules and of objects in modules, and all lists,
-    dictionaries, sets and deques in them, hold the objects that they held before. Tensors that are
-    not parameters have their former values again. Without this, a model that caches a result would
-    keep a tensor of the tracer, which has no values.
+    After the block, the attributes of modules and of the objects in modules hold the same
+    objects as before. So do all lists, dictionaries, sets and deques in them. Tensors that
+    are not parameters have their former values again. Otherwise, a model that caches a
+    result would keep a tensor of the tracer, which has no values.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}

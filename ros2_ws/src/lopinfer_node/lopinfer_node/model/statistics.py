@@ -1,12 +1,13 @@
-"""Divides global operators, for which the two sides exchange sufficient statistics.
+"""Divides global operators; the two sides then exchange sufficient statistics.
 
-The thesis names this as future work (4.7). An operator that aggregates over the divided axis needs
-the whole axis on one side. This module replaces such an operator: new operators aggregate parts of
-the axis, and further operators combine the results. Then each side aggregates its own parts, and
-only the statistics cross the link: sums for a mean; the maximum and the sum of exponentials for a
-softmax; for attention also the attention of each part (as in FlashAttention). The new calls are
-ordinary operators, so planner, checker and runtime need no change. Results differ from the results
-of the model by rounding.
+The thesis names this as future work (4.7). An operator that aggregates over the divided
+axis needs the whole axis on one side. This module replaces such an operator by new
+operators. Some of them aggregate parts of the axis, and the others combine the results.
+So each side aggregates its own parts, and only the statistics cross the link. The
+statistics of a mean are sums. Those of a softmax are the maximum and the sum of
+exponentials. Those of attention are the same two and the attention of each part (as in
+FlashAttention). The new calls are ordinary operators, so planner, checker and runtime
+need no change. The results differ from the results of the model by rounding.
 """
 
 from __future__ import annotations

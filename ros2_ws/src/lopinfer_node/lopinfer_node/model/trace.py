@@ -28,9 +28,10 @@ from .tape import Record, Ref, Tape
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), '<')
 
 
-# Maps an operator to its replacement, and to the argument of the replacement that gets a shape or
-# dtype. These operators are replaced because they use only the shape or dtype of another tensor,
-# name a device, or rely on the memory layout, which changes when a tensor crosses the link.
+# Maps an operator to its replacement, and to the argument of the replacement that gets a
+# shape or dtype. There are three reasons to replace an operator. It uses only the shape
+# or dtype of another tensor, it names a device, or it relies on the memory layout. The
+# memory layout changes when a tensor crosses the link.
 _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'view_as': (torch.ops.aten.reshape.default, 'shape'),
          'reshape_as': (torch.ops.aten.reshape.default, 'shape'),
@@ -38,8 +39,8 @@ _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'type_as': (torch.ops.aten.to.dtype, 'dtype'),
          'to': (torch.ops.aten.to.dtype, 'dtype'),
          '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
-# Maps an operator that creates a constant with the dtype of a tensor to the value that fills the
-# constant; None: the value is an argument of the call.
+# Maps an operator that creates a constant with the dtype of a tensor. The result is the
+# value that fills the constant, or None if this value is an argument of the call.
 _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
@@ -247,7 +248,8 @@ class _Reader:
         name = target.overloadpacket.__name__
         if name.endswith(('batch_norm', 'instance_norm', '_legit')) and (
                 bound.get('training') or bound.get('use_input_stats')) and (
-                bound.get('running_mean') is not None):   # a write that the schema does not show
+                # this writes to the statistics, but the schema does not show it
+                bound.get('running_mean') is not None):
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
                              'on the previous one')
         if name.rstrip('_') in ('dropout', 'feature_dropout', 'alpha_dropout',
@@ -378,7 +380,10 @@ class _Reader:
 
 
 def _why(target: Any) -> str:
-    """Return why a call of something that is not an operator on tensors cannot be recorded."""
+    """Return why a call of `target` cannot be recorded.
+
+    `target` is not an operator on tensors.
+    """
     if isinstance(target, type):
         return (f'the model returns a {target.__name__}; it must return tensors, or tuples, lists '
                 'or dictionaries of tensors')
@@ -390,9 +395,10 @@ def _why(target: Any) -> str:
 
 
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
-    """Return the index of the record whose memory the operator's result may share, or None.
+    """Return the index of the record that may share memory with the operator's result.
 
-    The operator's schema says which argument this can be.
+    Return None if there is none. The operator's schema says which argument can share its
+    memory with the result.
     """
     if all(r.alias_info is None for r in target._schema.returns):
         return None
@@ -401,7 +407,11 @@ def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
 
 
 def _pure(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """Return the pure operator that returns what `target` writes to its first argument, or None."""
+    """Return the pure operator that corresponds to `target`.
+
+    The pure operator returns what `target` writes to its first argument. Return None if
+    there is no such operator.
+    """
     name = target.overloadpacket.__name__
     with contextlib.suppress(AttributeError):
         packet = getattr(torch.ops.aten, name.rstrip('_'))
@@ -426,7 +436,10 @@ def _line_of(node: torch.fx.Node) -> str:
 
 
 def _live(tape: Tape) -> Tape:
-    """Remove records that no output depends on, except inputs; collect the used weights."""
+    """Remove records on which no output depends; collect the used weights.
+
+    Keep the records of inputs.
+    """
     records = tape.records
     needed = {o.index for o in tape.outputs if isinstance(o, Ref)}
     for index in range(len(records) - 1, -1, -1):

@@ -31,11 +31,11 @@ MAX_CHOICES = 64
 
 
 class Traced:
-    """A model as calls of pure operators, and its graph when its inputs are divided along `axes`.
+    """A model as calls of pure operators; its graph divides the inputs along `axes`.
 
-    `axes`: the axis along which each input is divided, None for an input that stays whole.
-    `structure`: how the model nests its results; None if the model was not run. `writes`: whether
-    the model writes to its inputs.
+    `axes`: the axis along which each input is divided; None for an input that stays whole.
+    `structure`: how the model nests its results; None if the model was not run. `writes`:
+    whether the model writes to its inputs.
     """
 
     def __init__(self, name: str, tape: Tape, axes: Sequence[int | None]) -> None:
@@ -60,7 +60,10 @@ class Traced:
 
     @cached_property
     def fingerprints(self) -> dict[str, bytes]:
-        """Eight bytes for each constant tensor, a hash of its name, type, shape and content."""
+        """Eight bytes for each constant tensor.
+
+        They are a hash of the name, the type, the shape and the content of the tensor.
+        """
         return {name: fingerprint(name, tensor)
                 for name, tensor in sorted(self.tape.weights.items())}
 
@@ -116,9 +119,9 @@ class Traced:
                     f'{list(wanted.shape)}, got {given.dtype} {list(given.shape)}')
 
     def run(self, known: dict[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return the model's results; compute the missing tensors and add them to ``known``.
+        """Return the model's results; compute missing tensors and add them to ``known``.
 
-        ``known``: whole tensors by node, at least the inputs.
+        ``known``: whole tensors by node; it must contain at least the inputs.
         """
         wanted = [o.index for o in self.tape.outputs if isinstance(o, Ref)]
         needed: set[int] = set()
@@ -160,20 +163,22 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
           **kwargs: Any) -> Traced:
     """Trace `model` with these example inputs; later inputs must have the same shapes.
 
-    The axes of the inputs are chosen so that as many operators as possible can be divided; see
-    `divided`. `verify` compares the results of the traced calls with those of the model, for these
-    inputs and for other inputs. It also compares each traced call with the call computed in two
-    parts, and checks that the model gives equal results when it runs again. After the trace the
-    model is as before, whatever its code does. Raises ModelError with the reason and the place in
-    the model.
+    The function chooses the axes of the inputs so that as many operators as possible can be
+    divided; see `divided`. With `verify`, it makes three checks. It compares the results of
+    the traced calls with those of the model, for these inputs and for other inputs. It
+    compares each traced call with the same call computed in two parts. And it checks that
+    the model gives equal results when it runs again. After the trace the model is as
+    before, whatever its code does. Raise ModelError with the reason and the place in the
+    model.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise ModelError(f'{type(model).__name__}: all inputs must be tensors')
     try:
         # Copy the inputs to the memory layout that they will have after a message carries them.
-        # Each input gets a copy of its own. Otherwise the tracer would treat two inputs as one
-        # value if they are one tensor, and an input as a weight if it is a weight of the model.
+        # Each input gets a separate copy. Otherwise, if two inputs are one tensor, the tracer
+        # would treat them as one value. And it would treat an input that is a weight of the model
+        # as a weight.
         own = [leaf.detach().resolve_conj().resolve_neg().clone(
             memory_format=torch.contiguous_format) for leaf in leaves]
         with untouched(model):
@@ -317,8 +322,8 @@ def _verify_parts(traced: Traced, known: Mapping[int, torch.Tensor]) -> None:
 def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
     """Return whether two tensors are equal except for rounding.
 
-    The difference may be 1e-3 of the element plus ``share`` of the largest element. For types of
-    low precision both numbers are at least 4 times the machine epsilon.
+    An element may differ by 1e-3 of its value plus ``share`` of the largest element. For
+    types of low precision both factors are at least 4 times the machine epsilon.
     """
     if got.dtype != want.dtype or got.shape != want.shape:
         return False

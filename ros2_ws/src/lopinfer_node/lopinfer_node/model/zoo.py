@@ -41,9 +41,9 @@ def _factory(name: str) -> torch.nn.Module:
 def torchvision() -> Any:
     """Return the package torchvision, or None.
 
-    With PyTorch's CPU build, the C++ library of torchvision does not load. Then the import fails
-    because the schemas of two operators are missing, so this function defines them. The models that
-    we use do not need the library.
+    With PyTorch's CPU build, the C++ library of torchvision does not load. Without this
+    library, the schemas of two operators are missing and the import fails. So this function
+    defines the schemas. The models that we use do not need the library.
     """
     try:
         return importlib.import_module('torchvision')

@@ -92,12 +92,13 @@ def dsccs(graph: Graph, costs: Costs, link: Link) -> Plan:
 def spso_ga(graph: Graph, costs: Costs, link: Link, deadline: float = 1.0,
             power: PowerModel | None = None, seed: int = 0, particles: int = 40,
             iterations: int = 60) -> Plan:
-    """Return the energy-optimal layer partition under a deadline (s), by a particle swarm.
+    """Return the layer partition with the least energy under a deadline in seconds.
 
-    The swarm has operators of a genetic algorithm (SPSO-GA). A particle gives each operator a side.
-    In each iteration it mutates, crosses with its own best state, and crosses with the best state
-    of the swarm. At the start each particle has the first k operators on the device; k is drawn for
-    each particle. Equal seeds give equal plans.
+    The search is a particle swarm with operators of a genetic algorithm (SPSO-GA). A
+    particle gives each operator a side. In each iteration it mutates, crosses with its own
+    best state, and crosses with the best state of the swarm. At the start each particle has
+    the first k operators on the device; k is drawn for each particle. Equal seeds give
+    equal plans.
     """
     objective = Objective(deadline=deadline)
     problem = compiled.problem(graph, costs, link, power, deadline=objective.deadline or np.inf,
@@ -143,7 +144,7 @@ def _layer_score(p, w, on_server):
 
 @kernel
 def _cross(particle, other, rng):
-    """Copy a random range from another particle."""
+    """Copy a random range of the operators' sides from another particle."""
     a, b = rng.integers(0, len(particle)), rng.integers(0, len(particle))
     particle[min(a, b):max(a, b) + 1] = other[min(a, b):max(a, b) + 1]
 

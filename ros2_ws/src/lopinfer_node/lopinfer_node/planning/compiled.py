@@ -1,12 +1,14 @@
-"""Evaluate plans in microseconds, for the search; each operator of such a plan has two cuts.
+"""Evaluate plans in microseconds for the search.
 
-A graph and its costs become flat arrays once. The kernels release the GIL, and their compiled code
-is cached on disk. A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
-indices below `most`, and the server only indices from `least` on. `settle` derives the cuts from
-the bounds, from the last operator to the first. Each side computes what its own consumers need
-(halos included), as far as its bound allows; what lies beyond the bound crosses the link. So bounds
-decide only what crosses, and every pair of bounds gives a valid plan. The bounds of a global
-operator are (extent, extent) if the device computes it, and (0, 0) if the server computes it.
+Each operator of such a plan has two cuts. The module converts a graph and its costs to
+flat arrays only once. The kernels release the GIL, and their compiled code is cached on
+disk. A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
+indices below `most`, and the server only indices from `least` on. `settle` derives the
+cuts from the bounds, from the last operator to the first. Each side computes what its
+own consumers need (halos included), as far as its bound allows. Needed indices beyond
+the bound cross the link. So bounds decide only what crosses, and every pair of bounds
+gives a valid plan. The bounds of a global operator are (extent, extent) if the device
+computes it, and (0, 0) if the server computes it.
 """
 
 from __future__ import annotations
@@ -68,17 +70,18 @@ class Problem(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Working arrays and results of an evaluation, all (2, nodes): [0] device, [1] server.
+    """Working arrays and results of an evaluation.
 
-    `cut`: the device computes the indices below cut[0], and the server computes the indices from
-    cut[1] on. `lo`, `hi`: smallest interval [lo, hi) with everything that a side's consumers need.
-    `crosses`: whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the
-    times of this transfer, in the row of the sending side. `begin`, `end`: times of the
-    computation. Times are stale if there is no such transfer or computation. `cause`: the node
-    whose transfer the operator waited for; -1 if the operator waited for the processor. `queue`:
-    the node whose transfer had to end before this node's transfer could begin; -1 if the transfer
-    waited for its producer. `previous`: the operator that the side computed immediately before; -1
-    if there is none.
+    All have the shape (2, nodes): [0] device, [1] server. `cut`: the device computes the
+    indices below cut[0], and the server computes the indices from cut[1] on. `lo`, `hi`:
+    smallest interval [lo, hi) with everything that the consumers on a side need. `crosses`:
+    whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the times
+    of this transfer, in the row of the sending side. `begin`, `end`: times of the
+    computation. If there is no such transfer or computation, its times are stale. `cause`:
+    the node whose transfer the operator waited for; -1 if the operator waited for the
+    processor. `queue`: the node whose transfer had to end before this node's transfer could
+    begin; -1 if the transfer waited for its producer. `previous`: the operator that the
+    side computed immediately before; -1 if there is none.
     """
 
     cut: np.ndarray
@@ -145,9 +148,10 @@ def work(nodes: int) -> Work:
 def settle(p, w, most, least, as_is):
     """Derive cuts and needs from the bounds `most` and `least`, and store them in `w`.
 
-    The needs are the intervals that each side's consumers need, `w.lo` and `w.hi`. Returns False if
-    the result of a global operator would have to cross the link although it must not (`stays`).
-    `as_is`: take the bounds as the cuts, unchanged and unchecked, and derive only the needs.
+    The needs are the intervals that the consumers on each side need, `w.lo` and `w.hi`.
+    Return False if the result of a global operator must not cross the link (`stays`), but
+    would have to. `as_is`: take the bounds as the cuts, unchanged and unchecked, and derive
+    only the needs.
     """
     for v in range(len(p.kind)):
         w.lo[0, v] = w.lo[1, v] = p.extent[v]
@@ -287,7 +291,7 @@ def _ready(p, w, side, v):
 def _pass(p, w, v, latest):
     """Set the time of an input or output of the model.
 
-    It waits for tensors, not for the processor.
+    The input or output waits for tensors, not for the processor.
     """
     ready, cause = _ready(p, w, DEVICE, v)
     local = 0.0
@@ -301,10 +305,11 @@ def _pass(p, w, v, latest):
 
 @kernel
 def _next(begin, end, used, i, now):
-    """Find the first used span, from span `i` on, that has not ended at the time `now`.
+    """Find the first used span, from span `i` on, that has not ended at time `now`.
 
-    Returns the number of the span, whether the span has begun, and the time at which it ends or
-    begins. The time is infinite if there is no such span.
+    Return the number of the span, whether the span has begun, and a time. If it has begun,
+    this is the time at which it ends, otherwise the time at which it begins. The time is
+    infinite if there is no such span.
     """
     while i < len(begin) and (not used[i] or end[i] <= now):
         i += 1
@@ -342,11 +347,11 @@ def energy(p, w, latency):
 
 @kernel
 def evaluate(p, w, most, least, as_is):
-    """Return (score, bytes, computing s, latency s) of a candidate.
+    """Return (score, bytes, seconds of computing, latency in seconds) of a candidate.
 
     Lower is better: compare the scores, then the bytes, then the computing. The score is
-    latency + weight * energy. With a deadline it is the energy, or a far larger number if the plan
-    misses the deadline. The score of an invalid candidate is infinite.
+    latency + weight * energy. With a deadline, the score is the energy; if the plan misses
+    the deadline, it is a far larger number. The score of an invalid candidate is infinite.
     """
     if not settle(p, w, most, least, as_is):
         return np.inf, 0, 0.0, np.inf

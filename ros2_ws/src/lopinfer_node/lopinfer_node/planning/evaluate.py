@@ -24,12 +24,13 @@ from .profile import Profile
 from .table import BANDWIDTHS, plan_table
 from .timeline import Costs, Link
 
-# The next two values are chosen from the published server-only runs. There, a request takes the
-# server's compute time, plus 12 to 16 ms, plus the time of its bytes at 0.93 to 1.0 of the recorded
-# rate. The slow ends of the two ranges come nearest to the published means: 16 ms (both directions
-# together) and 0.93. Estimated / published mean, ms: VGG19 indoors 87 / 89, KAPAO indoors 232 /
-# 255, ResNet152 outdoors 115 / 126.
-LATENCY = 8e-3         # delay of the link, seconds in each direction
+# The values of `LATENCY` and `EFFICIENCY` are chosen from the published server-only runs.
+# There, a request takes the server's compute time, plus 12 to 16 ms, plus the time of its
+# bytes at 0.93 to 1.0 of the recorded rate. The slow end of each range comes nearest to
+# the published means: 16 ms (for both directions together) and 0.93. Estimated and
+# published means are 87 and 89 ms for VGG19 indoors, 232 and 255 ms for KAPAO indoors,
+# and 115 and 126 ms for ResNet152 outdoors.
+LATENCY = 8e-3         # delay of the link in each direction, in seconds
 EFFICIENCY = 0.93      # share of a trace's rate that is left for tensors
 
 
@@ -86,10 +87,12 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
               ) -> tuple[np.ndarray, np.ndarray]:
     """Return latency in seconds and energy in J of one plan at many rates.
 
-    :param rates: bytes/s: (n,) for equal rates in both directions, or (n, 2) for up and down.
-    :param message: seconds that a transfer costs beyond its bytes.
-    :returns: two arrays, float64 (n,), infinite if a transfer needs a link of rate 0.
-    :raises ValueError: the plan is not made of two cuts per operator (`Plan.of_cuts`).
+    :param rates: bytes/s: (n,) for equal rates in both directions, or (n, 2) for up and
+        down.
+    :param message: seconds that each transfer takes in addition to its bytes.
+    :returns: two arrays, float64 (n,); a value is infinite if a transfer needs a link of
+        rate 0.
+    :raises ValueError: the plan does not consist of two cuts per operator (`Plan.of_cuts`).
     """
     to = np.ascontiguousarray(plan.own[DEVICE, :, 1])
     idle = plan.own[SERVER, :, 0] == plan.own[SERVER, :, 1]

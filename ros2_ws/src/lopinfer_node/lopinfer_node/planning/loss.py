@@ -1,9 +1,10 @@
-"""LOSS: the local operation scheduling strategy of the thesis (4.4.3, Algorithm 5).
+"""LOSS: the local operation scheduling strategy of the thesis.
 
-The search starts from the baselines. A beam search over the operators in topological order finds
-where to cross the link. A large-neighbourhood search around the critical path refines the plan. The
-search can stop at any time, and depends only on its seed. Its plan is never worse than a baseline,
-if both are estimated by the search's own timeline.
+It is described in 4.4.3, Algorithm 5. The search starts from the baselines. A beam
+search over the operators in topological order finds where to cross the link. A
+large-neighbourhood search around the critical path refines the plan. The search can
+stop at any time, and its random choices depend only on its seed. The plan is never
+worse than a baseline if the search's own timeline estimates both.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # at each position, maximum number of kept beams without a boundary there
+WIDTH = 6              # maximum number of beams without a boundary that are kept at each position
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-# at a position for a boundary, live tensors have at most ALIVE times the bytes of the inputs
+# at a boundary, all live tensors together have at most ALIVE times the bytes of the
+# inputs
 ALIVE = 4
 HEAT = 0.03  # the refinement may continue from a plan that is worse than the best by this share
-PATIENCE = 100         # heat is used only with at least this many evaluations per operator
+PATIENCE = 100         # HEAT is used only if there are at least this many evaluations per operator
 ROUND = 500            # number of evaluations after which the refinement reads the clock
-DEADLINE = 1.0         # in seconds; deadline of SPSO-GA if the objective has no deadline
+DEADLINE = 1.0         # deadline of SPSO-GA in seconds if the objective has no deadline
 
 
 def plan_loss(graph: Graph, costs: Costs, link: Link, objective: Objective | None = None,
@@ -83,7 +85,7 @@ class Search:
         self._beams = [(m.copy(), s.copy()) for m, s in zip(most, least, strict=True)]
 
     def offer(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Continue with the best of the ``candidates`` and of the search's own bounds."""
+        """Continue only with the best of the ``candidates`` and the bounds found so far."""
         most, least = min([*self._beams, *candidates], key=self._value)
         self._beams = [(most.copy(), least.copy())]
 
@@ -110,17 +112,18 @@ class Search:
         return compiled.evaluate(self.problem, self._work, *candidate, as_is)[:3]
 
     def score(self, plan: Plan) -> tuple[float, int, float]:
-        """Return the value of a plan of cuts for this search's link and objective.
+        """Return the value of a plan that consists of cuts.
 
-        The value is (objective, bytes that cross, seconds of computing); lower is better.
+        The value is (objective, bytes that cross, seconds of computing), for the link and the
+        objective of this search; lower is better.
         """
         return self._value(bounds(plan), as_is=True)
 
     def plan(self, exempt: bool = True) -> Plan:
         """Return the best plan so far.
 
-        `exempt`: if a baseline is better, return the baseline, even if it breaks the rule of
-        `small_transfers`.
+        `exempt`: if a baseline is better than this plan, return the baseline, even if the
+        baseline breaks the rule of `small_transfers`.
         """
         best = min(self._beams, key=self._value)
         value = self._value(best)
@@ -140,12 +143,12 @@ def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 def positions(problem: Problem) -> np.ndarray:
-    """Return positions at which a boundary may help, int64, in topological order.
+    """Return the positions, int64, in topological order, at which a boundary may help.
 
-    There are at most POSITIONS. At each of these positions few bytes are alive. Between two
-    neighbouring positions lies about the same amount of computing. A tensor is alive after position
-    i if it is made at or before i and used later. No tensor that must stay on its side may be alive
-    at a position.
+    There are at most POSITIONS. At each of these positions few bytes are alive. The amount
+    of computing between two neighbouring positions is about equal. A tensor is alive after
+    position i if it is made at or before i and used after i. At none of the positions is a
+    tensor alive that must stay on its side.
     """
     nodes = len(problem.kind)
     alive = np.zeros(nodes + 1)

@@ -57,10 +57,10 @@ class Plan:
     def of_cuts(cls, graph: Graph, device_to: np.ndarray, server_from: np.ndarray) -> Plan:
         """Return the plan with two cuts per node.
 
-        Of each node the device computes the indices [0, device_to), and the server computes
-        [server_from, extent). The plan is valid if server_from <= device_to at every node and each
-        global operator is on one side, because one side then computes what the other side lacks.
-        The cuts of inputs and outputs are set here, whatever the arguments say.
+        For each node the device computes the indices [0, device_to), and the server computes
+        [server_from, extent). A plan is valid if every node has server_from <= device_to, and
+        each global operator is on one side: then one side computes what the other side lacks.
+        This function itself sets the cuts of inputs and outputs, whatever the arguments say.
         """
         fixed = np.array([n.kind is not Kind.OPERATOR for n in graph.nodes])
         own = np.zeros((2, len(graph), 2), np.int64)
@@ -92,7 +92,7 @@ class Plan:
 
     @cached_property
     def needs(self) -> np.ndarray:
-        """For each side and tensor, the smallest interval with all indices that the side needs.
+        """The smallest interval with all indices that each side needs of each tensor.
 
         int64 of shape (2, nodes, 2).
         """
@@ -136,10 +136,10 @@ class Plan:
         return tuple(found)
 
     def held(self, side: int, node: int) -> Interval:
-        """Return the interval of a tensor that `side` has when its transfers have arrived.
+        """Return the interval of a tensor that `side` has after all transfers to `side`.
 
-        It is the smallest interval with all indices that the side computes or that its operators
-        need.
+        It is the smallest interval with all indices that the side computes or that operators on
+        this side need.
         """
         lo, hi = self.interval(side, node)
         start, end = (int(x) for x in self.needs[side, node])
@@ -154,13 +154,20 @@ class Plan:
 
 
 def check(plan: Plan, small_transfers: bool = False) -> None:
-    """Raise PlanError unless a plan is valid; the error names the operator and the interval.
+    """Raise PlanError unless a plan is valid.
 
-    A plan is valid if all of this holds: intervals lie inside their tensors; the two sides together
-    cover every operator; an indivisible operator is computed whole; only one side computes a global
-    operator; inputs and outputs are on the device alone; and every interval that a side needs is
-    computed by this side or by the other. `small_transfers` also checks the transmission-efficiency
-    rule: no tensor larger than the model's input crosses the link.
+    The error names the operator and the interval.
+
+    A plan is valid if all of these statements are true:
+    - Intervals lie inside their tensors.
+    - The two sides together cover every operator.
+    - One side computes an indivisible operator whole.
+    - Only one side computes a global operator.
+    - Inputs and outputs are on the device alone.
+    - One of the two sides computes every index that a side needs.
+
+    `small_transfers` also checks the transmission-efficiency rule: no tensor larger than
+    the model's input crosses the link.
     """
     graph = plan.graph
     for side, index in np.argwhere((plan.own[..., 0] < 0) | (plan.own[..., 1] > graph.extents)):

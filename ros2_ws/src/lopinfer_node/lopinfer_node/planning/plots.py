@@ -21,8 +21,9 @@ from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
 
-# Each row has a class of operators, its colour, and words. An operator belongs to the first class
-# with a word that the operator's name contains. Colour-blind people can distinguish the colours.
+# Each row has a class of operators, its colour, and words. An operator belongs to the
+# first class that has a word contained in the operator's name. Colour-blind people can
+# distinguish the colours.
 _CLASSES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ('convolution', '#0072b2', ('conv',)),
     ('normalisation', '#e69f00', ('norm',)),
@@ -44,7 +45,7 @@ _PHASES = (('robot computes', '#0072b2'), ('transfer', '#cc79a7'), ('server comp
 
 @dataclass(frozen=True)
 class View:
-    """One timeline of a picture, with its method and its `bandwidth` in bytes/s."""
+    """One timeline in a figure, with the method and the `bandwidth` in bytes/s."""
 
     method: str
     bandwidth: float
@@ -96,8 +97,8 @@ def draw_bandwidth(bandwidths: Sequence[float], latencies: Mapping[str, Sequence
                       label=method, linewidth=1.8 if method == 'lopinfer' else 1.1,
                       zorder=3 if method == 'lopinfer' else 2)
             shown += [float(np.nanmax(values))] if method != 'server-only' else []
-        # Leave server-only out of the limit: at 1 MB/s it takes so long that other lines would be
-        # flat.
+        # Ignore server-only for this limit: at 1 MB/s it takes so long that the other lines would
+        # be flat.
         axes.set_ylim(0, 1.25 * max(shown) if shown else None)
         axes.set_xlim(0, max(bandwidths) / 1e6)
         axes.set_xlabel('bandwidth (MB/s)')

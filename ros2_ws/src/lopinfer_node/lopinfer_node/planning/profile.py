@@ -44,8 +44,10 @@ class Profile:
     :param machine: name of the machine on which the profile was measured.
     :param torch: version of PyTorch, '' if unknown.
     :param names: one name per node.
-    :param fixed: (nodes,) float64, seconds that an operator takes for any share of its extent.
-    :param per_share: (nodes,) float64, further seconds for the whole extent.
+    :param fixed: (nodes,) float64, seconds that an operator takes for any share of its
+        extent.
+    :param per_share: (nodes,) float64, seconds that the whole extent takes in addition to
+        `fixed`.
     :raises ProfileError: a cost is missing, negative or not finite.
     """
 
@@ -108,7 +110,8 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Read and check a profile file.
 
-        :raises ProfileError: the file is invalid; the message names file, field and what to do.
+        :raises ProfileError: the file is invalid; the message names the file and the field, and
+            says what to do.
         """
         try:
             state = json.loads(Path(path).read_text(encoding='utf-8'))
@@ -145,12 +148,15 @@ def _checked(state: Any) -> dict[str, Any]:
 
 
 def fit(shares: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit `fixed + per_share * share` by least squares, both at least 0, for all nodes at once.
+    """Fit `fixed + per_share * share` by least squares for all nodes at once.
+
+    Both results are at least 0.
 
     :param shares: (samples, 1) or (samples, nodes), shares of the extent, above 0.
     :param seconds: (samples, nodes), measured seconds, finite and at least 0.
-    :returns: fixed and per_share, (nodes,) float64 each, seconds. If a node is measured at one
-        share only, all its time is fixed, because nothing shows that a smaller share is faster.
+    :returns: fixed and per_share, (nodes,) float64 each, in seconds. If a node is measured
+        at only one share, all of its time is fixed, because nothing shows that a smaller
+        share is faster.
     :raises ValueError: shapes are wrong, there are no samples, or values are out of range.
     """
     t = np.asarray(seconds, np.float64)
@@ -164,7 +170,7 @@ def fit(shares: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray
     mean_s, mean_t = s.mean(0), t.mean(0)
     spread = ((s - mean_s) ** 2).sum(0)
     slope = ((s - mean_s) * (t - mean_t)).sum(0) / np.where(spread > 0, spread, 1)
-    slope = np.maximum(np.where(spread > 0, slope, 0.0), 0.0)   # more work is never cheaper
+    slope = np.maximum(np.where(spread > 0, slope, 0.0), 0.0)   # more work never takes less time
     through_zero = (s * t).sum(0) / (s * s).sum(0)
     below = mean_t - slope * mean_s < 0
     slope = np.where(below, through_zero, slope)

@@ -1,10 +1,11 @@
-"""Estimate one inference under a plan: schedule, latency, critical path, overlap, energy.
+"""Estimate one inference under a plan.
 
-This is the event-driven simulator of the thesis (4.4.3). Each processor runs its operators in
-topological order. Each direction of the link sends tensors in the order in which they are computed,
-which is again the topological order. So one pass over the operators gives the exact schedule.
-`compiled.py` does the same for the search; it is faster, but accepts only plans that consist of
-cuts.
+The estimate has the schedule, latency, critical path, overlap and energy. This is the
+event-driven simulator of the thesis (4.4.3). Each processor runs its operators in
+topological order. Each direction of the link sends tensors in the order in which they
+are computed, which is also the topological order. So one pass over the operators gives
+the exact schedule. `compiled.py` computes the same schedule for the search. It is
+faster, but accepts only plans that consist of cuts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ('fixed', 'per_share'):
-            # Make the array contiguous, because kernels are compiled again for each memory order.
+            # Make the array contiguous, because each other memory order compiles the kernels
+            # again.
             value = np.ascontiguousarray(getattr(self, name), np.float64)
             if value.ndim != 2 or len(value) != 2:
                 raise ValueError(f'{name} must have shape (2, nodes), got {value.shape}')
@@ -47,11 +49,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Link:
-    """Rates of the link in bytes/s (0: the link is dead), and the further costs of a transfer.
+    """Rates of the link in bytes/s, and the other costs of a transfer.
 
-    `latency`: delay of each direction, in seconds; during the delay the link is free for other
-    transfers. `message`: seconds that a transfer occupies the link beyond its bytes, for both ends
-    together.
+    With rate 0 the link is dead. `latency`: delay of each direction, in seconds; during the
+    delay the link is free for other transfers. `message`: seconds that a transfer occupies
+    the link in addition to its bytes, for both ends together.
     """
 
     up: float
@@ -112,7 +114,7 @@ class Timeline:
     critical_path: tuple[Segment, ...] = field(repr=False)
 
     def computing(self, side: int) -> float:
-        """Return the seconds in which a side computes."""
+        """Return for how many seconds a side computes."""
         return float(np.nansum(self.end[side] - self.start[side]))
 
     @property
@@ -144,10 +146,10 @@ class _Schedule:
         self.start = np.full((2, len(graph)), np.nan)
         self.end = np.full((2, len(graph)), np.nan)
         self.rows = np.zeros((len(plan.transfers), 4))
-        # For the critical path. `waited` maps (side, node) to the transfer for which this
-        # computation waited. `before` maps (side, node) to the node that the side computed before
-        # this node. `queue` maps a transfer to the transfer for which it waited. None means that
-        # there was no wait, or no node.
+        # These are for the critical path. `waited` maps (side, node) to the transfer for which
+        # this computation waited. `before` maps (side, node) to the node that the side computed
+        # before this node. `queue` maps a transfer to the earlier transfer for which it waited.
+        # None means that there was no wait, or no earlier node.
         self.waited: dict[tuple[int, int], int | None] = {}
         self.before: dict[tuple[int, int], int | None] = {}
         self.queue: dict[int, int | None] = {}

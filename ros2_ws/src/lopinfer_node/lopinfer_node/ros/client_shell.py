@@ -72,12 +72,13 @@ Tensors = tuple[torch.Tensor, ...]
 class ClientOptions:
     """Options of a client.
 
-    ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share`` are the
-    server's profile, in seconds per operator. The client uses each table until the next table is
-    made. ``server``: namespace of the server. ``settings``: settings of the protocol. ``link``: an
-    emulated link; by default only the real link is used. ``power``: watts in each state, used if
-    the robot has no power meter. ``recording``: collects the steps of every request. ``slowdown``:
-    factor, at least 1, on this machine's computing time, to emulate a slower robot.
+    ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share``
+    are the server's profile, in seconds per operator. The client uses each table until it
+    gets the next one. ``server``: namespace of the server. ``settings``: settings of the
+    protocol. ``link``: an emulated link; by default only the real link is used. ``power``:
+    watts in each state, used if the robot has no power meter. ``recording``: collects the
+    steps of every request. ``slowdown``: emulates a slower robot: this factor, at least 1,
+    lengthens the computing time of this machine.
     """
 
     planner: Planner
@@ -92,13 +93,14 @@ class ClientOptions:
 class Client:
     """Runs inferences of one model; shares them with the server if that is faster.
 
-    ``node``: any node of the robot, which the caller must spin; its namespace is the robot's name.
+    ``node``: any node of the robot; its namespace is the robot's name. The caller must spin
+    it.
     """
 
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
         self.node = node
         self.traced = traced
-        self._digest = traced.digest   # computed now, because it takes long with many weights
+        self._digest = traced.digest  # computed now, because the digest of many weights takes long
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options
@@ -115,7 +117,7 @@ class Client:
         self._calls: list[tuple[Any, Any]] = []
         self._about: Any = None
         self._closing = False
-        self._reminder = Reminder()             # for the message that there is no server
+        self._reminder = Reminder()             # repeats the message that there is no server
         self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
         self._acks = node.create_publisher(msg.Ack, 'lopinfer/down_ack', qos.PIECE)
         self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
@@ -214,7 +216,10 @@ class Client:
                 self._changed.wait(self.machine.limit - now)
 
     def wait_until(self, done: Callable[[], bool], limit: float) -> bool:
-        """Wait until ``done()`` is true or the time is ``limit``; return ``done()``."""
+        """Wait until ``done()`` is true, at most until the time ``limit``.
+
+        Return ``done()``.
+        """
         with self._changed:
             return self._changed.wait_for(done, limit - time.monotonic())
 
@@ -271,11 +276,11 @@ class Client:
 
     def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None],
              about: Any) -> None:
-        """Call a service; ``about``: the plan table that the call concerns, or None.
+        """Call a service.
 
-        The first answer counts, even if it answers an earlier call that was repeated meanwhile.
-        Otherwise no answer would ever count if all answers take longer than the time until the
-        repetition.
+        ``about``: the plan table that the call concerns, or None. The first answer counts, even
+        if it answers an earlier call and the call has been repeated since. Otherwise no answer
+        would ever count if every answer took longer than the time until the repetition.
         """
         ready = client.service_is_ready()
         if not ready or about is not self._about:
@@ -337,7 +342,7 @@ class Client:
         reason = ''
         try:
             nbytes = sum(w.numel() * w.element_size() for w in self.traced.parameters.values())
-            # Ask first, because a refused model need not be written to disk.
+            # Ask first: if the server refuses the model, the model need not be written to disk.
             announce(self._digest, nbytes, self._send_part)
             with tempfile.TemporaryDirectory() as folder:
                 save(self.traced, Path(folder))
@@ -367,7 +372,8 @@ class Client:
                 compiled = {plan: self._program(plan) for plan in set(table.plans)}
                 made = replace(table, programs=[compiled[plan] for plan in table.plans])
                 self._step(partial(self.machine.on_plans_made, made))
-        except Exception as error:  # any error of a user's planner; the robot continues alone
+        # a user's planner may raise any error; the robot continues alone
+        except Exception as error:
             reason = f'no plans: {type(error).__name__}: {error}'
             self.node.get_logger().error(reason)
             with self._changed:

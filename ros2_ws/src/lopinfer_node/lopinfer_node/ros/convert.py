@@ -17,7 +17,7 @@ _ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
 
 
 def byte_array(data: Buffer) -> array[int]:
-    """Return the bytes as an array, a type that rclpy does not check element by element."""
+    """Return the bytes as an array, whose elements rclpy does not check."""
     made = array('B')
     made.frombytes(data)
     return made

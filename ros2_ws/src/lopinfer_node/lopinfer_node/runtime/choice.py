@@ -13,8 +13,10 @@ from ..planning.plan import DEVICE, Plan
 from .execution import AnyProgram
 from .feedback import Feedback
 
-BIN_SLACK = 0.25e6     # bytes/s; a rate at most this far below a table's bandwidth counts as equal
-HYSTERESIS = 0.02      # share by which a plan must be faster to replace the table's chosen plan
+# a rate that is below a table's bandwidth by at most this (bytes/s) counts as equal to it
+BIN_SLACK = 0.25e6
+# a plan replaces the chosen plan of the table only if it is faster by this share
+HYSTERESIS = 0.02
 TRY = 0.1  # the estimate of an unmeasured plan is lowered by this share, so that the plan is tried
 # An answer counts as late after LATER times the longest latency of recent requests. It never counts
 # as late before LEAST_WAIT seconds after the expected time, or before the robot alone would have
@@ -27,10 +29,11 @@ LEAST_WAIT = 0.02
 class PlannedTable:
     """The best of ``plans`` for each pair of bandwidths of uplink and downlink.
 
-    ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down), index of
-    the best plan. ``estimates``: float (up, down), expected latency of that plan, s (NaN: unknown).
-    ``others`` and ``other_estimates`` (alternatives, up, down): index and expected latency of the
-    plans to use instead if the chosen plan proves slower than its estimate.
+    ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down),
+    index of the best plan. ``estimates``: float (up, down), latency in seconds that is
+    expected of this plan (NaN: unknown). ``others`` and ``other_estimates`` (alternatives,
+    up, down): index and expected latency of other plans. They replace the chosen plan if it
+    proves slower than its estimate.
     """
 
     bandwidths: Sequence[float]
@@ -67,13 +70,13 @@ class PlanChoice:
         self._feedback = Feedback()  # measured latencies of the table's plans
 
     def choose(self, rates: tuple[float, float], now: float) -> float:
-        """Choose the plan that is expected to be the fastest; return its expected latency, s.
+        """Choose the plan that is expected to be the fastest.
 
-        The expected latency is the estimate, corrected by measurements.
+        Return its expected latency in seconds: the estimate, corrected by measurements.
 
         The plan that the table has chosen is used unless another plan is faster by the share
-        `HYSTERESIS`. Once the chosen plan has been measured, requests also try each other plan that
-        may be faster.
+        `HYSTERESIS`. Once the chosen plan has been measured, requests also try every other plan
+        that is possibly faster.
 
         :param rates: rates of uplink and downlink, bytes/s.
         """
@@ -106,15 +109,16 @@ class PlanChoice:
                 f'everything on the robot: {why}')
 
     def patience(self, known: float, deadline: float, now: float) -> float:
-        """Return the seconds that the request waits for the server.
+        """Return for how many seconds the request waits for the server.
 
-        Without measurements, it waits for twice the expected time, or for the expected time plus
-        ``deadline``, whichever is longer. A request that waits so long and then runs alone takes
-        about three times the expected time. After enough measurements it waits less, because an
-        answer that takes longer than any recent answer is unlikely to come soon. It never waits
-        less than the robot alone would take, because giving up costs that time anyway.
+        Without measurements, the request waits for twice the expected time, or for the expected
+        time plus ``deadline``, whichever is longer. A request that waits so long and then runs
+        alone takes about three times the expected time. After enough measurements the request
+        waits less, because an answer that takes longer than all recent answers is unlikely to
+        come soon. The request always waits at least as long as the robot alone would take,
+        because a request that gives up takes this time in any case.
 
-        :param known: expected time, s.
+        :param known: expected time in seconds.
         """
         most = max(2 * known, known + deadline)
         longest = self.estimate * self._feedback.longest(self.plan, now)

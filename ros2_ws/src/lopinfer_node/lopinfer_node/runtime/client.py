@@ -100,15 +100,16 @@ class Settings(fleet_env.settings.Settings):
 
 @dataclass
 class Report:
-    """Counters since the start, and times of the last request in s.
+    """Counters since the start, and times of the last request in seconds.
 
-    ``requests``: number of inferences; ``offloaded``: how many of them were finished with the
-    server; ``fallbacks``: how many were begun with the server, but finished on the robot alone.
-    ``bin``: index of the last request's plan. ``estimate``: expected latency of this plan, NaN if
-    the robot computed alone. ``latency``: measured latency. ``check``: time to detect changes of
-    the model; ``estimate`` and ``latency`` include it. ``device``, ``server``: computing time of
-    robot and server. ``transfer``: busy time of uplink plus downlink. ``bytes_down``: bytes
-    received since the start.
+    ``requests``: number of inferences; ``offloaded``: number of inferences that were
+    finished with the server; ``fallbacks``: number of inferences that began with the
+    server, but were finished on the robot alone. ``bin``: index of the last request's plan.
+    ``estimate``: expected latency of this plan; NaN if the robot computed alone.
+    ``latency``: measured latency. ``check``: time to detect changes of the model;
+    ``estimate`` and ``latency`` include this time. ``device``, ``server``: computing time
+    of robot and server. ``transfer``: busy time of uplink plus downlink. ``bytes_down``:
+    bytes received since the start.
     """
 
     requests: int = 0
@@ -148,7 +149,8 @@ class ClientMachine:
         self.choice = PlanChoice(PlannedTable((), (), np.empty(0), np.empty(0)))
         # table to adopt at the end of the present request
         self._next_table: PlannedTable | None = None
-        self._numbers: list[int] = []      # numbers by which pieces name the plans
+        # for each plan of the table, the number that pieces of this plan carry
+        self._numbers: list[int] = []
         self._arrivals = Arrivals()
         self._server = 0                   # incarnation of the server
         self._again = -math.inf            # time of the next call or probe
@@ -285,9 +287,9 @@ class ClientMachine:
         return ''
 
     def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
-        """Begin a request with the plan from `choose`; drop a former request.
+        """Begin a request with the plan from `choose`; drop the previous request.
 
-        The caller passes the steps of `work` to the `compute` method of the result.
+        Return the new request. The caller passes the steps from `work` to its method `compute`.
         """
         plan = self.table.plans[bin_]
         self._number += 1
@@ -318,7 +320,7 @@ class ClientMachine:
 
     def on_computed(self, pieces: Sequence[tuple[int, Buffer]], seconds: float, now: float
                     ) -> list[Action]:
-        """Handle that the steps of `work` have been computed, in ``seconds``; send ``pieces``."""
+        """Send ``pieces``, after the steps of `work` have been computed in ``seconds``."""
         request = self._request
         assert request is not None
         self.report.device += seconds
@@ -414,7 +416,7 @@ class ClientMachine:
 
     def on_time(self, now: float) -> list[Action]:
         """Perform all due actions; call this at `deadline`."""
-        # before a probe, because a probe waits until nothing is in flight
+        # Send before a probe, because a probe waits until nothing is in flight.
         actions = self._send(now)
         if self.state in (OPENING, PLANNING) and now >= self._again:
             self._again = now + CALL_LIMIT

@@ -73,9 +73,9 @@ class Execution:
         self._inbox = Inbox({t.index: t.bytes for t in transfers if t.source != side})
 
     def take(self, piece: Piece) -> bool:
-        """Take a piece; return whether it completes a transfer, which is then delivered.
+        """Take a piece; return whether it completes a transfer.
 
-        Raises RemoteError for a piece that does not fit the plan.
+        Deliver a complete transfer. Raise RemoteError if the piece does not fit the plan.
         """
         if piece.plan != self.route.plan or piece.bin != self.route.bin:
             raise RemoteError(f'piece of request {piece.request} does not belong to the plan of '

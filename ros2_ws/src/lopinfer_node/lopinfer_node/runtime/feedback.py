@@ -8,10 +8,10 @@ from statistics import median_low
 
 # The median of a plan's ratios corrects the plan's estimate. The largest ratio decides how long a
 # request waits for the server's answer.
-ENOUGH = 4       # minimum number of requests of a plan to take the median
+ENOUGH = 4       # the median needs at least this many requests of a plan
 MEDIAN = 7       # the median is taken over this many of the latest requests
 LATEST = 20      # the largest ratio is taken over this many of the latest requests
-KNOWN = 8        # minimum number of requests to take the largest ratio
+KNOWN = 8        # the largest ratio needs at least this many requests of a plan
 AGE = 60.0       # seconds after which a request no longer counts, so a slow plan is tried again
 
 

@@ -23,9 +23,9 @@ PIECE_TIME = 0.003
 MIN_PIECE = 4096         # minimum bytes of a piece
 QUEUE_TIME = 0.02        # seconds that the window covers in addition to one round trip
 MIN_WINDOW, MAX_WINDOW = 4 * MIN_PIECE, 4 << 20  # bounds of the window, bytes
-MIN_RTO, MAX_RTO = 0.05, 2.0   # seconds; bounds of the time-out
+MIN_RTO, MAX_RTO = 0.05, 2.0   # bounds of the time-out, in seconds
 MIN_RATE = 1e4           # lowest estimate of the rate, bytes/s
-TRAIN_BYTES = 256e3      # after this many further bytes, a piece counts with the weight exp(-1)
+TRAIN_BYTES = 256e3      # the weight of a piece falls to exp(-1) after this many further bytes
 TRUST_BYTES = 48e3       # a train of this many bytes counts as much as all trains before it
 SURE_BYTES = 192e3       # a train of fewer bytes can at most double the rate
 MIN_TRAIN = 24e3         # a train of fewer bytes does not count, because it is too inaccurate
@@ -46,7 +46,7 @@ class LinkEstimate:
     _backed_off: float = -math.inf
     _last: tuple[int, float] = (-1, 0.0)   # newest packet, and the time of its arrival
     _before: float = math.inf              # estimate before the present train; infinite: unknown
-    _bytes: float = 0.0                    # weighted bytes and seconds of the present train
+    _bytes: float = 0.0  # weighted bytes of the present train; `_seconds`: its weighted seconds
     _seconds: float = 0.0
     _length: float = 0.0                   # bytes of the whole train
 
@@ -57,7 +57,10 @@ class LinkEstimate:
 
     @property
     def window_bytes(self) -> int:
-        """Return how many bytes may be unacknowledged: a round trip's bytes plus a margin."""
+        """Return how many bytes may be unacknowledged at once.
+
+        These are the bytes that the link carries in one round trip, plus a margin.
+        """
         wanted = 1.25 * self.rate * (min(self._trips) + QUEUE_TIME)
         return int(min(max(wanted, MIN_WINDOW), MAX_WINDOW))
 
@@ -71,8 +74,8 @@ class LinkEstimate:
                now: float) -> None:
         """Update the estimate with the acknowledgement of ``packet``.
 
-        ``arrived``: time of its arrival by the receiver's clock. ``delivered_then``: bytes that had
-        arrived when the packet was sent.
+        ``arrived``: time at which the packet arrived, by the receiver's clock.
+        ``delivered_then``: bytes that had arrived when the packet was sent.
         """
         trip = max(now - sent_at, 1e-6)
         # The bytes that have arrived in this round trip give a lower limit of the link's rate.
@@ -86,7 +89,8 @@ class LinkEstimate:
         self._delays.append(arrived - sent_at)
         former, former_arrived = self._last
         if packet <= former:
-            # a packet that was sent later has arrived earlier, so the time between says nothing
+            # A packet that was sent later has arrived earlier. So the time between the arrivals
+            # says nothing about the rate.
             return
         self._last = packet, arrived
         # When this packet was sent, the packet before it had not arrived yet. So the link was busy
@@ -115,7 +119,10 @@ class LinkEstimate:
         self.rate, self.known = max(self.rate, MIN_RATE), True
 
     def timed_out(self, now: float) -> None:
-        """Reduce the window and extend the time-out, as a piece was not acknowledged in time."""
+        """Reduce the window and extend the time-out.
+
+        Call this when a piece was not acknowledged in time.
+        """
         if now >= self._backed_off + self.timeout:
             self._backed_off = now
             self.rate = max(self.rate / 2, MIN_RATE)

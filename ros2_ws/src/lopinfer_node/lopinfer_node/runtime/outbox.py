@@ -22,7 +22,7 @@ REORDER = 3
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What all pieces of a request have in common."""
+    """The fields that are the same in all pieces of a request."""
 
     request: int
     plan: int

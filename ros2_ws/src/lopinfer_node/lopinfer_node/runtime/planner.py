@@ -23,8 +23,8 @@ from .measure import measure
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
-# Seconds that each transfer costs besides its bytes, because threads at both ends must wake each
-# other; measured on loopback.
+# Seconds that each transfer takes in addition to its bytes, because threads at both ends
+# must wake each other. The value was measured on loopback.
 MESSAGE = 0.001
 # A plan replaces a simpler plan only if it saves the share MARGIN of the simpler plan's latency,
 # plus TRANSFER seconds for each additional transfer.
@@ -36,11 +36,12 @@ FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))
 
 @dataclass
 class TablePlanner:
-    """Makes a plan table by one of `METHODS`, or estimates the plans of a given ``table``.
+    """Makes a plan table by one of `METHODS`, or estimates the plans of ``table``.
 
-    ``profile``: profile of this machine; None: measure it, emulating a machine that is ``slowdown``
-    times slower. ``latency``: delay of the link per direction, s. ``message``: seconds that a
-    transfer costs beyond its bytes.
+    ``profile``: profile of this machine. If it is None, measure this machine; the
+    measurement emulates a machine that is ``slowdown`` times slower. ``latency``: delay of
+    the link in each direction, in seconds. ``message``: seconds that each transfer takes in
+    addition to its bytes.
     """
 
     method: str = LOSS
@@ -88,14 +89,15 @@ class TablePlanner:
         return self._by_rates(table, costs)
 
     def _by_rates(self, table: PlanTable, costs: Costs) -> PlannedTable:
-        """Return the plan for each pair of bandwidths, up and down, and its alternatives.
+        """Return the plan and its alternatives for each pair of bandwidths, up and down.
 
-        The search assumes links with equal rates in both directions. For other links, a plan made
-        for another bandwidth may be better than the plan for the uplink's bandwidth. The simplest
-        plans run the whole model on one side. A layer plan runs each operator whole on one side. It
-        replaces the best of the simplest plans only if it is better by a margin. A plan of LOSS
-        replaces the winner of these plans only if it is better by a margin. The margin allows for
-        the error of the estimates.
+        The search assumes links with equal rates in both directions. For other links, a plan
+        that was made for another bandwidth may be better than the plan for the uplink's
+        bandwidth. There are three kinds of plans. The simplest plans run the whole model on one
+        side. A layer plan runs each operator whole on one side; it replaces the best simplest
+        plan only if it is better by a margin. A plan of LOSS replaces the winner of these two
+        kinds only if it is better by a margin. The margin allows for the error of the
+        estimates.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))

@@ -93,9 +93,10 @@ class Program:
                      for source, footprint in zip(node.inputs, node.footprints, strict=True))
 
     def _mark_last_uses(self) -> None:
-        """Mark the last use of each intermediate tensor; the tensor is freed after this step.
+        """Mark the step at which each intermediate tensor is used last.
 
-        Inputs are kept, because the device may have to finish alone.
+        The run frees the tensor after this step. It keeps the inputs, because the device may
+        have to finish alone.
         """
         seen: set[int] = set()
         nodes = self.traced.graph.nodes
@@ -127,7 +128,7 @@ class Run:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
-        # node and delivered elements; these are still in the host's memory
+        # Each entry has a node and its delivered elements, which are still in the host's memory.
         self._arrived: deque[tuple[int, Stretch]] = deque()
         self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
         if program.side == DEVICE:
@@ -139,7 +140,7 @@ class Run:
         self._inputs = dict(self._stretches)
 
     def compute(self, at: int) -> None:
-        """Run step `at`, whose `waits` must all have been delivered."""
+        """Run step `at`; all its transfers in `waits` must have been delivered."""
         self._place()
         compiled = self.program._compiled[at]
         if compiled.run is not None:

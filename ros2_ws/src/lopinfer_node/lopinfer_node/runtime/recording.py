@@ -1,10 +1,10 @@
-"""Record what one side did and when, to compare the times with the estimate, `timeline.Timeline`.
+"""Record what one side did and when, to compare the times with an estimate.
 
-The file has one JSON object per line: `side` (0 device, 1 server), `run` (counts the side's
-inferences), `what` (`compute` of the step at `index`, `send` or `receive` of the transfer at
-`index`), `start` and `end` in seconds of the machine's monotonic clock. Two processes on one
-machine share this clock, so a transfer lasts from its `send` in one file to its `receive` in the
-other file.
+The estimate is a `timeline.Timeline`. The file has one JSON object per line. `side`: 0
+device, 1 server. `run`: counts the inferences of the side. `what`: `compute` for the
+step at `index`, or `send` or `receive` for the transfer at `index`. `start` and `end`:
+seconds of the machine's monotonic clock. Two processes on one machine share this clock,
+so a transfer lasts from its `send` in one file to its `receive` in the other file.
 """
 
 from __future__ import annotations
@@ -84,5 +84,8 @@ class _RecordedRun:
 
 
 def recorded(program: AnyProgram, side: int, recording: Recording | None) -> AnyProgram:
-    """Return the program, wrapped to record its runs if there is a recording."""
+    """Return a program that records its runs.
+
+    If there is no recording, return ``program``.
+    """
     return program if recording is None else RecordedProgram(program, side, recording)

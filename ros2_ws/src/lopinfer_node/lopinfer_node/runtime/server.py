@@ -1,7 +1,9 @@
-"""The server's protocol, without I/O: models, and clients with their plan tables and requests.
+"""The server's protocol, without I/O.
 
-The server does not choose plans: each request names its plan. A new request of a client replaces
-the client's former request. A client's messages affect only that client's session.
+It handles models, and clients with their plan tables and requests. The server does not
+choose plans: each request contains the number of its plan. A new request of a client
+replaces the previous request of this client. A client's messages affect only the
+session of that client.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from .wire import (
 NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
 MAX_NAME = 200   # maximum characters of a client's name; ROS refuses longer topics
 MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and hashes together
-REFUSALS = 64    # maximum number of refused models whose reason of refusal is kept
+REFUSALS = 64    # number of refused models for which the server remembers the reason
 TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
 
 
@@ -111,7 +113,7 @@ class Prepared:
 
     @cached_property
     def number(self) -> int:
-        """Return the number by which pieces name the plan."""
+        """Return the number of the plan that pieces carry."""
         return plan_number(self.plan.digest)
 
 
@@ -220,7 +222,7 @@ class ServerMachine:
         if model.status == PREPARING:
             return self._preparing(), []
         if model.status == REFUSED:
-            del self._models[request.digest]  # so the next call of `Open` tries the model again
+            del self._models[request.digest]  # then the next call of `Open` tries the model again
             return OpenReply(REFUSED, model.reason), []
         session, actions = self._join(request, now)
         return OpenReply(READY, '', self.incarnation, bool(session.plans), model.fixed,
@@ -387,7 +389,8 @@ class ServerMachine:
                  ) -> list[Action]:
         """Handle the end of `PreparePlans`.
 
-        ``table``: the plans of ``request``, in its order. ``reason``: why it is refused, or ''.
+        ``table``: the prepared plans, in the order of ``request``. ``reason``: why the table is
+        refused, or ''.
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
@@ -437,7 +440,7 @@ class ServerMachine:
         if self.paused and (piece.transfer == PROBE or piece.request > session.number):
             return NOT_OPEN  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
-            if piece.part == piece.parts - 1 and session.outbox.idle:   # probe the downlink, too
+            if piece.part == piece.parts - 1 and session.outbox.idle:   # also probe the downlink
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
             return OK if session.plans else NO_PLAN
         if piece.request < session.number:
@@ -485,7 +488,7 @@ class ServerMachine:
 
     def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
                     now: float) -> list[Action]:
-        """Handle that the steps of ``work`` have been computed, in ``seconds``; send ``pieces``."""
+        """Send ``pieces``, after the steps of ``work`` have been computed in ``seconds``."""
         session = self._sessions.get(work.client)
         if session is None or session.execution is not work.execution:
             return []  # the client has begun another request, or has gone

@@ -15,26 +15,27 @@ SHORTEST = 1e-3   # seconds; a shorter pause is not worth its overhead
 
 
 def computing_time() -> float:
-    """Return the present time in s of a clock that measures the computing time of this thread.
+    """Return the present time of a clock for the computing time of this thread.
 
-    If one thread computes, the clock is the thread's processor time. This clock excludes the time
-    of other processes; otherwise pauses would multiply that time, too. If several threads compute,
-    the clock is the wall clock, because the calling thread waits for the other threads.
+    The time is in seconds. If one thread computes, the clock is the processor time of this
+    thread. This clock excludes the time of other processes; otherwise the pauses would also
+    multiply that time. If several threads compute, the clock is the wall clock, because the
+    calling thread waits for the other threads.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class Pause:
-    """Sleeps, in few pauses, so that computing takes ``factor`` times as long."""
+    """Sleeps so that computing takes ``factor`` times as long; makes few pauses."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._owed = 0.0
 
     def after(self, seconds: float, at_once: bool = False) -> None:
-        """Account for computed seconds, and sleep if the owed time is long enough.
+        """Count computed seconds, and sleep when the pauses that are due are long enough.
 
-        ``at_once``: sleep now for all the time that is owed.
+        ``at_once``: sleep now for all the time that is due.
         """
         self._owed += seconds * (self._factor - 1)
         if self._owed > (0 if at_once else SHORTEST):

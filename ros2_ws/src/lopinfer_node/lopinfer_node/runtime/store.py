@@ -138,7 +138,10 @@ class Store:
         return UploadReply(True, '', received, self._complete(folder))
 
     def _make_room(self, served: Collection[str]) -> bool:
-        """Delete the oldest models; return whether there is room for one more."""
+        """Delete the oldest models until there is room for one more.
+
+        Return whether there is room.
+        """
         folders = [p for p in self.directory.iterdir()
                    if re.fullmatch(r'[0-9a-f]{64}(\.part)?', p.name)]
         surplus = len(folders) - self.models + 1
@@ -181,9 +184,9 @@ def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadRep
 
 
 def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> None:
-    """Send both files of a model, each from the first byte that the server does not have.
+    """Send both files of a model, each from the first byte that the server lacks.
 
-    Raises RemoteError if the server refuses, and the errors of ``call``.
+    Raise RemoteError if the server refuses. Pass on the errors that ``call`` raises.
     """
     for name in FILES:
         path = folder / name

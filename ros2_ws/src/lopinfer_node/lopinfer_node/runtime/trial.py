@@ -1,14 +1,15 @@
-"""Try a model in its own process before a server serves it.
+"""Try a model in a separate process before a server serves the model.
 
-A robot may send a model that needs too much memory or time, or that ends the process in which it
-runs. Such a model ends only the trial. After a successful trial, the server reserves the memory
-that the trial has used.
+A robot may send a model that needs too much memory or time, or that ends its process.
+Such a model ends only the trial. After a successful trial, the server reserves the
+memory that the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
-prints one JSON object: {"loaded": bytes, "request": bytes, "plan": bytes, "profile": {...}}, or
-{"error": text}. MEMORY and LONGEST are the arguments of `Trier`. SERVER is the process id of the
-server; the trial ends when the server ends.
+prints one JSON object: either
+{"loaded": bytes, "request": bytes, "plan": bytes, "profile": {...}}
+or {"error": text}. MEMORY and LONGEST are the arguments of `Trier`. SERVER is
+the process id of the server; the trial ends when the server ends.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from .measure import SHARES, measure
 from .program import Program
 
 LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
-MEASURING = 30.0   # seconds that measuring should take; a slow model is measured fewer times
+# target for the seconds that measuring takes; a slow model is measured fewer times
+MEASURING = 30.0
 TURNS = 9          # maximum number of passes over the model at each share
-ROOM = 64 << 20    # minimum bytes that the trial may use in addition to the limit of a model
+ROOM = 64 << 20  # the trial is always allowed at least this many bytes beyond the limit of a model
 MAX_TEXT = 1000    # maximum characters of a reason, which may contain long names from the robot
 
 
@@ -99,7 +101,7 @@ class Trier:
         command = [sys.executable, '-m', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
-        # In a POSIX session of its own, the process does not receive the user's Ctrl+C.
+        # The process gets a separate POSIX session, so it does not receive the user's Ctrl+C.
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               text=True, start_new_session=True) as process:
             self._process = process
@@ -119,7 +121,7 @@ class Trier:
         raise ModelError(state['error'])
 
     def close(self) -> None:
-        """End the running trial; every later trial ends at once, too."""
+        """End the running trial, and make every later trial end at once."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -169,7 +171,10 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
 
 
 def _plan_bytes(traced: Traced) -> int:
-    """Return the bytes of a plan, measured on a plan that halves each divisible operator."""
+    """Return how many bytes a plan needs.
+
+    The function measures a plan that divides each divisible operator in the middle.
+    """
     whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
     cuts = np.where(whole, 0, traced.graph.extents // 2)
     tracemalloc.start()

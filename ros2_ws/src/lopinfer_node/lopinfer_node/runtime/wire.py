@@ -1,7 +1,8 @@
-"""Messages between client and server during an inference: pieces and acknowledgements.
+"""Messages of client and server in an inference: pieces and acknowledgements.
 
-A piece is one part of one transfer of a plan. Every piece names the plan by digest. So the server
-can begin a request when its first piece arrives, without any other message.
+A piece is one part of one transfer of a plan. Every piece contains the number of its
+plan, which comes from the plan's digest. So the server can begin a request when the
+first piece arrives, without any other message.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Acknowledgement: ``packet`` has arrived at ``arrived`` seconds of the receiver's clock.
+    """Acknowledges ``packet``, which arrived at ``arrived``.
 
-    Bit k of ``mask`` says whether packet number ``packet`` - 1 - k has arrived, too. ``rate``:
-    measured rate of pieces in the other direction, bytes/s; 0 if it is not measured yet.
+    ``arrived`` is a time in seconds of the receiver's clock. Bit k of ``mask`` says whether
+    the packet with the number (``packet`` minus 1 minus k) has also arrived. ``rate``:
+    measured rate of pieces in the other direction, in bytes/s; 0 if it is not measured yet.
     """
 
     incarnation: int
@@ -101,7 +103,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._newest = -1
-        self._bits = 0      # bit k: whether packet number newest - k has arrived
+        # bit k says whether the packet with the number (newest minus k) has arrived
+        self._bits = 0
 
     def note(self, piece: Piece, now: float, status: int = OK, rate: float = 0.0) -> Ack:
         """Mark a piece as arrived; return its acknowledgement."""
@@ -123,7 +126,8 @@ class Inbox:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._sizes = sizes
-        # maps an incomplete transfer to (data, one flag for each part that says if it has arrived)
+        # maps an incomplete transfer to its data, and to one flag per part: whether the part has
+        # arrived
         self._open: dict[int, tuple[bytearray, bytearray]] = {}
         self._complete: set[int] = set()
 

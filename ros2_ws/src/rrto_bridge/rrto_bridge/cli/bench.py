@@ -21,7 +21,8 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-# These modes make a round trip per call, so time only a tenth of the inferences.
+# These modes make a round trip per call. Therefore only a tenth of their inferences are
+# timed.
 SLOW = ('cached', 'rpc')
 
 

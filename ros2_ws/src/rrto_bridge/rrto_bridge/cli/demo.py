@@ -11,7 +11,7 @@ from fleet_ros.environment import dds_environment
 
 from .bench import emulated, measure
 
-TRIP = 10.0   # round trip of the emulated link, ms
+TRIP = 10.0   # round trip of the emulated link in ms
 
 
 def add_parser(verbs: Any) -> None:

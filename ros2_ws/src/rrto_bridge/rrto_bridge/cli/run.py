@@ -127,7 +127,10 @@ def find(limit: float, wanted: str = '', without: str = '') -> str:
 
 @contextlib.contextmanager
 def own_server(**parameters: float | str) -> Iterator[str]:
-    """Return a context in which a server runs on this machine; wait for it, yield its name."""
+    """Return a context in which a server runs on this machine.
+
+    The context begins when the server is found, and yields the name of the server.
+    """
     with server_process(**parameters) as (name, process):
         end = time.monotonic() + START_LIMIT
         while not find(10.0, name):
@@ -138,7 +141,10 @@ def own_server(**parameters: float | str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Return a context in which a server runs on this machine; yield its name and process."""
+    """Return a context in which a server runs on this machine.
+
+    The context yields the name and the process of the server.
+    """
     name = f'local_{os.getpid()}'
     settings = [part for key, value in {'name': name, **parameters}.items()
                 for part in ('-p', f'{key}:={value}')]

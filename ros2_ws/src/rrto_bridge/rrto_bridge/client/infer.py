@@ -74,7 +74,10 @@ def _run(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], .
 
 
 def _moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """Return a tensor with the layout of `tensor` that begins `offset` elements into its memory."""
+    """Return a tensor with the layout of `tensor`.
+
+    The first element of the new tensor is `offset` elements after the start of its memory.
+    """
     size = offset + tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.new_empty(size).as_strided(tensor.shape, tensor.stride(), offset)
 

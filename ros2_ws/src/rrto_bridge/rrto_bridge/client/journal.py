@@ -107,7 +107,7 @@ class Journal:
                 first = min(call.fresh(), default=None)
                 try:
                     context.execute(call.op, call.arguments, call.keywords, first or 0)
-                except Exception as error:   # the call has failed on the server, too
+                except Exception as error:   # the call has also failed on the server
                     context.failed(first, *described(error))
         for handle in [h for h in context.tensors if h not in self._nodes]:
             context.free(handle)

@@ -29,7 +29,8 @@ from .infer import infer, sketch
 from .predict import Predictor
 
 MODES = ('rpc', 'cached', 'async')
-# When so many items are queued, they are sent, even if the program waits for none of them.
+# When this number of items is queued, they are sent, even if the program waits for none
+# of them.
 POSTED = 16
 KNOWN = 1 << 16  # maximum number of remembered results; at this number, all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
@@ -70,14 +71,14 @@ class ClientMachine:
         self.calls = 0
         self.round_trips = 0
         self._next_handle = 1
-        # Number of the last message made, and of the last reply received.
+        # Number of the last message that was made, and of the last reply that has arrived.
         self._number = self._done = 0
         self._asked = False                    # whether a message was made since the last wait
         self._items: list[bytes] = []          # items of the unfinished message
         self._sealed: list[bytes] = []         # finished messages
         self._awaited: set[int] = set()        # numbers of messages whose replies are missing
-        # For each ticket given to `forgo` before its reply arrived: maps `Ticket.number` to
-        # `Ticket.first`.
+        # Maps `Ticket.number` to `Ticket.first`, for each ticket that was given to `forgo` before
+        # its reply arrived.
         self._forgone: dict[int, int] = {}
         self._replies: dict[int, tuple[Any, ...]] = {}
         # Maps the signature of a call to its result, and the name of a query to its answer.
@@ -87,7 +88,7 @@ class ClientMachine:
         self._values: dict[tuple[int, int], Value] = {}
 
     def follow(self, other: ClientMachine) -> ClientMachine:
-        """Continue after the last handle that another machine has assigned; return self."""
+        """Assign only handles after the last one of another machine; return self."""
         self._next_handle = other._next_handle
         return self
 
@@ -183,7 +184,7 @@ class ClientMachine:
         return self._wait((MEMORY, handle))
 
     def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
-        """Request a new tensor from bytes that the server may have kept.
+        """Request a new tensor whose bytes the server has possibly kept.
 
         `digest`: SHA-256 of the bytes. The reply says whether the server has kept them.
         """
@@ -284,7 +285,7 @@ class ClientMachine:
             return self._values.pop(ticket)
         _, error, value = self._replies.pop(ticket.number)
         if error:
-            # This call may have succeeded, if the error is that of an earlier call.
+            # If the error is that of an earlier call, this call has possibly succeeded.
             self._drop(ticket.first, None)
             raise_named(error, value)
         if ticket.key is not None:

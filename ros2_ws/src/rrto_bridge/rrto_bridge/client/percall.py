@@ -13,7 +13,8 @@ from .machine import Awaited, Ticket
 from .port import Port
 from .replay import ReplayClient
 
-WEIGHT_BYTES = 4096  # bytes; a smaller weight is sent without asking whether the server has kept it
+# a weight with fewer bytes is sent without asking whether the server has kept it
+WEIGHT_BYTES = 4096
 
 
 class Result(NamedTuple):
@@ -152,7 +153,10 @@ class PerCall:
             self.settle(self.machine.synchronize())
 
     def lost(self) -> None:
-        """Complete the journal after the server is lost; in this class it is always complete."""
+        """Complete the journal after the server is lost.
+
+        The journal of this class is always complete, so this method does nothing.
+        """
 
     def settle(self, result: Any) -> Any:
         """Return `result`; if it is a ticket, wait for it."""

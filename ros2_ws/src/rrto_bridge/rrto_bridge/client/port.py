@@ -53,4 +53,4 @@ class Port(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection; no call may follow."""
+        """End the connection; call no other method afterwards."""

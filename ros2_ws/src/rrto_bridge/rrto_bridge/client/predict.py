@@ -18,7 +18,7 @@ from typing import Any
 from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
-WAITS = 16       # after this number of waits for calls of known kinds, the slow rules are used, too
+WAITS = 16  # after this number of waits for calls of known kinds, the slow rules are also used
 KINDS = 4096     # maximum number of remembered kinds of calls; at this number, all are forgotten
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
@@ -35,12 +35,15 @@ class Predictor:
         self._rules = rules
         self._waits = 0
         self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
-        # Maps a kind to (rule, number of rules tried so far). The rule gives the recorded result;
-        # it is None if no rule does.
+        # Maps a kind to (rule, number of rules tried so far). `rule` reproduces the recorded
+        # result; None: no rule that was tried reproduces the recorded result.
         self._trusted: dict[Any, tuple[Rule | None, int]] = {}
 
     def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
-        """Record the server's answer to a call, `described`; `inputs`: metas of `call.inputs()`."""
+        """Record `described`, the server's answer to a call.
+
+        `inputs`: the metas of `call.inputs()`.
+        """
         kind = _kind(call, inputs)
         self._waits += kind in self._seen
         if len(self._seen) >= KINDS:
@@ -115,6 +118,9 @@ def _form(value: Any) -> Any:
 
 
 def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the order of dimensions in memory, whether a size is 0, and whether a size is 1."""
+    """Return the order of dimensions in memory, and whether a size is 0 or 1.
+
+    The result is (order, whether a size is 0, whether a size is 1).
+    """
     order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
     return tuple(order), 0 in meta.shape, 1 in meta.shape

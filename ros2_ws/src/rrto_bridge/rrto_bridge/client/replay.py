@@ -62,7 +62,8 @@ class _Run:
     values: int = 0                    # number of wanted calls so far
     bound: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
-    sent: tuple[int, int] = (0, 0)     # how many of `inputs` and of `bound` have been sent
+    # number of items of `inputs` and of items of `bound` that have been sent
+    sent: tuple[int, int] = (0, 0)
     dead: set[int] = field(default_factory=set)  # handles of this run that the program has freed
     # Maps the position of a step whose shape depends on data to the metas that the server returned.
     returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
@@ -117,9 +118,9 @@ class ReplayClient:
         self.expected = self._fast[self._position]
 
     def call(self, call: Call, data: Any = None) -> Decision:
-        """Decide how to handle a call, which has no results yet; only an HTOD call has metas.
+        """Decide how to handle a call that has no results yet.
 
-        `data`: the bytes of an HTOD call.
+        The call has metas only if it is HTOD. `data`: the bytes of an HTOD call.
         """
         actions: list[Action] = []
         self.closed = None
@@ -334,7 +335,7 @@ class ReplayClient:
         run.sent = len(run.inputs), len(run.bound)
 
     def _settle(self, run: _Run, actions: list[Action]) -> None:
-        """End the run after a complete pass; the server keeps its effects."""
+        """End the run after a complete pass; the server keeps the effects of the run."""
         sequence = run.leader.sequence
         alive = run.alive(self._position)
         if not all(h - run.base in sequence.kept for h in alive):
@@ -352,7 +353,10 @@ class ReplayClient:
         self._close()
 
     def _abandon(self, run: _Run, actions: list[Action]) -> None:
-        """End the run at a mismatch; the server undoes it and repeats the program's calls."""
+        """End the run at a mismatch.
+
+        The server undoes the run and repeats the program's calls.
+        """
         self._send(run, actions)
         actions.append(Abandon(run.number, self._position, run.alive(self._position)))
         if not run.done:

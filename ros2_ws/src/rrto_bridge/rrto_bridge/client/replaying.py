@@ -102,7 +102,10 @@ class Replaying(PerCall):
             self._dropped.update(handles)
 
     def synchronize(self) -> None:
-        """Wait until the server has executed every call, also the calls of an open run."""
+        """Wait until the server has executed every call.
+
+        This includes the calls of an open run.
+        """
         self._act(self.replay.hasten())
         super().synchronize()
 
@@ -124,7 +127,10 @@ class Replaying(PerCall):
         return super().random(state)
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return facts about a tensor's memory; first end the run, so that its tensors exist."""
+        """Return facts about a tensor's memory.
+
+        First end the open run, so that the tensors of this run exist.
+        """
         self._leave()
         return super().memory(handle)
 
@@ -149,7 +155,10 @@ class Replaying(PerCall):
         return decision
 
     def _note_closed(self) -> None:
-        """Record in the journal the calls of a closed run, and their already dropped results."""
+        """Record in the journal the calls of a closed run.
+
+        Also record which results of these calls the program has already dropped.
+        """
         if self.journal is None or self.replay.closed is None:
             return
         calls = self.replay.closed()

@@ -10,7 +10,7 @@ from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
 HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
-# Environment variable: process id of a server that was started for the program.
+# Environment variable with the process id of the server that was started for the program.
 STARTING = 'RRTO_STARTING'
 START_LIMIT = 300.0  # maximum time in seconds that the program waits until it finds this server
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine

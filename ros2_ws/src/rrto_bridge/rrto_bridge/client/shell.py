@@ -1,6 +1,7 @@
-"""The program's end of the link: a ClientMachine on the topics of its own ROS 2 node.
+"""The program's end of the link: a ClientMachine on the topics of a ROS 2 node.
 
-The node has its own context and its own spinning thread, so the program may use rclpy, too.
+The node belongs only to this link. It has its own context and its own spinning thread,
+so the program can also use rclpy.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SWITCH = 0.0005       # seconds after which a busy Python thread yields to the n
 LINGER = 0.0005  # minimum time in seconds between two messages while the program waits for no reply
 TURN = 30.0  # time in seconds within which the server must have started a process for the program
 ASKED = 4  # maximum number of requests for a session; all of them together take 2 * `LIMIT` seconds
-GRACE = 0.5           # seconds to wait for a Ctrl+C that may have ended the server too
+GRACE = 0.5           # seconds to wait for a Ctrl+C that has possibly also ended the server
 LOOK = 2.0            # seconds between searches for a server that has returned
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
@@ -77,8 +78,8 @@ class LinkOptions:
 class Link(Port):
     """A Port over DDS. Raises ConfigError if no server is found or the server refuses.
 
-    Every wait ends: with a reply, with an error of the node's thread, or with an error because the
-    server has been silent for its lease.
+    Every wait ends: with a reply, with an error of the node's thread, or with an error
+    because the server has been silent for the time of the lease.
     """
 
     _stood = 0.0           # longest time in seconds for which this process was suspended
@@ -238,7 +239,8 @@ class Link(Port):
             try:
                 self._arrived.get(timeout=self.lease / 4)
             except Empty:
-                # Check for silence here, too, because a wait must not rely on the node's thread.
+                # Check for silence here as well, because a wait must not rely on the node's
+                # thread.
                 self._look_at_silence()
             finally:
                 self.idle = False
@@ -250,10 +252,10 @@ class Link(Port):
             raise SystemExit
 
     def _let_signals_come(self) -> None:
-        """Wait for a Ctrl+C that may have ended the server and may also reach this program.
+        """Wait for a Ctrl+C that has possibly ended the server.
 
-        If the Ctrl+C comes, the program ends with KeyboardInterrupt instead of an error about the
-        server.
+        This Ctrl+C possibly also reaches this program. If it comes, the program ends with
+        KeyboardInterrupt instead of an error about the server.
         """
         if self.lost == ENDED and not self._waited:
             self._waited = self.idle = True
@@ -263,7 +265,10 @@ class Link(Port):
                 self.idle = False
 
     def post(self) -> None:
-        """Send pending messages; send queued calls, too, but at most once in `LINGER` seconds."""
+        """Send pending messages.
+
+        Also send queued calls, but at most once in `LINGER` seconds.
+        """
         now = time.monotonic()
         if now - self._flushed > LINGER:
             self.machine.flush()
@@ -387,7 +392,10 @@ class Link(Port):
         self._arrived.put(None)
 
     def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a callback of the node, so that an error in it ends the waits of the program."""
+        """Wrap a callback of the node.
+
+        An error in the callback ends the waits of the program.
+        """
         def call(*arguments: Any) -> None:
             try:
                 callback(*arguments)
@@ -397,7 +405,10 @@ class Link(Port):
 
 
 def program_name() -> str:
-    """Return a graph name unique to this link, even if processes in containers have equal ids."""
+    """Return a name for the ROS graph that no other link has.
+
+    The name is unique even if processes in different containers have equal process ids.
+    """
     name = Path(sys.argv[0] or 'python').stem if sys.argv else 'python'
     place = graph_name(f'{socket.gethostname()}_{name}')[:MAX_NAME - 20]
     return graph_name(f'{place}_{os.getpid()}_{secrets.token_hex(2)}')

@@ -73,12 +73,13 @@ def _grouped(function: Call) -> Call:
 
 
 def _recurrent(function: Call, device: torch.device) -> Call:
-    """Compute as PyTorch does in the program, where weights may require gradients (`learnt`).
+    """Compute as PyTorch does in the program.
 
-    On a CPU, PyTorch multiplies differently by weights that require gradients, even without a
-    backward pass. The weights here were made in inference mode, so they cannot require gradients.
-    Therefore use copies that require gradients. If gradients are enabled (`graded`), PyTorch also
-    uses another library to compute an LSTM.
+    In the program, weights possibly require gradients (`learnt`). On a CPU, PyTorch uses
+    another multiplication for such weights, even without a backward pass. The weights here
+    were made in inference mode, so they cannot require gradients. Therefore use copies that
+    require gradients. If gradients are enabled (`graded`), PyTorch also uses another
+    library to compute an LSTM.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -313,7 +314,8 @@ def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, 
 
 
 def _cudnn_batch_norm(*args: Any, **kwargs: Any) -> Any:
-    # Empty, because only a backward pass would use it, and none runs here.
+    # This tensor is empty, because only a backward pass would use it, and no backward pass
+    # runs here.
     reserve = torch.empty(0, dtype=torch.uint8)
     named = {{'exponential_average_factor': 'momentum', 'epsilon': 'eps'}.get(k, k): v
              for k, v in kwargs.items()}
@@ -325,7 +327,8 @@ def _miopen_batch_norm(*args: Any, **kwargs: Any) -> Any:
 
 
 def _grid_sampler(self: torch.Tensor, grid: torch.Tensor) -> Any:
-    # Bilinear interpolation, padding with zeros, aligned corners.
+    # The last arguments stand for bilinear interpolation, padding with zeros, aligned
+    # corners.
     return aten.grid_sampler_2d.default(self, grid, 0, 0, True)
 
 
@@ -334,14 +337,20 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
 
 
 def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
-    """Accept integers, too, as CUDA does; models with a mixture of experts rely on this."""
+    """Accept integers as well as floats, as CUDA does.
+
+    Models with a mixture of experts rely on this.
+    """
     if self.is_floating_point() or named:
         return torch.histc(self, bins, min, max, **named)
     return torch.histc(self.double(), bins, min, max).to(self.dtype)
 
 
 def _softmax(function: Call) -> Call:
-    """Convert half precision to float first, as CUDA's operator does if `half_to_float`."""
+    """Convert half precision to float first if `half_to_float` is set.
+
+    CUDA's operator does the same.
+    """
     def call(self: torch.Tensor, dim: int, half_to_float: bool, **named: Any) -> torch.Tensor:
         made: torch.Tensor = function(self.float() if half_to_float else self, dim, False, **named)
         return made

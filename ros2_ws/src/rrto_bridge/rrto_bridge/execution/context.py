@@ -75,14 +75,14 @@ class Context:
         self._addresses[handle] = address
 
     def charge(self, tensor: torch.Tensor) -> int:
-        """Count a tensor's memory as the client's; return the number of bytes.
+        """Count a tensor's memory as memory of the client; return the number of bytes.
 
         Raises OutOfMemory; then nothing is counted.
         """
         return self.reserve(tensor.untyped_storage().nbytes())
 
     def reserve(self, size: int) -> int:
-        """Count `size` bytes as the client's; return `size`.
+        """Count `size` bytes as memory of the client; return `size`.
 
         Raises OutOfMemory; then nothing is counted.
         """
@@ -97,7 +97,10 @@ class Context:
         self.used -= size
 
     def free(self, handle: int) -> None:
-        """Free a tensor; ignore an unknown handle, because its call may have failed."""
+        """Free a tensor.
+
+        Ignore an unknown handle, because the call that creates it has possibly failed.
+        """
         if self.tensors.pop(handle, None) is None:
             return
         address = self._addresses.pop(handle)
@@ -165,7 +168,7 @@ class Context:
     def upload(self, handle: int, meta: Meta, data: Any, shared: bool = False) -> None:
         """Copy bytes to the device as a tensor.
 
-        `shared`: the tensor may use the memory of `data`.
+        `shared`: whether the tensor is allowed to use the memory of `data`.
         """
         self.reserve(len(data))   # if the data is too large, raise an error before the allocation
         try:

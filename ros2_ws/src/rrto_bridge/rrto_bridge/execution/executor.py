@@ -80,7 +80,7 @@ class ContextExecutor:
         return tensor.clone()
 
     def restore(self, tensor: torch.Tensor, saved: torch.Tensor) -> None:
-        """Restore saved values in place, so that views of the tensor change too."""
+        """Restore saved values in place, so that the views of the tensor also change."""
         tensor.copy_(saved)
 
     def random(self) -> torch.Tensor:

@@ -103,10 +103,11 @@ class Performer:
         return encode(value_to_message(value))
 
     def _apply(self, item: tuple[Any, ...]) -> None:
-        """Apply a replay action; an error raises RemoteError, which ends the session.
+        """Apply a replay action.
 
-        Two errors do not end the session, because a program can cause them: an operator of a run
-        has failed, or no memory is left. The next reply reports the error.
+        After most errors, raise RemoteError, which ends the session. Two errors do not end the
+        session, because a program can cause them: an operator of a run has failed, or no memory
+        is left. The next reply reports the error.
         """
         try:
             failed = self.replay.apply(from_item(item))

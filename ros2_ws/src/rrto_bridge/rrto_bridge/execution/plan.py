@@ -56,12 +56,12 @@ class Executor(Protocol):
     def set_random(self, state: Any) -> None:
         """Restore a state of the random generator."""
     def charge(self, tensor: Any) -> int:
-        """Count a tensor's memory as the client's until `credit`; return the number of bytes.
+        """Count a tensor's memory as memory of the client until `credit`.
 
-        Raises OutOfMemory.
+        Return the number of bytes. Raises OutOfMemory.
         """
     def reserve(self, size: int) -> int:
-        """Count `size` bytes as the client's until `credit`; return `size`.
+        """Count `size` bytes as memory of the client until `credit`; return `size`.
 
         Raises OutOfMemory.
         """
@@ -93,7 +93,7 @@ class Instruction:
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
     results: list[tuple[int, int]]          # (index among the results, register) of new tensors
-    # Like `results`, but for all returned tensors, also for returned arguments.
+    # Like `results`, but for all returned tensors, including returned arguments.
     returned: list[tuple[int, int]]
     metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
     wanted: bool
@@ -207,10 +207,10 @@ class Plan:
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
                     made: list[int]) -> None:
-        """Record which older tensors a step changes, and which share memory with its results.
+        """Record the effects of a step on older tensors, and the sharing of memory.
 
-        `written`: the older tensors that the step changes, directly or through a view. `sharers`
-        and `_shares`: tensors that may share memory with the results `made`.
+        `written`: the older tensors that the step changes, directly or through a view.
+        `sharers` and `_shares`: tensors that possibly share memory with the results `made`.
         """
         keywords = dict(step.keywords)
         for place in kernel.writes if kernel else ():
@@ -219,8 +219,9 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # Results that may have memory of their own may also share the memory of other tensors of
-        # the run. Ignore this sharing: only older tensors count as shared.
+        # If results possibly have memory of their own (`fresh`), they still possibly share the
+        # memory of other tensors of the run. Ignore that, and record only the sharing with older
+        # tensors.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:

@@ -322,7 +322,7 @@ class ReplayServer:
         return error
 
     def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
-        """End the run; give the tensors in `alive` to the client under these handles."""
+        """End the run; give the client the tensors whose handles are in `alive`."""
         self._run = None
         self.executor.credit(run.kept)
         run.leave()

@@ -55,7 +55,8 @@ class Weights:
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
-        with (self.folder / 'lock').open('w') as lock:   # the end of a process also unlocks it
+        # the end of a process also releases the lock
+        with (self.folder / 'lock').open('w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.find(digest, size)
             if found is not None:

@@ -63,7 +63,8 @@ class Connection:
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            self.ask('seed', self._seed)  # by `ask`, because the server may be lost by now
+            # through `ask`, because the server is possibly lost by now
+            self.ask('seed', self._seed)
         return self.engine
 
     def busy(self) -> bool:
@@ -73,8 +74,8 @@ class Connection:
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call the engine's method `what`; the caller must hold the lock.
 
-        If the server is lost, continue with an engine on this machine and call its method. If the
-        setting `on_loss` is not 'local', raise LinkError instead.
+        If the server is lost, continue with an engine on this machine, and call the method of
+        that engine. If the setting `on_loss` is not 'local', raise LinkError instead.
         """
         try:
             return getattr(self.engine, what)(*arguments)

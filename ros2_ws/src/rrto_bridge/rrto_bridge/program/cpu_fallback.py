@@ -12,9 +12,10 @@ from .runner import Runner
 
 
 class CpuFallback:
-    """Fetches the arguments of an operator that runs on this machine, and sends its results.
+    """Fetches the arguments of an operator, and sends the operator's results.
 
-    `device`: the remote device, which copies the values. `arguments`: the operator's arguments.
+    The operator runs on this machine. `device`: the remote device, which copies the values.
+    `arguments`: the operator's arguments.
     """
 
     def __init__(self, device: Runner, arguments: Any) -> None:
@@ -23,7 +24,8 @@ class CpuFallback:
         for tensor in device.lifetimes.existing(arguments):
             given.setdefault(tensor.handle, tensor)
         values = device.downloads([*given.values()]) if given else []
-        self._values = dict(zip(given, values, strict=True))   # handle -> its value on the CPU
+        # maps a handle to the value on the CPU
+        self._values = dict(zip(given, values, strict=True))
         self._given: dict[int, torch.Tensor] = {id(t): t for t in _tensors(arguments)}
         self._given.update(zip(map(id, values), given.values(), strict=True))
 
@@ -35,7 +37,7 @@ class CpuFallback:
         """Wait for the operator's ``result``; then send every argument that has changed.
 
         The operators of torch.distributed write to arguments that their schemas do not mark as
-        written, and they may still be writing after their call has returned.
+        written. They possibly continue to write after their call has returned.
         """
         _wait(result)
         for tensor in self._given.values():

@@ -137,10 +137,11 @@ class Device:
 
     def _move(self, facts: Operator, tensor: RemoteTensor, given: list[RemoteTensor],
               arguments: Any, keywords: Any) -> RemoteTensor:
-        """Run an operator that makes a tensor a view of itself, such as `t_`, as an ordinary view.
+        """Run an operator such as `t_`, which makes a tensor a view of itself.
 
-        Then give `tensor` the handle of the new view, because the tensor with a given handle never
-        changes its shape.
+        Run it on the server as the operator that returns an ordinary view. Then give `tensor`
+        the handle of the new view, because the tensor with a given handle never changes its
+        shape.
         """
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)
@@ -158,7 +159,8 @@ class Device:
         check_dense(tensor)
         meta, data = pack(tensor)
         with self.connection.lock:
-            # If a server has returned, free all dropped tensors before the others move to it.
+            # If a server has returned, free all dropped tensors before the other tensors move to
+            # it.
             self.lifetimes.collect(at_once=self.connection.returning)
             self.connection.resume()
             weight = getattr(self._thread, 'weights', False)
@@ -281,7 +283,10 @@ class Device:
             return flat.as_strided(*where) if away else self._strided(flat, *where)
 
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
-        """Run an operator such as `is_conj` on the server; PyTorch would look at the wrapper."""
+        """Run an operator such as `is_conj` on the server.
+
+        PyTorch would examine the wrapper instead of the tensor on the server.
+        """
         with self.connection.lock:
             return self.run(function, (tensor,), {})
 

@@ -55,7 +55,11 @@ def _empty_strided(on: Runner, /, size: Any, stride: Any, **kwargs: Any) -> Remo
 
 
 def _native_batch_norm(on: Runner, /, *args: Any) -> Any:
-    """Run batch norm; if it changes running statistics, use the variant whose schema says so."""
+    """Run batch norm.
+
+    If batch norm changes running statistics, use the variant of the operator whose schema
+    marks the statistics as written.
+    """
     changes = args[5] and args[3] is not None
     return on.run(aten._native_batch_norm_legit.default if changes
                   else aten.native_batch_norm.default, args, {})
@@ -134,7 +138,7 @@ def _has_same_storage_numel(on: Runner, /, one: RemoteTensor, other: RemoteTenso
 
 def _new_zeros_with_same_feature_meta(on: Runner, /, tensor: RemoteTensor, other: RemoteTensor, *,
                                       self_num_batch_dims: int = 0) -> Any:
-    """Return zeros with the shape and strides of `other`, once for each item of a batch.
+    """Return zeros with the shape and strides of `other` for each item of a batch.
 
     `self_num_batch_dims`: how many of the first dimensions of `tensor` are the batch.
     """

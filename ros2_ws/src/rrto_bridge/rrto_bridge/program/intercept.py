@@ -103,9 +103,9 @@ def _not_dense(kind: str, function: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
-    """Run ctc_loss with lengths on the CPU, which CUDA accepts.
+    """Run ctc_loss with lengths that are on the CPU.
 
-    For remote tensors, PyTorch itself would refuse such lengths.
+    CUDA accepts such lengths. For remote tensors, PyTorch itself would refuse them.
     """
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, lengths.tolist(),
                                            target_lengths.tolist(), *more)

@@ -45,8 +45,9 @@ class Lifetimes:
         # Maps the temporary handle of each deferred tensor to the call that will create the tensor:
         # (function, args, kwargs).
         self._deferred: dict[int, Any] = {}
-        self._shared: Counter[int] = Counter()  # maps a handle to the number of its wrappers - 1
-        self._temporary = NOTHING               # the newest temporary handle; each is lower by 1
+        # maps a handle to the number of its wrappers after the first
+        self._shared: Counter[int] = Counter()
+        self._temporary = NOTHING  # the newest temporary handle; the next one is lower by 1
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
         """Return an empty tensor and defer the call that creates it on the server.

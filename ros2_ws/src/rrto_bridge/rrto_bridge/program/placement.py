@@ -106,7 +106,7 @@ def _tensors(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) -> bool:
     """Return whether CUDA accepts this CPU tensor as an argument that the operator only reads."""
     kind = str(argument.type)
-    # The CPU tensor of an operator with '.data' is the batch sizes of a packed sequence.
+    # In an operator with '.data', the CPU tensor holds the batch sizes of a packed sequence.
     if kind == INDICES or facts.name.endswith('.data'):
         return isinstance(args[0], RemoteTensor)
     # CUDA copies the `src` of these operators, so `src` may be on the CPU.

@@ -22,7 +22,7 @@ CUDA = torch.device('cuda:0')
 # finds a view out of bounds; the server checks the bounds.
 SIZE = 1 << 60
 
-PLACES = 1 << 62   # `data_ptr` of memory on the server is at least this, above all real addresses
+PLACES = 1 << 62   # lowest `data_ptr` of memory on the server; it is above all real addresses
 NOTHING = -1     # handle of a wrapper whose tensor has moved to another wrapper
 
 released: deque[int] = deque()   # handles of deleted wrappers, which `Lifetimes.collect` frees
@@ -208,7 +208,10 @@ class Value(RemoteTensor):
 
 
 class Place(RemoteTensor):
-    """A tensor that can move to the CPU. The move changes its class, which forbids `__slots__`."""
+    """A tensor that can move to the CPU.
+
+    The move changes the class of the tensor, so this class cannot have `__slots__`.
+    """
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
         """Create a parameter, because some programs call `type(parameter)(...)` to do this."""

@@ -22,8 +22,9 @@ from .remote import CUDA, SIZE, Value, _make, move
 MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# For operators with a handler (see `handlers.HANDLERS`): the code of an additional condition of a
-# match. If the condition is true, the handler would send the call unchanged.
+# Maps an operator that has a handler (see `handlers.HANDLERS`) to the code of one more
+# condition for a match. If the condition is true, the handler would send the call
+# unchanged.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
             for name in ('svdvals', 'eigvalsh')},

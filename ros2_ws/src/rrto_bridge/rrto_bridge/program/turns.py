@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 GAP = 0.003      # seconds without a call after which another thread may continue
-# Time in seconds: when a thread has waited for this time, it gets its turn as soon as the thread
-# whose turn it is has read a value.
+# Time in seconds. A thread that has waited for this time gets its turn as soon as the
+# holder has read a value.
 LONGEST = 0.1
 
 
@@ -26,10 +26,10 @@ class Turns:
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)
         self.contended = False      # whether several threads use the device
-        self._holder = 0            # identifier of the thread whose turn it is; 0 for no thread
-        # Whether the thread whose turn it is has made a call since it last read a value.
+        self._holder = 0            # identifier of the holder; 0 if there is no holder
+        # Whether the holder has made a call since it last read a value.
         self._open = False
-        self._last = 0.0            # time of the last call of the thread whose turn it is
+        self._last = 0.0            # time of the holder's last call
         self._waiting = 0           # number of threads that wait for their turn
 
     def enter(self, begins: bool) -> bool:
@@ -56,7 +56,7 @@ class Turns:
         return waited
 
     def made_call(self) -> None:
-        """Record that the thread whose turn it is has made a call."""
+        """Record that the holder has made a call."""
         self._open = True
         self._last = time.monotonic()
 
@@ -66,7 +66,10 @@ class Turns:
         self.made_call()
 
     def has_value(self) -> None:
-        """Record that the thread whose turn it is has read a value, which may end its inference."""
+        """Record that the holder has read a value.
+
+        This value possibly ends the holder's inference.
+        """
         self._open = False
         self._last = time.monotonic()
 

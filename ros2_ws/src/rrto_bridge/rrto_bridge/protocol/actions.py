@@ -1,8 +1,9 @@
-"""Actions with which the replaying client directs the server, and the server's answer `Value`.
+"""Actions with which the replaying client directs the server, and `Value`.
 
-A pass is one execution of a sequence by the program. A run is the replay of one pass by the server,
-which may be ahead of the program. `Abandon` undoes everything that the run has done; `Finish` makes
-it permanent. At most one run is open at a time.
+`Value` is the server's answer. A pass is one execution of a sequence by the program. A
+run is the replay of one pass by the server, which is possibly ahead of the program.
+`Abandon` undoes the effects of the run; `Finish` makes these effects permanent. At most
+one run is open at a time.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the run after a complete pass; keep its effects, and the tensors with handles `alive`."""
+    """End the run after a complete pass.
+
+    Keep the effects of the run, and the tensors with the handles `alive`.
+    """
 
     run: int
     alive: tuple[int, ...]

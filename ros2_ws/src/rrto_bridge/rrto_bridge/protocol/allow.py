@@ -1,10 +1,12 @@
 """The list of ATen operators that a server executes.
 
-An operator is in the list if it computes with tensors and plain scalars, runs on strided tensors of
-any device, and cannot be misused by its arguments: arguments that address memory are checked first,
-by the operator itself or by `execution.checks`. The server refuses all other operators; they run on
-the robot's CPU. A composite operator calls other operators. PyTorch decomposes it into these
-operators, which are then sent. The list contains only the composite operators that are sent whole
+An operator is in the list if it meets three conditions. It computes with tensors and
+plain scalars. It runs on strided tensors of any device. No arguments can misuse it: if
+arguments address memory, the operator itself or `execution.checks` checks them first.
+
+The server refuses all other operators; they run on the robot's CPU. A composite
+operator calls other operators. PyTorch decomposes it into these operators, which are
+then sent. The list contains only the composite operators that are sent whole
 (`operators.WHOLE`).
 """
 

@@ -15,8 +15,8 @@ LIMIT = 3.0   # seconds within which a running server is discovered
 
 def servers(node: Node) -> list[str]:
     """Return the names of the servers that `node` has discovered."""
-    # Clients of the service `open` also make its name visible, so check for a publisher of the
-    # status: only a server has this publisher.
+    # Clients of the service `open` also make the service's name visible. Therefore check for
+    # a publisher of the status: only a server has one.
     names = (re.fullmatch(r'/rrto/(\w+)/open', n) for n, _ in node.get_service_names_and_types())
     return sorted(found[1] for found in names
                   if found and node.count_publishers(f'/rrto/{found[1]}/status'))

@@ -8,7 +8,7 @@ MAX_TEXT = 2000   # maximum number of characters of an error's text in a message
 
 
 class RrtoError(RuntimeError):
-    """Base class of this package's errors; like CUDA's errors, a RuntimeError."""
+    """Base class of this package's errors. It is a RuntimeError, like CUDA's errors."""
 
 
 class ConfigError(RrtoError):
@@ -24,11 +24,17 @@ class RemoteError(RrtoError):
 
 
 class Missing(RemoteError):
-    """The tensor does not exist; the call that should have created it may have failed."""
+    """The tensor does not exist.
+
+    The call that should have created it has possibly failed.
+    """
 
 
 class Failed(Missing):
-    """The tensor does not exist because its call failed, with the error named `kind`."""
+    """The tensor does not exist, because the call that creates it has failed.
+
+    `kind`: name of the error of that call.
+    """
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .stream import Frame
 
 PROTOCOL = 2
-# The reason that the server gives to a program when the server ends the session: because the server
-# itself ends, or because the program was silent.
+# Reasons that the server gives to a program when it ends the session. ENDED: the server
+# itself ends. SILENT: the program was silent.
 ENDED, SILENT = 'the server has ended', 'it was silent for too long'
 
 

@@ -1,4 +1,7 @@
-"""Derives facts about ATen operators from their schemas; they decide how a call is sent."""
+"""Derives facts about ATen operators from their schemas.
+
+The facts decide how a call is sent.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ USUAL = torch.float32
 WHOLE = ('scaled_dot_product_attention', 'group_norm', 'linalg_svdvals', 'linalg_eigvalsh',
          'gru_cell', 'lstm_cell', *(f'{cell}.{form}' for cell in RECURRENT
                                     for form in ('input', 'data')),
-         'real', 'imag',   # whole, as only the server knows which tensors are lazily conjugated
+         # sent whole, because only the server knows which tensors are lazily conjugated
+         'real', 'imag',
          'one_hot')
 
 
@@ -45,7 +49,7 @@ class Operator:
     """Facts about one operator; `name` is like 'aten.add.Tensor'."""
 
     name: str
-    composite: bool     # the operator calls other operators; its result may or may not be a view
+    composite: bool     # the operator calls other operators; its result is possibly a view
     decomposes: bool    # the operator is composite and not sent whole: the device decomposes it
     wanted: bool        # the operator returns values, or shapes that depend on values
     index: bool         # the operator's shapes depend on values, but only if an index is a mask
@@ -54,7 +58,8 @@ class Operator:
     writes: tuple[str, ...]  # names of the arguments that the operator changes
     lists: bool         # the operator returns one list of tensors
     out: bool           # the operator has an `out=` argument, and resizes it to the result
-    python: bool        # the operator is from a library, not from ATen; one kernel for all devices
+    # the operator is from a library, not from ATen, and has one kernel for all devices
+    python: bool
 
 
 @lru_cache(1)
@@ -85,10 +90,10 @@ def operator(function: Any) -> Operator:
 
 
 def _functional(name: str, schema: Any) -> str:
-    """Return the name of the variant of an in-place operator that does not work in place.
+    """Return the name of the variant of an in-place operator that works out of place.
 
-    'aten.t_.default' gives 'aten.t.default'. The arguments of both operators have equal types. If
-    there is no such variant, return ''.
+    'aten.t_.default' gives 'aten.t.default'. The arguments of both operators have equal
+    types. If there is no such variant, return ''.
     """
     space, base, _ = name.split('.')
     packet = getattr(torch.ops.aten, base.removesuffix('_'), None)

@@ -1,6 +1,7 @@
-"""Conversion of replay actions to items of messages and back; it checks each received item.
+"""Converts replay actions to items of messages and back.
 
-A message contains items. An item is a tuple: its kind, then its fields.
+The conversion checks each received item. A message contains items. An item is a tuple:
+its kind, then its fields.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def value_to_message(value: Value) -> tuple[Any, ...]:
 
 
 def value_of(message: tuple[Any, ...]) -> Value:
-    """Return the value of a run that a message to the client carries.
+    """Return the value of a run from a message to the client.
 
     Raises RemoteError if the message is malformed.
     """

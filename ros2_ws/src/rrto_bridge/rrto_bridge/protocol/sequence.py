@@ -92,9 +92,11 @@ class Sequence:
     slots: int = 0        # number of tensors that the pass creates
     number: int = -1      # assigned by the client when it adds the sequence
     keys: list[str] = field(default_factory=list)
-    # `made[i]`: number of tensors that the pass creates before step i; the last item counts all.
+    # `made[i]`: number of tensors that the pass creates before step i; the last item is the
+    # number of tensors that the whole pass creates.
     made: list[int] = field(default_factory=list)
-    metas: dict[int, Meta] = field(default_factory=dict)  # slot -> meta at the end of the pass
+    # maps a slot to the tensor's meta at the end of the pass
+    metas: dict[int, Meta] = field(default_factory=dict)
     # Positions of the steps for which the server needs data from the client.
     needs: list[int] = field(default_factory=list)
 
@@ -188,7 +190,7 @@ def build(calls: Items[Call], changing: Mapping[int, Meta], alive: Collection[in
 
 
 def changed(new: Sequence, old: Sequence) -> set[int] | None:
-    """Return the handles of the persistent tensors of `new` that are other tensors in `old`.
+    """Return the handles of the persistent tensors of `new` that differ in `old`.
 
     Return None if the sequences also differ in anything else.
     """
@@ -221,7 +223,7 @@ def loosen(sequence: Sequence, changing: Mapping[int, Meta]) -> Sequence:
 
     `changing` maps the handle of each of these tensors to its meta.
     """
-    base = 1 << 62          # the temporary handles of this function begin here, above all real ones
+    base = 1 << 62  # the temporary handles of this function begin here; all real handles are lower
     bound = range(base + sequence.slots, base + sequence.slots + len(sequence.bound))
     calls = sequence.calls(len(sequence.steps), base, bound)
     return build(calls, {**changing, **dict(zip(bound, sequence.bound, strict=True))},

@@ -123,13 +123,15 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
 
 
 def ordinary() -> Any:
-    """Return a context for computation with CPU tensors inside the implementation of an operator.
+    """Return a context for computing with CPU tensors while an operator runs.
 
-    While an implementation runs, PyTorch skips the steps that it has already done for the arguments
-    of this operator. Other tensors still need these steps. Without the steps, PyTorch would ignore
-    that a tensor is lazily conjugated or negated. It would also ignore that a weight may require
-    gradients, although it multiplies differently by such weights. In the context, PyTorch does all
-    steps.
+    The context is for code inside the implementation of an operator.
+
+    While an implementation runs, PyTorch skips the steps that it has already done for the
+    arguments of this operator. Other tensors still need these steps. Without the steps,
+    PyTorch would ignore that a tensor is lazily conjugated or negated. It would also ignore
+    that a weight requires gradients, although PyTorch uses another multiplication for such
+    weights. In the context, PyTorch does all steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)

@@ -24,9 +24,10 @@ Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta
 
 def derive(sequence: Sequence, given: Meta | None, infer: Infer,
            meta_of: Callable[[int], Meta | None]) -> Sequence | None:
-    """Return the sequence for an input with meta `given`; None if it cannot be derived.
+    """Return the sequence for an input with meta `given`.
 
-    `given` may differ from the sequence's first input only in dimension 0.
+    Return None if no sequence can be derived. `given` must equal the meta of the sequence's
+    first input, except in dimension 0.
     """
     first = sequence.steps[0]
     if first.op != HTOD or sequence.bound or given is None or not first.metas[0]:
@@ -101,8 +102,9 @@ class _Derivation:
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
             # If the batch size is 1, several dimensions can be the batch. Prefer a dimension whose
             # size is the batch size of the known sequence. Among several of them, prefer one that
-            # does not lie wholly before the input's batch dimension, unless the operator merges
-            # dimensions. Among several of these, take the one with the lowest index.
+            # reaches beyond the start of the input's batch dimension; skip this rule if the
+            # operator merges dimensions. Among several of these, take the one with the lowest
+            # index.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))

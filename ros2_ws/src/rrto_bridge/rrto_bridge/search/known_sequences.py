@@ -11,12 +11,13 @@ from ..protocol.record import HTOD, SEEDING, Call, Meta, Persistent
 from ..protocol.sequence import Bound, Sequence, Step, changed, loosen, matches
 from .derive import Infer, derive
 
-MAX_SEQUENCES = 32    # maximum number of known sequences; the least recently used is dropped
+# maximum number of known sequences; beyond it, the least recently used one is dropped
+MAX_SEQUENCES = 32
 PATIENCE = 3          # a sequence pauses after more than this number of failed runs in a row
 # Maximum number of tensors that `add` makes `Bound`; if more tensors differ, the model differs.
 MAX_LOOSE = 4
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
-MAX_PAUSE = 64        # a failing sequence skips at most MAX_PAUSE - 1 possible starts in a row
+MAX_PAUSE = 64  # after failures, a sequence skips fewer possible starts in a row than this number
 
 # Used as `base` for a pass that has not created a tensor yet; larger than every handle.
 ANY = 1 << 62
@@ -132,7 +133,10 @@ class PrefixTree:
         self.known.append(known)
 
     def openers(self, call: Call, actions: list[Action]) -> list[Known]:
-        """Return the sequences that begin with the call and do not pause, recently used first."""
+        """Return the sequences that begin with the call and do not pause.
+
+        The most recently used sequence comes first.
+        """
         able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
         if not able and call.op == HTOD and self._infer is not None:
             able = self._specialise(call, self._infer, actions)

@@ -1,21 +1,23 @@
 """Partial sequences: replay the constant parts of inferences whose shapes vary.
 
-A detector's backbone makes the same calls in every inference. The calls after a selection by score,
-or after an `nms` on the robot, vary. This file cuts the calls into *fragments*: a fragment ends
-with a wanted call (a call whose value the program needs at once), or before an input. A *partial
-sequence* begins with an input. It continues while each fragment is known, and no other fragment has
-ever followed the fragment before it. It ends
+A detector's backbone makes the same calls in every inference. The calls after a
+selection by score, or after an `nms` on the robot, vary. This file cuts the calls into
+*fragments*: a fragment ends with a wanted call (a call whose value the program needs at
+once), or before an input. A *partial sequence* begins with an input. A fragment
+continues the partial sequence if the fragment is known, and if no other fragment has
+ever come after the previous fragment. The partial sequence ends
 
-- with a data-dependent operator whose result has another shape than before (this shape stays
-  undefined);
-- with the last wanted call before a fragment that differs in another way, such as an input of
-  another shape (this fragment is in no partial sequence);
-- before its first fragment occurs again, because that marks the next inference. Otherwise a
-  data-dependent loop, which contains no new fragment, would merge successive inferences.
+- with a data-dependent operator whose result has another shape than before (this shape
+  stays undefined);
+- with the last wanted call before a fragment that differs in another way, such as an
+  input of another shape (this fragment is in no partial sequence);
+- before its first fragment occurs again, because that marks the next inference.
+  Otherwise a data-dependent loop, which contains no new fragment, would merge
+  successive inferences.
 
-Partial sequences form a tree of fragments. Each node where a partial sequence ends has its own
-`Search`. Calls that depend on a varying shape form new fragments each time, so they are in no
-partial sequence.
+Partial sequences form a tree of fragments. Each node where a partial sequence ends has
+its own `Search`. Calls that depend on a varying shape form new fragments each time, so
+they are in no partial sequence.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class PartialSequences:
         # Node after the last wanted call of the open partial sequence, and the number of `_items`
         # up to and including this call; None if it has no wanted call yet.
         self._end: tuple[_Node, int] | None = None
-        self._given: dict[int, Meta] = {}      # handle -> meta of the tensors that the calls use
+        # maps a handle to the meta, for the tensors that the calls use
+        self._given: dict[int, Meta] = {}
 
     def observe(self, call: Call) -> Sequence | None:
         """Record a call; return a sequence if one is found that ends with or before this call."""
@@ -186,5 +189,8 @@ class PartialSequences:
 
 
 def _begins(call: Call) -> bool:
-    """Return whether a partial sequence may begin with this call, an input with dimensions."""
+    """Return whether the call is an input with dimensions.
+
+    A partial sequence can begin only with such a call.
+    """
     return call.op == HTOD and any(meta and meta.shape for meta in call.metas)

@@ -30,7 +30,8 @@ from ..protocol.sequence import Sequence, build
 # R, the number of equal passes in a row. It is 3, because the first pass may still initialise data
 # (thesis 5.3.3).
 REPETITIONS = 3
-WITHOUT_INPUT = 8     # factor on R for a pass without input, because it may be just a small loop
+# factor on R if a pass has no input, because such a pass is possibly just a small loop
+WITHOUT_INPUT = 8
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
@@ -38,8 +39,9 @@ _ORDERS = MAX_WANTED.bit_length()
 _TENSOR = '\0tensor'  # stands for a tensor in a tag
 _BOOLS = ('\0False', '\0True')
 
-# Origin of a tensor: position of the call that created it << _SHIFT | index of the result; -1 for a
-# tensor from before the log.
+# Origin of a tensor: ``position << _SHIFT | index``, with the position of the call that
+# created the tensor, and the index of the result. The origin is -1 for a tensor from
+# before the log.
 _SHIFT = 16
 _INDEX = (1 << _SHIFT) - 1
 
@@ -51,8 +53,8 @@ class Search:
                  ) -> None:
         """Begin with an empty log.
 
-        `rotate`: whether a pass may begin with any of its sections, not only with the section with
-        which its repetition was found; see `_best_cut`.
+        `rotate`: whether a pass may begin with any of its sections. Otherwise it begins with
+        the section with which the repetition was found; see `_best_cut`.
         """
         if repetitions < REPETITIONS:
             raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
@@ -71,15 +73,17 @@ class Search:
         self._from = array('q')                   # origins of the tensors in `_given`
         # For each call: the index in `_given` and `_from` at which its tensor arguments begin.
         self._first = [0]
-        self._origin: dict[int, int]    = {}      # handle -> origin, for live tensors
-        self._outside: dict[int, Meta] = {}       # handle -> meta of tensors from replayed passes
-        self._breaks: list[int] = []              # positions before which calls are not in the log
+        self._origin: dict[int, int]    = {}      # maps the handle of a live tensor to its origin
+        # maps the handle of a tensor from a replayed pass to its meta
+        self._outside: dict[int, Meta] = {}
+        # positions in the log; before each, the program made calls that are not in the log
+        self._breaks: list[int] = []
         self._input = -1                          # position of the last host-to-device copy
         # Maps (k, contents of 2^k sections in a row) to the name of these sections.
         self._names: dict[Any, int] = {}
         # For each k and each section: name of the 2^k sections that end with this section.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
-        self._seen: dict[int, int] = {}           # name -> section at which it was last seen
+        self._seen: dict[int, int] = {}  # maps a name to the section at which it was last seen
         self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
         # Maps the length of a pass to the position before which R equal passes cannot begin.
         self._blocked: dict[int, int] = {}
@@ -301,7 +305,10 @@ class Search:
 
 
 def _span(begin: int, size: int, change: list[int]) -> None:
-    """Add to `change` a tensor that is live for `size` calls from `begin` on, cyclically."""
+    """Add to `change` a tensor that is live for `size` calls from the call `begin` on.
+
+    After the last call of the pass, continue with the first.
+    """
     length = len(change) - 1
     if not size:
         return
@@ -315,9 +322,10 @@ def _span(begin: int, size: int, change: list[int]) -> None:
 
 
 def skeleton(call: Call) -> tuple[list[Any], list[int]]:
-    """Return what identifies a call except its results, and the handles of its tensor arguments.
+    """Return the identity of a call, and the handles of its tensor arguments.
 
-    The first value is a list: [op, wanted, metas, arguments without handles ...].
+    The identity contains everything except the results. It is a list: [op, wanted, metas,
+    arguments without handles ...].
     """
     given: list[int] = []
     key: list[Any] = [call.op, call.wanted, call.metas]

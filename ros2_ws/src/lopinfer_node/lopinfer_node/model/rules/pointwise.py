@@ -28,9 +28,9 @@ BINARY = (
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
-    """Return the size of an operand along `axis` of the result, or None if it lacks this axis.
+    """Return the size of an operand along the axis of the result with number `axis`.
 
-    `rank`: number of dimensions of the result.
+    Return None if the operand lacks this axis. `rank`: number of dimensions of the result.
     """
     at = axis - (rank - len(shape))
     return shape[at] if at >= 0 else None
@@ -82,8 +82,9 @@ def narrowed(argument: Any, rank: int, axis: int, lo: int, hi: int) -> Any:
 def batch_norm(call: Call) -> Division:
     """Divide batch normalisation, which is element-wise if its statistics are fixed.
 
-    If the channels are divided, the statistics are cut, too. Without fixed statistics, the operator
-    computes them over all axes except the channels, so only the channels can be divided.
+    If the channels are divided, divide the statistics in the same way. If the statistics
+    are not fixed, the operator computes them over all axes except the channels. In that
+    case only the channels can be divided.
     """
     value = call.values[0]
     assert value.axis is not None

@@ -49,7 +49,7 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    # the tensor would be needed whole as one factor and in part as the other
+    # otherwise one factor would need the whole tensor, and the other factor only a part
     if a == b and not batch:
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
@@ -106,7 +106,7 @@ def attention(call: Call) -> Division:
     operands = query, key, call.arguments['value']
     if axis == rank - 1 or not all(isinstance(o, Value) and len(o.shape) == rank for o in operands):
         return indivisible(call)
-    if axis < rank - 2:  # for a batch or head axis, all operands must be divided along it
+    if axis < rank - 2:  # all operands must be divided along the same batch or head axis
         if any(v.axis != axis or v.extent != extent for v in call.values) or mask is not None:
             return indivisible(call)
         return Division(axis, tuple(along(call, axis, call.values)), None)
@@ -163,7 +163,10 @@ def layer_norm(call: Call) -> Division:
 
 @rule('softmax', '_softmax', 'log_softmax', '_log_softmax', 'cumsum')
 def along_one_axis(call: Call) -> Division:
-    """Divide along any axis except `dim`: along `dim` the operator aggregates, so it is global."""
+    """Divide along any axis except `dim`, because the operator aggregates along `dim`.
+
+    If `dim` is the divided axis, the operator is global.
+    """
     value = call.values[0]
     assert value.axis is not None
     if value.axis == call.arguments['dim'] % len(value.shape):

@@ -209,7 +209,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
                     divided_here = isinstance(t, Value) and t.axis == axis
                     pieces.append(piece if divided_here
                                   else piece.narrow(axis, start - int(offset), end - start))
-            # the inputs of the call may have a narrower type
+            # an input of the call can have a narrower type than the result
             return torch.cat(pieces, axis).to(call.dtype)
         return on_slices
 
@@ -311,7 +311,8 @@ def interpolate(call: Call) -> Division:
         return same_axis(call, value)
     if not call.dtype.is_floating_point or call.dtype is torch.float64 and 'nearest' in call.op \
             or _ambiguous(call, value):
-        return indivisible(call)   # `_neighbours` and PyTorch's kernels round differently
+        # here `_neighbours` and PyTorch's kernels would round differently
+        return indivisible(call)
     below, above, weight = _neighbours(call, value)
     footprint = ranges(below, above + 1, value.extent)
     target = list(call.shape[2:])
@@ -337,17 +338,20 @@ def interpolate(call: Call) -> Division:
 
 
 def _ambiguous(call: Call, value: Value) -> bool:
-    """Return whether the sizes have the ratio 1 or 2, but the scale in the call is another number.
+    """Return whether the sizes have the ratio 1 or 2, but the call's scale differs.
 
-    Then some kernels use the sizes and other kernels use the scale. Which kernel runs depends on
-    both.
+    In that case some kernels use the sizes and other kernels use the scale. Sizes and scale
+    together decide which kernel runs.
     """
     return any(scale and size in (n, 2 * n) and scale * n != size for scale, n, size in zip(
         _scales(call, len(call.shape) - 2), value.shape[2:], call.shape[2:], strict=True))
 
 
 def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
-    """Return the interpolation on all axes except the divided axis `at`, which keeps its size."""
+    """Return the interpolation on all axes except the divided axis `at`.
+
+    The size of the axis `at` does not change.
+    """
     packet = getattr(torch.ops.aten, call.op)
     corners = call.arguments.get('align_corners')
     # Keep the call's scales of the other axes, because they decide where samples fall.

@@ -42,10 +42,10 @@ def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 
 
 
 def _first(call: Call) -> tuple[Value, int, int] | None:
-    """Return (operand, number of its spatial dimensions, index of the divided spatial dimension).
+    """Return (operand, number of spatial dimensions, index of the divided one).
 
-    The index is below 0 if the batch or the channels are divided. Return None if the operand is not
-    divided, or if other arguments depend on the inputs of the model, too.
+    The index is below 0 if the batch or the channels are divided. Return None if the
+    operand is not divided, or if other arguments also depend on the inputs of the model.
     """
     value = call.arguments.get('input', call.arguments.get('self'))
     if not isinstance(value, Value) or value.axis is None or len(call.values) != 1:
@@ -104,7 +104,7 @@ def convolution(call: Call) -> Division:
 
 
 def _with_padding(call: Call, padding: list[int], **changes: Any) -> Arithmetic:
-    """Return the call with its padding as numbers, even if its overload takes a string."""
+    """Return the call with its padding as numbers, even if the padding is a string."""
     if call.overload._overloadname == 'padding':
         plain = Call(getattr(torch.ops.aten, call.op).default, {**call.arguments}, call.shape,
                      call.dtype)

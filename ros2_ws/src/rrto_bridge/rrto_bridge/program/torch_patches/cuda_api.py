@@ -258,7 +258,10 @@ def _tensors(device: Device) -> None:
 
 
 def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """Do what `pin_memory()` does, but return a copy in ordinary memory, only marked as pinned."""
+    """Do what `pin_memory()` does, but return ordinary memory.
+
+    The returned tensor is a copy that is only marked as pinned.
+    """
     if isinstance(self, RemoteTensor):
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
     pinned = self if _is_pinned(self) else self.clone()

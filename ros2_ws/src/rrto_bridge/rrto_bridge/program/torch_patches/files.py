@@ -24,7 +24,10 @@ _ConcreteType: Any = torch._C.ConcreteModuleType
 
 
 def install(device: Device) -> None:
-    """Patch modules and file functions; their tensors are weights, which the server may keep."""
+    """Patch modules and file functions.
+
+    Their tensors count as weights, which the server can keep.
+    """
     apply = torch.nn.Module._apply
 
     @functools.wraps(apply)
