@@ -389,8 +389,7 @@ class ServerMachine:
                  ) -> list[Action]:
         """Handle the end of `PreparePlans`.
 
-        ``table``: the prepared plans, in the order of ``request``. ``reason``: why the table is
-        refused, or ''.
+        ``table``: the plans, in the order of ``request``. ``reason``: why it is refused, or ''.
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
