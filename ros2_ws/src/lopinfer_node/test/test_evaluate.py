@@ -58,7 +58,7 @@ def test_a_profile_of_another_model_is_refused():
        st.lists(st.floats(1e3, 1e8), min_size=1, max_size=4), st.floats(0, 0.1))
 def test_many_rates_at_once_agree_with_the_timeline(cuts, rates, latency):
     cuts = np.minimum(cuts, GRAPH.extents)
-    for node in GRAPH.nodes:     # an operator with one index cannot be divided
+    for node in GRAPH.nodes:     # a global operator cannot be divided
         if node.is_global:
             cuts[node.index] = node.extent * (cuts[node.index] > 0)
     plan = Plan.of_cuts(GRAPH, cuts, cuts)
@@ -81,12 +81,14 @@ def table_from(first_server_bin):
 
 
 def test_the_plan_is_that_of_the_bandwidth_measured_before():
-    # After the link's efficiency, 40 Mbit/s fall into bin 4 and 80 Mbit/s into bin 9.
+    # The efficiency of the link reduces both rates. Then 40 Mbit/s falls into bin 4 of the
+    # plan table, and 80 Mbit/s into bin 9.
     trace = LinkTrace([0.0, 10.0, 20.0], [40.0, 80.0, 40.0], 30.0)
     outcome = evaluate.replay(GRAPH, table_from(6), COSTS, trace)
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
     late = evaluate.estimates(GRAPH, SERVER, COSTS, np.array([40e6 / 8 * evaluate.EFFICIENCY]))[0]
-    # The second sample still runs on the device, the third on the server at the slow rate.
+    # The device still computes the second sample. The server computes the third one, at the
+    # slow rate.
     assert set(outcome.latency) == {device, late[0]}
     assert outcome.latency[0] == device and outcome.latency[-1] == late[0]
     assert (outcome.latency == late[0]).sum() == pytest.approx(10 / late[0], abs=2)

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.skipif(find_spec('ortools') is None, reason='ortools is
 
 
 def all_cuts(graph):
-    """Return every pair of cuts of every operator; global operators are on one side."""
+    """Return every combination of the operators' cuts; each operator has two cuts.
+
+    A global operator is not divided: one side computes all of it.
+    """
     choices = []
     for node in graph.nodes:
         n = node.extent

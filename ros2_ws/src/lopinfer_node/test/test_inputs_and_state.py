@@ -1,4 +1,7 @@
-"""A call's result must depend only on the inputs of that call, and each input counts separately."""
+"""The result of a call must depend only on the inputs of that call.
+
+Two inputs that share memory still count as two inputs.
+"""
 
 import dataclasses
 
@@ -167,7 +170,7 @@ def test_a_model_whose_state_changes_little_is_refused(kind):
 
 
 class TinyOffset(nn.Module):
-    """Has results so small that an absolute tolerance would hide any error."""
+    """Returns values so small that an absolute tolerance would hide any error."""
 
     def forward(self, x):
         return x * 1e-6
@@ -197,7 +200,10 @@ def test_a_model_that_accepts_only_inputs_like_its_example_is_traced():
 
 
 class Thirds(nn.Module):
-    """Divides integers, which gives PyTorch's default dtype; ``dtype`` names the dtype instead."""
+    """Divides integers. The result has PyTorch's default dtype.
+
+    If ``dtype`` is given, the result has this dtype instead.
+    """
 
     def __init__(self, dtype=None):
         super().__init__()

@@ -44,7 +44,7 @@ def test_plans_are_valid_and_never_worse_than_a_baseline(seed):
 @PROFILE
 @given(SEEDS)
 def test_any_cuts_are_bettered_by_their_bounds(seed):
-    """The bounds of any cuts give a plan that is at least as good as the cuts.
+    """If cuts are valid, the plan from their bounds is at least as good as these cuts.
 
     So a search over bounds misses no better plan.
     """
@@ -200,7 +200,7 @@ def test_a_table_survives_its_file(table, tmp_path):
 
 
 def damaged(state):
-    """Yield invalid files by the name of their fault; each must be refused."""
+    """Yield tuples (fault, content) of invalid files; each file must be refused."""
     yield 'format', {**state, 'format': 'something'}
     yield 'another model', {**state, 'graph': '0' * 64}
     yield 'damaged', {k: v for k, v in state.items() if k != 'plans'}

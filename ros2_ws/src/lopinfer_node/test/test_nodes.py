@@ -1,4 +1,7 @@
-"""Real processes over DDS: equal results, a server that is killed, two robots, both nodes."""
+"""Tests real processes over DDS.
+
+Results are equal, a server is killed, two robots share a server, and both nodes run.
+"""
 
 import json
 import os
@@ -63,9 +66,9 @@ def processes():
 
 @pytest.fixture(scope='module')
 def tried(tmp_path_factory):
-    """Return the files of a server that has tried `Small`.
+    """Return the files of a server that has tried the model `Small`.
 
-    A trial starts a process with PyTorch.
+    All tests share these files, because each trial starts a process with PyTorch.
     """
     kept = Store(tmp_path_factory.mktemp('tried'))
     traced = trace(Small().eval(), torch.rand(SHAPE))
@@ -116,7 +119,7 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
         wanted = [model(x) for x in inputs]
     server = start(processes, 'server', directory=store)
     with offload(model, example=inputs[0], options=ClientOptions(halves)) as shared:
-        # Reduce the window and extend the time-out, as a piece was not acknowledged in time.
+        # The server is not ready yet, so the robot computes this request alone.
         same(shared(inputs[0]), wanted[0])
         assert shared.wait(LIMIT)
         for x, want in zip(inputs, wanted, strict=True):
@@ -130,7 +133,8 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
             eventually(lambda: shared(inputs[2]) is not None and report.offloaded > 6)
             same(shared(inputs[3]), wanted[3])
             same(shared(torch.ones(SHAPE)), model(torch.ones(SHAPE)))
-            other = torch.rand(1, 3, 16, 16)  # not the shape with which the model was traced
+            # a shape that differs from the shape with which the model was traced
+            other = torch.rand(1, 3, 16, 16)
             same(shared(other), model(other))
 
 
@@ -341,7 +345,8 @@ def test_other_inputs_than_the_first_run_whole_with_a_reason_and_a_warning(kind)
         assert warned[0].filename == __file__    # the warning names the line that called the model
         assert torch.equal(result, model(*args)) and why in shared.reason
         with warnings.catch_warnings():
-            warnings.simplefilter('error')     # each reason is given only once
+            # each reason is reported only once, so a repeated warning becomes an error
+            warnings.simplefilter('error')
             shared(*args)
             assert torch.equal(shared({'left': ONES, 'right': ONES * 2}), -ONES)
         assert why not in shared.reason and shared.report.requests == 3

@@ -79,7 +79,7 @@ def test_one_element_is_sent_and_watched_whatever_its_stride():
 
 
 def mutations(plan: Plan, rng: np.random.Generator):
-    """Yield the plan with one end of one interval moved inwards by one index, for every end."""
+    """Yield plans: in each, one end of one interval is moved inwards by one index."""
     nodes = [n.index for n in plan.graph.nodes if n.kind.value == 'operator']
     for node in rng.choice(nodes, min(12, len(nodes)), replace=False):
         for side in (DEVICE, SERVER):
@@ -91,7 +91,10 @@ def mutations(plan: Plan, rng: np.random.Generator):
 
 
 def computable(traced: Traced, plan: Plan) -> bool:
-    """Return whether each side receives every index that it needs, found without the checker."""
+    """Return whether each side receives every index that it needs.
+
+    This function does not use the checker, so a test can compare the two.
+    """
     graph = traced.graph
     has = [[set(range(*plan.interval(side, n.index))) for n in graph.nodes] for side in (0, 1)]
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Pictures show what the timeline says, and can be written to files."""
+"""Pictures show the same times as the timeline, and they can be written to files."""
 
 import matplotlib.collections
 import matplotlib.image
@@ -67,7 +67,7 @@ def color(name):
 
 
 def drawn(path, legend=0.25):
-    """Return the colours of a picture above the legend."""
+    """Return the colours in the part of a picture that lies above the legend."""
     pixels = matplotlib.image.imread(path)[..., :3]
     pixels = pixels[:int(len(pixels) * (1 - legend))]
     return {tuple(c) for c in np.unique((pixels.reshape(-1, 3) * 255).round().astype(int), axis=0)}

@@ -1,4 +1,4 @@
-"""Profiles: files that can be exchanged, and costs fitted as a + b * share."""
+"""A profile can be saved and loaded. Costs are fitted as ``a + b * share``."""
 
 import json
 from functools import partial
@@ -145,7 +145,7 @@ def test_a_slowed_robot_pauses_for_what_it_computed_and_not_for_what_others_did(
 
         def compute(self, position):
             clocks['thread_time'] += 0.01
-            clocks['perf_counter'] += 0.5      # another process used the CPU meanwhile
+            clocks['perf_counter'] += 0.5  # another process used the CPU during most of this time
 
         def finish_alone(self):
             self.compute(0)

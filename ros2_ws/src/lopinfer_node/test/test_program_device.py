@@ -16,7 +16,7 @@ def traced():
 
 
 def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
-    """A copy to a GPU may block. So it must not happen when a message is accepted.
+    """A copy to a GPU may block, so it must not happen when a message is accepted.
 
     The thread that accepts a message holds the lock of the state machine.
     """
@@ -34,7 +34,10 @@ def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
 
 
 def shared(traced, there, x):
-    """Return the model's outputs when the server computes everything, with the model ``there``."""
+    """Let the server compute everything; return the model's outputs.
+
+    `there`: the traced model that the server uses.
+    """
     plan = Plan.server_only(traced.graph)
     programs = Program(traced, plan, DEVICE), Program(there, plan, SERVER)
     robot, server = programs[DEVICE].start([x]), programs[SERVER].start()

@@ -1,4 +1,7 @@
-"""Every operator: parts equal slices of the whole, and footprints have exactly the right size."""
+"""For every operator, parts are equal to slices of the whole result.
+
+The footprints are neither too small nor too large.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -50,8 +53,8 @@ def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
                 assert relative_error(got.float(), w.float()) < 1e-5, chosen
 
 
-# These footprints are hulls by definition: the inputs of one output index form no interval, or
-# their order is reversed.
+# These footprints are hulls by definition: the input indices that one output index needs
+# form no interval, or the operator reverses the order of the indices.
 HULLS = {'slice step', 'focus', 'in place on a view', 'conv dilated far'}
 # For these operators the derivative can be zero although an input matters.
 FLAT = {'max_pool2d', 'max_pool3d', 'adaptive_max_pool2d', 'relu', 'gt', 'where', 'to', 'clamp',
@@ -195,7 +198,7 @@ def compute_a_part(traced, at):
 
 
 ATEN = torch.ops.aten
-# calls that leave out arguments with defaults, and the same calls with these arguments
+# The first call leaves out arguments that have defaults; the second one names them.
 LEFT_OUT = {
     'pad': (lambda m, x: ATEN.pad(x, [1, 1, 2, 0]),
             lambda m, x: ATEN.pad(x, [1, 1, 2, 0], 'constant')),

@@ -1,6 +1,6 @@
-"""Client and server machines over a bad channel in virtual time.
+"""Client and server machines exchange messages over a bad channel in virtual time.
 
-Results are right, nothing hangs.
+All results are right, and no request hangs.
 """
 
 import pytest
@@ -42,7 +42,7 @@ def wait(world, seconds):
 @given(st.integers(0, 2 ** 32), st.integers(1, 3))
 def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
     world = World(GRAPH, seed, clients=clients)
-    wait(world, 4.0)                    # wait for the second table of plans, too
+    wait(world, 4.0)                    # long enough for the second table of plans as well
     world.run(all_open(world), 10.0)
     infer(world)
     for client in world.clients:

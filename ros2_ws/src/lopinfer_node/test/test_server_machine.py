@@ -56,7 +56,7 @@ def plans_request(client='robot1', incarnation=5):
 
 
 def serving(*clients, limits=None):
-    """Return a server that has accepted the model and the plans of each of these clients."""
+    """Return a server that has accepted the model and the plans of all `clients`."""
     server = ServerMachine(9, {DIGEST}, limits)
     for client in clients:
         reply, actions = server.on_open(open_request(client), 0.0)
@@ -274,7 +274,8 @@ MIB = 1 << 20
 def having(limit, *models, kept=()):
     """Return a server with `limit` MiB of memory for models.
 
-    Each of `models` is (digit of the digest, MiB of the loaded model, MiB of one request).
+    Each of `models` is a tuple: the digit that the digest repeats, the MiB that the loaded
+    model needs, and the MiB that one request needs.
     """
     server = ServerMachine(9, limits=Limits(memory=limit))
     for digit, loaded, request in models:

@@ -1,4 +1,7 @@
-"""Global operators in parts: results are equal, and only statistics cross the link."""
+"""Global operators can be computed in parts.
+
+The results are equal, and only statistics cross the link.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""A model reaches the server's disk completely, after any interruption, or not at all."""
+"""The server's disk holds a whole model or nothing of it.
+
+This is true after any interruption of an upload.
+"""
 
 import os
 import random

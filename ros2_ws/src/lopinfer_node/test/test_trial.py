@@ -34,9 +34,12 @@ class Squares(torch.nn.Module):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Return a function that stores a model, as a robot sends it, and returns its folder.
+    """Return a function that stores a model as a robot sends it.
 
-    Its arguments are the size of the matrix and the number of products.
+    That function gets the size of the matrix and the number of products; it returns the
+    model's folder.
+
+    The arguments of that function are the size of the matrix and the number of products.
     """
     store = tmp_path_factory.mktemp('store')
 

@@ -1,4 +1,7 @@
-"""Tracing leaves the user's model unchanged, and names the line that it cannot trace."""
+"""Tracing leaves the user's model unchanged.
+
+If a line cannot be traced, the error names this line.
+"""
 
 import functools
 from collections import defaultdict, deque
@@ -61,7 +64,7 @@ class Decides(Base):
     def forward(self, x):
         y = self.conv(x)
         self.mean = y.mean((0, 2, 3), keepdim=True)
-        if y.sum() > 0:  # the line
+        if y.sum() > 0:  # the error names this line
             y = y * 2
         return y
 
@@ -71,7 +74,7 @@ class Selects(Base):
 
     def forward(self, x):
         y = self.conv(x)
-        return y[y > 0]  # the line
+        return y[y > 0]  # the error names this line
 
 
 def contents(model):
@@ -106,7 +109,10 @@ def test_the_model_is_left_as_it_was_whether_it_can_be_traced_or_not(kind):
 
 
 class Renormalises(nn.Module):
-    """An embedding that shortens rows when they are used; two modules share its memory."""
+    """An embedding that shortens rows when they are used.
+
+    The embedding and the linear layer have the same weight.
+    """
 
     def __init__(self):
         super().__init__()
@@ -119,9 +125,9 @@ class Renormalises(nn.Module):
 
 
 class Estimates(nn.Module):
-    """Has statistics that are parameters.
+    """Has a batch norm whose statistics are parameters.
 
-    The schema of batch norm does not say that it writes them.
+    The operator writes to the statistics, although its schema does not say so.
     """
 
     def __init__(self):
@@ -283,7 +289,7 @@ def test_values_that_the_model_stores_do_not_count_as_changes():
 
 
 class Drops(Base):
-    """Has a dropout that is active in eval mode, too, and changes few values."""
+    """Has a dropout that is active even in eval mode, and that changes few values."""
 
     def forward(self, x):
         return nn.functional.dropout(self.conv(x), 1e-6)

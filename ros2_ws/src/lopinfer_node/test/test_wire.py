@@ -189,7 +189,7 @@ def test_the_window_carries_30_megabytes_a_second_over_10_ms():
     box = Outbox(1, MAX_PIECE)
     for transfer in range(40):
         box.offer(ROUTE, transfer, bytes(500_000))
-    carry(box, 30e6, 0.3, latency=0.01)     # measures the rate
+    carry(box, 30e6, 0.3, latency=0.01)     # by this transfer `box` measures the rate
     before = box.bytes_sent
     carry(box, 30e6, 0.2, latency=0.01)
     assert box.bytes_sent - before > 0.9 * 30e6 * 0.2

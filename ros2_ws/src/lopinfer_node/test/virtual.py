@@ -37,7 +37,7 @@ from lopinfer_node.runtime.wire import Ack, Piece
 from numpy_program import Program, alike, expected, random_plan
 
 DIGEST = 'd' * 64
-PIECE = 24  # bytes of a piece; three values, so that most transfers have several pieces
+PIECE = 24  # largest number of bytes in a piece; so few that most transfers have several pieces
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Client:
         self.act(self.machine.on_uploaded(reason, self.world.now))
 
     def call(self, request, answer):
-        """Call a service: the server answers if it is there; otherwise there is no answer."""
+        """Send a call of a service. If no server runs, the client gets no answer."""
         world = self.world
 
         def ask():

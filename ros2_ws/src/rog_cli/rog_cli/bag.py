@@ -107,7 +107,9 @@ def _same_fields(path: Path, kind: str, message: Any) -> None:
 
 
 def state_of_bag(path: Path, namespace: str = '') -> tuple[FleetState, float]:
-    """Return the state of a fleet at the end of a recording, and the time of its last status.
+    """Return the state of a fleet at the end of a recording, and its time.
+
+    The time is that of the last status, in seconds.
 
     The time is in seconds.
 

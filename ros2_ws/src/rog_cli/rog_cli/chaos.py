@@ -1,4 +1,7 @@
-"""`rog chaos`: run a real fleet on an emulated network, and inject faults that robots meet."""
+"""`rog chaos`: run a real fleet on an emulated network, and inject faults.
+
+The faults are those that robots meet in practice.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,14 @@ ROBOTS = '5'
 DISK_MIB = 64        # size in MiB of the server's disk, which the fault "disk full" fills
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-DRAIN = 120.0        # seconds that the run may take beyond its minutes and the server's absences
+# seconds for which the run may last longer than its minutes and the server's absences
+DRAIN = 120.0
 START = 60.0         # seconds that a process may take from its start to its first status
-HELD_UP = 1.0        # seconds; if the machine delays this process longer, it counts as overloaded
+# the machine counts as overloaded if it delays this process by more seconds than this
+HELD_UP = 1.0
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
-# rate in Mbit/s; a link counts as faded if its rate, or its share of the air, is lower
+# A link counts as faded if its rate, or its share of the air, is below this number of
+# Mbit/s.
 FADED = 0.05
 SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
 STEP = 0.25          # seconds between two checks of the fleet
@@ -217,7 +223,7 @@ class _Run:
         self.network.change(robot, dataclasses.replace(found, linked=not dark))
 
     def _over(self) -> bool:
-        """Return whether the run is ending; then no further fault is injected."""
+        """Return whether the run is ending. While it ends, no further fault is injected."""
         fleet = self.monitor.fleet
         return fleet is not None and fleet.state in ('stopping', 'stopped')
 

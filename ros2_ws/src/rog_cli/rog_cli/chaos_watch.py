@@ -1,6 +1,7 @@
-"""Checks observations of a fleet with faults: progress, memory, and equal rows on both sides.
+"""Checks a fleet in which faults are injected.
 
-The checks use no I/O and no clock.
+Robots must make progress, memory must not grow, and server and robots must hold equal
+rows. The checks use no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
 # A process may grow by FLAT_MIB or by FLAT_SHARE of its memory, whichever is more.
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15
 AGE = 120.0                        # least lifetime, in seconds, of a process whose memory is judged
-# Uplink or downlink counts as busy if it had frames to send for at least this share of the time.
+# An uplink or a downlink counts as busy if it had frames to send for at least this share
+# of the time.
 BUSY = 0.95
 
 
@@ -35,10 +37,12 @@ class Seen:
 
 
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rate in Mbit/s that the shared air offered each robot in its worse direction.
+    """Return for each robot the rate that the shared air offered it, in Mbit/s.
 
-    ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``. If a
-    direction was not busy all the time, the air did not limit it, so its rate counts as infinity.
+    This is the lower one of the rates in the two directions, uplink and downlink. If a
+    direction was not busy all the time, the air did not limit it, so its rate counts as
+    infinity. ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their
+    times ``t``.
     """
     seconds = after['t'] - before['t']
     found = {}
@@ -87,8 +91,8 @@ class Watch:
     # Maps each cause of an absence to a list: for each return of a robot, the seconds until its
     # next iteration.
     returns: dict[str, list[float]] = field(default_factory=dict)
-    # Maps each robot to the longest time, in seconds, that it made no iteration although it could
-    # work.
+    # Maps each robot to the longest time, in seconds, during which it made no iteration
+    # although it could work.
     pauses: dict[str, float] = field(default_factory=dict)
     _robots: dict[str, _Robot] = field(default_factory=dict)
 
@@ -150,7 +154,8 @@ def growth(samples: Sequence[tuple[float, float]]) -> float | None:
 def grew(samples: Sequence[tuple[float, float]]) -> bool:
     """Return whether the memory of a process grew by more than is allowed.
 
-    Allowed are `FLAT_MIB` MiB or the share `FLAT_SHARE` of the last sample, whichever is more.
+    The memory may grow by `FLAT_MIB` MiB or by the share `FLAT_SHARE` of the last sample,
+    whichever is more.
     """
     found = growth(samples)
     return found is not None and found > max(FLAT_MIB, FLAT_SHARE * samples[-1][1])

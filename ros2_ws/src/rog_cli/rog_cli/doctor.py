@@ -149,7 +149,7 @@ def multicast(network: ReachConfig, flags: int, works: bool) -> Finding:
 
 
 def buffers(rmem_max: int | None, loopback: bool) -> Finding:
-    """Check that the kernel gives DDS the receive buffer that it requests."""
+    """Check that the kernel gives DDS a receive buffer as large as DDS requests."""
     if rmem_max is None or rmem_max >= BUFFER:
         return Finding('socket buffers', GOOD, f'net.core.rmem_max is {rmem_max} B')
     if loopback:
@@ -251,7 +251,7 @@ def listen(network: ReachConfig, seconds: float) -> list[Heard]:
 
 
 def gpu(fleet: FleetConfig | None) -> Finding:
-    """Check that the GPU of the fleet's settings exists."""
+    """Check that this machine has the GPU that the fleet's settings name."""
     import torch
     wanted = sorted({device for device in (fleet.training.device, fleet.server.device)
                      if device.startswith('cuda')}) if fleet else []

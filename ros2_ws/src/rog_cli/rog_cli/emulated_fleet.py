@@ -19,9 +19,9 @@ JOIN_LIMIT = 30.0
 
 
 class EmulatedFleet(FleetProcesses):
-    """Starts server and robots in network namespaces.
+    """Starts the server and the robots in network namespaces.
 
-    To them, emulated links look like real links.
+    For these processes, emulated links look like real links.
     """
 
     apart = True

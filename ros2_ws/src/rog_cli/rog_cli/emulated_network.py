@@ -1,10 +1,13 @@
-"""A fleet's network on one machine: every robot in a network namespace, behind an emulated radio.
+"""A fleet's network on one machine.
 
-The server's namespace holds a bridge, which acts as the access point. Each robot's namespace has a
-TAP device. For each robot the bridge has a port, which is a TAP device, too; `rog_cli.radio`
-carries frames between these two devices. The namespaces have no route to the outside, and ``ip
-netns`` does not list them. A namespace exists as long as a process runs in it or a file descriptor
-refers to it; afterwards the kernel removes the namespace and its devices. The processes in the
+Every robot is in a network namespace, behind an emulated radio.
+
+The server's namespace holds a bridge, which acts as the access point. Each robot's
+namespace has a TAP device. For each robot the bridge has a port, which is also a TAP
+device. `rog_cli.radio` carries frames between the robot's device and the robot's port.
+The namespaces have no route to the outside, and ``ip netns`` does not list them. A
+namespace exists as long as a process runs in it or a file descriptor refers to it;
+afterwards the kernel removes the namespace and its devices. The processes in the
 namespaces end with this process, even if this process is killed.
 """
 
@@ -37,7 +40,7 @@ from .fork_server import kill
 from .radio import BEGIN, end_processes_in
 
 INTERFACE = 'radio0'  # name of the network interface in every namespace
-START_LIMIT = 60.0    # seconds within which the radio must start, also on a busy machine
+START_LIMIT = 60.0    # seconds within which the radio must start, even on a busy machine
 AIR_FILE, SUMMARY = 'air.jsonl', 'air.json'
 _LINES = 1 << 17      # bytes read at the end of AIR_FILE; enough for two lines with 100 robots
 SERVER = 'server'
@@ -84,8 +87,9 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
 def without_shaping(fleet: FleetConfig) -> FleetConfig:
     """Return the settings of the fleet for its nodes on the emulated network.
 
-    The nodes do not emulate links, because the network does. The network is isolated, so it needs
-    no key, although its interface is not the loopback.
+    The nodes do not emulate links, because the network does. The nodes use an interface
+    that is not the loopback, which would normally require a key. Here no key is needed,
+    because the network is isolated.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
@@ -145,7 +149,7 @@ class EmulatedNetwork:
     def change(self, robot: str, conditions: Conditions) -> None:
         """Change the conditions of a robot's link.
 
-        :raises NetworkError: when the radio has ended.
+        :raises NetworkError: the radio has ended.
         """
         self._tell({'robot': robot, **asdict(conditions)})
 

@@ -125,9 +125,10 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
-    """Refuse child fleets that would not find the parent's server, or would meet another fleet.
+    """Refuse child fleets that cannot reach the parent's server or meet another fleet.
 
-    :raises ConfigError: names the file and the setting.
+    :raises ConfigError: a child fleet is refused; the message names the file and the
+        setting.
     """
     def place(reach: ReachConfig) -> tuple[int, str]:
         return domain_of(reach), reach.namespace
@@ -150,7 +151,9 @@ def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
 
 
 def check_resumed(out: Path | None) -> None:
-    """Refuse to resume a run that does not exist; `out`: its directory, None if not given.
+    """Refuse to resume a run that does not exist.
+
+    `out`: directory of the run; None if the user has not given one.
 
     :raises ConfigError: there is no run in ``out``, or ``out`` is None.
     """

@@ -19,9 +19,9 @@ FLEET = 'a built-in fleet (indoor, outdoor, non_iid, heterogeneous, two_speeds, 
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
-    """Add the argument FLEET and the options that change it.
+    """Add the argument FLEET and the options that change the fleet.
 
-    ``virtual``: whether to add the options of virtual time, too.
+    ``virtual``: whether to add also the options of virtual time.
     """
     parser.add_argument('fleet', metavar='FLEET', help=FLEET)
     parser.add_argument('--minutes', metavar='M', help='duration of the training')
@@ -58,7 +58,10 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def resumed(options: argparse.Namespace) -> bool:
-    """Return whether to reuse finished runs; raise `FleetFileError` without a directory of runs."""
+    """Return whether to reuse finished runs.
+
+    :raises FleetFileError: finished runs should be reused, but their directory is missing.
+    """
     if options.resume and options.out is None:
         raise FleetFileError('--resume: give --out DIR, the directory of the runs to continue')
     if options.resume and not options.out.is_dir():
@@ -98,8 +101,9 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 def _true_rates(fleet: FleetConfig) -> dict[str, float]:
     """Return the overrides that make links follow the trace of the option ``--trace``.
 
-    The ``link.scale`` of a fleet file is meant for the trace that this file names. So the scale
-    becomes 1, also for each robot whose link follows the fleet's trace.
+    The ``link.scale`` of a fleet file is meant for the trace that the fleet file names. For
+    another trace the scale must be 1. So the overrides set it to 1 for the fleet, and for
+    each robot whose link follows the fleet's trace.
     """
     def scale(link: LinkConfig) -> float:
         return 1.0 if link.trace == fleet.link.trace and not link.rate else link.scale

@@ -259,8 +259,8 @@ class FleetState:
         state = seen.state if seen is not None and (own is None or seen.state in APART) \
             else own.state if own is not None else '?'
         state = doing = shown(state, NAME)
-        # The status of the server or of the robot may be old. So show for whom the robot waits only
-        # if both statuses say that it waits.
+        # The status of the server or of the robot may be old. So show which robots this robot
+        # waits for only if both statuses say that this robot waits.
         if seen is not None and seen.waiting_for and state == 'waiting':
             doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
         why = '' if seen is None else shown(seen.why)

@@ -1,12 +1,15 @@
-"""Start the processes of a fleet by forking a server that has loaded PyTorch and the kernels.
+"""Starts a fleet's processes as forks of a process that has loaded PyTorch.
 
-A fork needs milliseconds; loading PyTorch needs four seconds of a core in every process. Forked
-processes also share the loaded code in memory.
+That process has also loaded the kernels.
 
-`python -m rog_cli.fork_server FD` is the fork server; FD is its socket to the launcher. The fork
-server starts no thread and uses neither ROS nor a device, because these do not survive a fork. Each
-forked process becomes a child of the launcher and runs like a process that was started directly.
-The fork server ends when the launcher ends.
+A fork needs milliseconds; loading PyTorch needs four seconds of a core in every
+process. Forked processes also share the loaded code in memory.
+
+`python -m rog_cli.fork_server FD` is the fork server. FD is the number of a socket,
+which connects the fork server to the launcher. The fork server starts no thread and
+uses neither ROS nor a device, because none of these survives a fork. Each forked
+process becomes a child of the launcher and runs like a process that was started
+directly. The fork server ends when the launcher ends.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 600.0  # seconds within which the fork server must load everything, also on a busy machine
+LIMIT = 600.0  # seconds within which the fork server must load everything, even on a busy machine
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
 _GONE = 10.0        # seconds within which a killed process ends, unless it waits for a device

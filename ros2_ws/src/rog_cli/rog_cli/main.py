@@ -29,8 +29,8 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
     """
     parser = command_parser('rog', 'Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    # The wheel and a checkout may both be installed, and both name a verb. Keep one entry per name;
-    # which of the two is found first depends on the file system.
+    # If both the wheel and a checkout are installed, each of them has an entry for a verb.
+    # Keep one entry per name; which of the two is found first depends on the file system.
     others = {found.name: found for found in entry_points(group='rog.verbs')}
     names = [*VERBS, *sorted(others)]
     for name in [wanted] if wanted in names else names:
@@ -78,7 +78,8 @@ def _open_what_is_closed() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is ``number``
+            # the new file gets the lowest free number, which is ``number``
+            os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, 'r' if name == 'stdin' else 'w', closefd=False))
 

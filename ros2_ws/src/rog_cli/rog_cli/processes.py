@@ -166,8 +166,9 @@ class FleetProcesses:
     def failures(self) -> dict[str, int]:
         """Return the exit codes of the processes that failed, by name.
 
-        A process fails if its exit code is not 0, unless it ended by a signal that asked it to end.
-        If the server has failed, the result holds only the server.
+        A process fails if its exit code is not 0. A process that was asked to end and was ended
+        by this signal has not failed. If the server has failed, the result holds only the
+        server.
         """
         # A process that has not yet set its handlers dies of the signal that asks it to end.
         found = {name: code for name, process in self.processes.items()
@@ -197,9 +198,9 @@ class FleetProcesses:
 
         Ask those that still run to end, and finally kill them.
 
-        :param patience: seconds until the processes are asked to end, then seconds until they are
-            asked again, and so on.
-        :param hurry: function that returns whether to end the first of these waits at once.
+        :param patience: several numbers. The first is the time in seconds until the processes
+            are asked to end. Each further number is the time until they are asked again.
+        :param hurry: function that returns true if the first of these waits must end at once.
         """
         for index, seconds in enumerate((*patience, LAST)):
             if index:

@@ -1,18 +1,21 @@
-"""The process that carries frames between robots and access point over emulated links.
+"""The process that carries frames between robots and access point.
 
     python -m rog_cli.radio FLEET_FILE EVERY READY SPACES FD FD ...
 
-READY and FD are numbers of open files. READY receives one byte as soon as the process carries
-frames. SPACES are the inode numbers of the namespaces, separated by commas. There are two FD for
-each robot, in the order of the fleet file. The first FD is the robot's TAP device. The second FD is
-the TAP device that is the robot's port of the bridge.
+READY and FD are numbers of open files. READY receives one byte as soon as the process
+carries frames. SPACES are the inode numbers of the namespaces, separated by commas.
+There are two FD for each robot, in the order of the fleet file. The first FD is the
+robot's TAP device. The second FD is the TAP device that is the robot's port of the
+bridge.
 
-Each line of standard input is JSON. It is either an object with ``robot`` and the fields of
-`fleet_env.radio.Conditions`, which changes the link of this robot, or ``"begin"``, which starts the
-traces. When standard input ends, this process ends all processes that are left in the namespaces,
-because processes that are stopped would not notice that their launcher has ended. Then this process
-ends, too. Every EVERY seconds, this process writes the counters to standard output as a line of
-JSON.
+Each line of standard input is JSON, and is one of these two orders. An object with
+``robot`` and the fields of `fleet_env.radio.Conditions` changes the link of this robot.
+The text ``"begin"`` starts the traces.
+
+When standard input ends, this process ends all processes that are left in the
+namespaces, and then itself. Otherwise stopped processes would remain, because they
+cannot notice that their launcher has ended. Every EVERY seconds, this process writes
+the counters to standard output as a line of JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Forwarder:
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
-        self.late = 0.0     # longest time, in seconds, by which a frame was sent too late
+        self.late = 0.0     # longest delay, in seconds, with which a frame was sent
         self.dropped = 0    # number of frames that a full device did not take
 
     def run(self, every: float) -> None:
@@ -154,15 +157,18 @@ def _written(fd: int, frame: bytes) -> bool:
 
 
 def take_precedence() -> None:
-    """Give this process precedence over those that use the radio, so that no frame is late.
+    """Give this process precedence over the processes that use the radio.
 
-    The priority does not change if this user may not raise it.
+    Then no frame is late.
+
+    If the user is not allowed to raise the priority, the priority does not change.
     """
     with suppress(OSError):
         if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):
             os.setpriority(os.PRIO_PROCESS, 0, -20)
             return
-        # The other processes have the same real-time priority, which ignores the nice value.
+        # The other processes have the same real-time priority. With such a priority the nice
+        # value has no effect.
         priority = os.sched_getparam(0).sched_priority
         os.sched_setparam(0, os.sched_param(priority + 1))
 

@@ -115,10 +115,11 @@ def _record(options: argparse.Namespace) -> int:
 
 def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
               seconds: float) -> None:
-    """Add the rate of a robot's link in each of its iterations to ``recorder``.
+    """Add the rate of a robot's link in each iteration of this robot to ``recorder``.
 
-    The rate is the emulated link's rate or, for a real link, the measured throughput. ``seconds``:
-    time of the run, in seconds, after which iterations are left out.
+    The rate is the emulated link's rate or, for a real link, the measured throughput.
+    Iterations that end later than ``seconds`` seconds after the start of the run are left
+    out.
     """
     iterations = [event for event in read_run(directory) if isinstance(event, Iteration)]
     there = sorted({event.robot for event in iterations})
@@ -136,7 +137,7 @@ def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
 
 
 def _from_iw(recorder: TraceRecorder, iface: str, seconds: float) -> None:
-    """Ask `iw` for the rate once per step, for ``seconds`` or until Ctrl+C."""
+    """Ask `iw` for the rate once per step, for ``seconds`` seconds or until Ctrl+C."""
     start = begin = time.monotonic()
     try:
         while begin - start < seconds:

@@ -206,7 +206,10 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 
 
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
-    """Show the fleet until ``over`` returns true: a live table, or some lines if ``plain``."""
+    """Show the fleet until ``over`` returns true.
+
+    This shows a live table, or prints some lines if ``plain`` is true.
+    """
     if plain:
         due = time.monotonic() + 1.0
         while not over():

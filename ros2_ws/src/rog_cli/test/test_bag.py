@@ -1,4 +1,7 @@
-"""`rog plot` draws a recording of statuses like the run itself; a damaged recording is refused."""
+"""`rog plot` draws the same figures from recorded statuses as from the run itself.
+
+A damaged recording is refused.
+"""
 
 import math
 from pathlib import Path
@@ -67,7 +70,10 @@ def write(path, statuses, storage='mcap', without=()):
 
 
 def converted(store, kind, message):
-    """Return a message in the form of rosbags, with the fields of its definition in ``store``."""
+    """Return a message as an object of the library rosbags.
+
+    ``store``: the types of rosbags; the object has the fields that its type has there.
+    """
     values = {}
     for name in store.types[kind].__dataclass_fields__.keys() - {'__msgtype__'}:
         value = getattr(message, name)

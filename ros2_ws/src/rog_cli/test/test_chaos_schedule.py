@@ -1,4 +1,7 @@
-"""The faults of `rog chaos`: the seed decides all of them, and some robot can always continue."""
+"""The seed decides all faults of `rog chaos`.
+
+At every time some robot can continue.
+"""
 
 from fleet_env.radio import Conditions
 from hypothesis import given

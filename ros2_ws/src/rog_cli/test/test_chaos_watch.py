@@ -1,4 +1,7 @@
-"""`rog chaos` reports wrong behaviour of a fleet as violations, and nothing else."""
+"""`rog chaos` reports wrong behaviour of a fleet as violations.
+
+It does not report right behaviour.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`rog doctor` names each problem, and what to change."""
+"""`rog doctor` names each problem, and says what the user should change."""
 
 import json
 import socket

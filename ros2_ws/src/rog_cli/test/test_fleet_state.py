@@ -1,4 +1,7 @@
-"""The display of a fleet follows from its statuses; messages of strangers do no harm."""
+"""The statuses of a fleet decide what is displayed.
+
+Messages of strangers do no harm.
+"""
 
 import math
 

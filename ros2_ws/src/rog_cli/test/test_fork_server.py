@@ -46,7 +46,7 @@ def start(fork_server, tmp_path):
     started = []
 
     def start(argument, **more):
-        """Start the module; return the process, and what it reports about itself."""
+        """Start the module; return its process, and what this process reports of itself."""
         path = tmp_path / f'log{len(started)}'
         with path.open('wb') as log:
             started.append(fork_server.start(['says_what_it_is', argument], log,
@@ -121,6 +121,6 @@ def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, ans
     fork_server._link.close()
     fork_server._process.send_signal(signal.SIGCONT)
     assert fork_server._process.wait(LIMIT) == 0
-    with open(read) as log:  # the reading ends when the requested process has ended, too
+    with open(read) as log:  # the text is complete when the requested process has ended as well
         assert bool(log.read()) == answered
     assert capfd.readouterr().err == ''

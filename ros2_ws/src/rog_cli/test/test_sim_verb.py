@@ -143,7 +143,7 @@ def test_a_task_beside_the_fleet_file_is_found_from_anywhere(capsys, mine, tmp_p
     assert 'beside the fleet file' in error and not (elsewhere / 'out' / 'run.jsonl').exists()
     (folder / 'beside_the_fleet.py').write_text(TASK)
     assert sim(capsys, *options)[0] == 0
-    # so that the processes of robots find the task
+    # with this path the processes of robots find the task
     assert str(folder) in os.environ['PYTHONPATH'].split(os.pathsep)
 
 

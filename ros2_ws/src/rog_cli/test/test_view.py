@@ -40,7 +40,10 @@ def test_the_table_names_cause_and_duration():
 
 
 class Sends:
-    """A monitor with its clock; robot2 sends its first status after ``speaks`` seconds."""
+    """Acts as a monitor and as a clock.
+
+    robot2 sends its first status after ``speaks`` seconds.
+    """
 
     def __init__(self, speaks, state='training'):
         self.speaks, self.now, self.state = speaks, 0.0, FleetState()

@@ -1,12 +1,15 @@
-"""Measures the CPU time and the memory of one server for several numbers of robots.
+"""Measures the CPU time and the memory of a server for several numbers of robots.
 
-One robot pushes and pulls, chunk by chunk. All other robots exist only in the server's tables, so
-that these tables have their full size. Each number of robots is measured in a new process. Prints
-one JSON line with four figures for each number of robots. ``server_ms``: milliseconds of the server
-for one push and its pull; the minimum of the repeats, because the machine may be busy. ``per_s``:
-how often one core can do this in a second. ``deadline_us``: microseconds to compute the next
-deadline once. The node does so after every message; ``server_ms`` does not include this time.
-``memory_mb``: growth of the resident memory in MB.
+One robot pushes and pulls, chunk by chunk. All other robots exist only in the server's
+tables, so that these tables have their full size. Each number of robots is measured in
+a new process. Prints one JSON line with four figures for each number of robots.
+
+- ``server_ms``: milliseconds that the server needs for one push and its pull. This is
+  the minimum of the repeats, because the machine may be busy.
+- ``per_s``: number of pushes with their pulls that one core can process in a second.
+- ``deadline_us``: microseconds that the server needs to compute the next deadline once.
+  The node computes it after every message; ``server_ms`` does not include this time.
+- ``memory_mb``: growth of the resident memory in MB.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ def _aligned(size: int, to: int) -> int:
 
 
 def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
-    """Return the serialised size, with the 4-byte header, of a message without a fleet key."""
+    """Return the serialised size of a message, including the 4-byte header.
+
+    The fleet of the message has no key.
+    """
     return _aligned(_body(message), 4) + 4   # + 4: bytes of the empty tag
 
 
@@ -60,7 +63,10 @@ def _body(message: Chunk | Ack | End | Receipt) -> int:
 
 
 def on_ethernet(size: int) -> int:
-    """Return the bytes with RTPS and UDP headers, and with an IP header for each IP fragment."""
+    """Return the size of a message on Ethernet, in bytes.
+
+    The size includes the RTPS and UDP headers, and an IP header for each IP fragment.
+    """
     payload = size + RTPS_UDP
     return payload + IP * -(-payload // (MTU - IP))
 

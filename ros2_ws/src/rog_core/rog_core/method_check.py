@@ -1,11 +1,13 @@
-"""Checks a synchronisation method before a state machine of a server or a worker receives its name.
+"""Checks a synchronisation method before a state machine uses it.
 
-Every program that runs such a machine calls this check. For a method of this package, the check
-only creates the object. A method of another package is imported, then rehearsed: a server and
-workers in this process train a model of a few rows for some iterations, and every message arrives
-at once. The rehearsal raises `ConfigError` if the method raises an exception, returns a value of
-the wrong type, or lets all robots wait for each other. The machines themselves never import code of
-a user.
+Every program that runs the state machine of a server or a worker calls this check
+before it gives the name of the method to the machine. For a method of this package, the
+check only creates the object. For a method of another package, the check imports the
+method and then rehearses it: a server and workers in this process train a model of a
+few rows for some iterations, and every message arrives at once. The rehearsal raises
+`ConfigError` if the method raises an exception, returns a value of the wrong type, or
+lets all robots wait for each other. The machines themselves never import code of a
+user.
 """
 
 from __future__ import annotations
@@ -147,7 +149,10 @@ def _check_grants(method: Method) -> None:
 
 
 def _check(method: Method, server: ServerMachine) -> None:
-    """Call ``held_up_by``, ``refusal`` and ``sending``; raise `_BadAnswer` if one is invalid."""
+    """Call ``held_up_by``, ``refusal`` and ``sending``.
+
+    :raises _BadAnswer: one of the three returns an invalid value.
+    """
     fleet = {member.robot: member.standing for member in server.active()}
     for member in server.active():
         names = method.held_up_by(member.robot, fleet)

@@ -12,7 +12,9 @@ from .run_files import RunFiles
 
 
 class Ending:
-    """Says when a stopped run is over: the record ends with the last statuses of the robots.
+    """Decides when a stopped run is over.
+
+    It is over when the record has the last statuses of all present robots.
 
     :param machine: state machine of the server; its `Deadlines.stop_by` limits the wait.
     """
@@ -23,11 +25,11 @@ class Ending:
 
     @property
     def begun(self) -> bool:
-        """Whether the run is stopped."""
+        """Whether the run has been stopped, so that the server waits for the robots."""
         return not math.isinf(self._by)
 
     def begin(self, now: float) -> None:
-        """Begin to wait for the robots, and log which ones."""
+        """Begin to wait for the robots, and log the names of those that are late."""
         if not self.begun and (late := self._late()):
             self._presence.log.info('waiting until the final model is evaluated by '
                                     f'{", ".join(sorted(late))}')

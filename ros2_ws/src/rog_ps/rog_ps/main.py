@@ -28,7 +28,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
-    # Start to listen before the imports, because these take as long as DDS needs to find a server.
+    # Listen for other servers while the imports run: both take about equally long, because
+    # DDS needs this time to find a server.
     check = DuplicateServerCheck(_look_at_settings())
     import torch
     from rog_core.warm_up import warm_up
@@ -38,7 +39,8 @@ def _build() -> Any:
     check.close()
     torch.set_num_threads(1)
     node = ParameterServerNode()
-    warm_up()  # compile now: later, waiting robots would take the busy server for dead
+    # compile now: during a later compilation, waiting robots would consider the server dead
+    warm_up()
     return node
 
 

@@ -59,11 +59,12 @@ if TYPE_CHECKING:
 class ParameterServerNode(ManagedNode):
     """Carries out the actions of the server machine; writes records and checkpoints.
 
-    While the node is not active, it grants no iteration. Its statuses say so, and robots wait.
+    While the node is not active, it grants no iteration. The statuses of the node tell the
+    robots to wait.
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
-    error = ''              # why the node ended; empty: without error
+    error = ''              # error that ended the node; empty if there was no error
     _had_run = False        # whether to continue from the node's own checkpoint
 
     def __init__(self, **options: Any) -> None:
@@ -217,7 +218,7 @@ class ParameterServerNode(ManagedNode):
     # -- events ---
 
     def on_joined(self, robot: str, iteration: int, actions: list[Action], now: float) -> None:
-        """Let a robot train that has registered at ``iteration``; the first one begins the run."""
+        """Let a robot train from ``iteration`` on; the first such robot begins the run."""
         if self._time.begin(now):
             self.peers.begin(now - self.elapsed)
         self._presence.on_joined(robot, iteration)
@@ -257,7 +258,8 @@ class ParameterServerNode(ManagedNode):
         if member is None or message.robot != robot or member.state == AWAY \
                 or message.incarnation != process_of(member.incarnation):
             if robot in self._presence.away:
-                # The link is back: a new status tells the robot at once that it counts as away.
+                # The link to the robot is back. Publish a status now, so that the robot learns at
+                # once that the server counts it as away.
                 self._publish_status()
             return  # the sender is another process with this name, or must register again
         try:
@@ -290,9 +292,9 @@ class ParameterServerNode(ManagedNode):
         self.act(self.machine.on_time(now))
 
     def _excuse(self, now: float) -> None:
-        """If this process was held up, do not count this time as silence of the robots.
+        """If this process was held up, do not count that time as silence of the robots.
 
-        Their heartbeats have arrived in the meantime, but this process has not read them yet.
+        The robots' heartbeats arrived during that time, but this process has not read them yet.
         """
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')
@@ -354,7 +356,7 @@ class ParameterServerNode(ManagedNode):
             self._write_outcome()
 
     def say_last(self) -> None:
-        """Publish the last status, and wait a moment until it has arrived."""
+        """Publish the last status, and wait a moment until the subscribers have received it."""
         if self.configured:
             self._publish_status()
             self._reports.wait_until_heard()
@@ -372,9 +374,11 @@ class ParameterServerNode(ManagedNode):
     # -- checkpoints ---
 
     def save(self, name: str = '') -> Path:
-        """Write a checkpoint of the run, or one with a name; return its path.
+        """Write a checkpoint, and return its path.
 
-        :raises CheckpointError: nothing was written.
+        An empty ``name`` means a checkpoint of the run, otherwise a checkpoint with this name.
+
+        :raises CheckpointError: the checkpoint could not be written.
         """
         return self.files.save(*self._state(), name,
                                checkpoint.NAMED if self._key else checkpoint.OPEN)
@@ -393,7 +397,8 @@ class ParameterServerNode(ManagedNode):
 
     def _publish_status(self) -> None:
         if self.done and not self.machine.stopping:
-            return  # another server continues; robots would take this `stopped` for its own
+            # another server continues the run; robots would think that this `stopped` is from it
+            return
         self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
 
     def _diagnose(self) -> None:

@@ -58,7 +58,7 @@ class FleetWorker(WorkerNode):
         self._started.trigger()
 
     def hand_up(self, change: Array) -> None:
-        """Push the model's change that the last order requires. Any thread may call this."""
+        """Push the model's change, as the last order requires. Any thread may call this."""
         self._computed = change, AS_IT_IS
         self._ready.trigger()
 

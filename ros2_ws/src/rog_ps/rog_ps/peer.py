@@ -57,11 +57,11 @@ class Peer:
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def is_recorded(self, message: Any, member: Member) -> bool:
-        """Return whether to record a checked status, which may add a line to the record.
+        """Return whether to write a checked status to the record.
 
-        A robot finishes at most one iteration, and evaluates at most once, for each pull. If
-        statuses report more iterations or evaluations, they are not from the robot, and recording
-        them would fill the disk.
+        A robot finishes at most one iteration, and evaluates at most once, for each pull.
+        Statuses that report more iterations or evaluations are not from the robot. If they were
+        recorded, they would fill the disk.
         """
         changed = [now != then for now, then in zip(
             (message.iteration, message.evaluated_at), self._noted, strict=True)]
@@ -91,8 +91,9 @@ class Peer:
         if message.iteration > member.granted > 0:  # false iterations would fill the record
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
                                       f'which was granted, got {message.iteration}')
-        # A status with one of these states takes the robot out of the fleet. Anyone can read and
-        # repeat the other fields of a status, so this status must also carry the secret session.
+        # The states PAUSED and STOPPED take the robot out of the fleet. Anyone can read and
+        # repeat the other fields of a status, so a status with one of these states must also
+        # carry the session, which is secret.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')
 
@@ -101,8 +102,8 @@ class Peers(dict[str, Peer]):
     """Robot -> peer, for each robot that is listed or has registered.
 
     :param links: link of each robot that the fleet file lists.
-    :param epoch: when the emulated links began, on the monotonic clock. 0: they begin with the call
-        of `begin`; before it they delay nothing.
+    :param epoch: time on the monotonic clock at which the emulated links began. 0: the
+        links begin with the call of `begin`, and delay nothing before that call.
     """
 
     def __init__(self, node: ParameterServerNode, links: Mapping[str, LinkConfig], epoch: float

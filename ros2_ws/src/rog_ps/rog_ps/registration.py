@@ -68,9 +68,9 @@ class Registration:
     def _refused_unproved(self, robot: str, error: SealError, response: Any) -> Any:
         """Refuse a registration that is not authenticated with the key of its robot.
 
-        The answer is not authenticated, either. Otherwise it would name the tag of the request. A
-        stranger could copy this tag from the request of an honest robot, and then pass the refusal
-        on to this robot.
+        The refusal is not authenticated either. An authenticated refusal would contain the tag
+        of the request. A stranger could then copy the tag from an honest robot's request, and
+        pass the refusal on to that robot.
         """
         response.accepted = False
         response.reason = (f'the registration of {robot} is not proved: {error}. '

@@ -22,7 +22,7 @@ from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
-ASK_EVERY = 10.0  # least seconds between two queries for publishers
+ASK_EVERY = 10.0  # minimum seconds between two queries for publishers
 STATES = {'pulling': 'training', 'draining': 'training'}  # member's state -> name in RobotStatus
 
 
@@ -34,12 +34,16 @@ class Reports:
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
-        # The last query for publishers: its time, number of messages refused until then, and its
-        # answer (topic -> publishers).
+        # The last query for publishers: the time of the query, the number of messages that had
+        # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
-        """Publish the fleet's status after ``elapsed`` s of training; ``paused``: paused robots."""
+        """Publish the fleet's status.
+
+        :param elapsed: seconds of training until now.
+        :param paused: robots that are paused.
+        """
         now = time.monotonic()
         active = machine.active()
         self.count += 1
@@ -71,7 +75,10 @@ class Reports:
         self._status.publish(message)
 
     def wait_until_heard(self) -> None:
-        """Wait at most `qos.LAST_WORDS` until all present subscribers have the last status."""
+        """Wait until all present subscribers have received the last status.
+
+        The wait ends after `qos.LAST_WORDS` at the latest.
+        """
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
@@ -79,7 +86,8 @@ class Reports:
         """Publish the health of the fleet: robots that are away, and refused messages.
 
         :param unsaved: why the last checkpoint was not written; empty: it was written.
-        :param above: name and state of this fleet in the parent fleet; empty: it has none.
+        :param above: name and state that this fleet has in its parent fleet; empty: there is no
+            parent fleet.
         :param dropped: sender -> number of refused messages.
         :param bases: robot -> beginning of its topic names.
         """
@@ -110,11 +118,12 @@ class Reports:
         self._diagnostics.publish(message)
 
     def _who_publishes(self, dropped: Counter[str], bases: Mapping[str, str]) -> dict[str, str]:
-        """Return topic -> its publishers, for status topics of robots whose messages were refused.
+        """Return topic -> its publishers, for robots whose messages were refused.
 
-        Topics with a single publisher are left out. rclpy does not say which publisher has sent a
-        message, so the result names all. The query takes long, so it runs at most every `ASK_EVERY`
-        seconds, and only after further refusals.
+        The topics are status topics; those with a single publisher are left out. rclpy does not
+        say which publisher has sent a message, so the result names all publishers of the topic.
+        The query takes long. Therefore it runs only after further refusals, and at most every
+        `ASK_EVERY` seconds.
         """
         now, total = time.monotonic(), dropped.total()
         asked, former, found = self._asked

@@ -36,7 +36,7 @@ class RunFiles:
         if out is not None and not settings.resume and (out / records.RUN_FILE).exists():
             raise ConfigError(f'{out} already holds a run; choose another out directory, or go '
                               'on with it by resume')
-        self.unsaved = ''          # why the last checkpoint was not written; else empty
+        self.unsaved = ''  # why the last checkpoint was not written; empty if it was written
         self._settings, self._elapsed, self._log = settings, elapsed, log
         self._incomplete = False   # whether a part of the records could not be written
         self._recorder: Recorder | None = None
@@ -44,7 +44,10 @@ class RunFiles:
 
     def newest_checkpoint(self, partition: RowPartition
                           ) -> tuple[np.ndarray, ServerState, float] | None:
-        """Return what `checkpoint.read` returns for the newest one, None if there is none."""
+        """Return what `checkpoint.read` returns for the newest checkpoint.
+
+        Return None if there is no checkpoint.
+        """
         # `main` has checked this directory before the slow imports.
         if self.out is None or not self._settings.resume:
             return None
@@ -60,7 +63,7 @@ class RunFiles:
 
     def begin(self, partition: RowPartition, master: np.ndarray, robots: list[str],
               baseline: tuple[float, float] | None) -> None:
-        """Begin the record, or go on with it.
+        """Begin the record, or continue the record of a resumed run.
 
         :param master: the model at the start, float32 (elements,).
         :param baseline: accuracies (before the shift, at the start); None: the run is resumed.
@@ -103,10 +106,10 @@ class RunFiles:
     def save(self, master: np.ndarray, state: ServerState, name: str = '', most: int = 0) -> Path:
         """Write a checkpoint and return its path.
 
-        :param name: name given by a user: the checkpoint then goes to a directory of its own and is
-            not replaced by the run's checkpoints. Empty: a checkpoint of the run.
+        :param name: name given by a user: the checkpoint then goes to a directory of its own
+            and is not replaced by the run's checkpoints. Empty: a checkpoint of the run.
         :param most: maximum number of checkpoints with a name.
-        :raises CheckpointError: nothing was written.
+        :raises CheckpointError: the checkpoint could not be written.
         """
         if self.out is None or self._writer is None:
             raise checkpoint.CheckpointError('the server has no out directory')
@@ -129,7 +132,9 @@ class RunFiles:
             self.unsaved = ''
 
     def close(self, reason: str, sync: str) -> str:
-        """Write the summary; return why the files are not complete, or ''.
+        """Write the summary.
+
+        Return an error message if the files are not complete, else an empty text.
 
         :param reason: why the run ends.
         :param sync: last method of the run.

@@ -6,7 +6,7 @@ import math
 
 
 class TrainingTime:
-    """Counts the seconds of training; does not count before `begin` and during pauses.
+    """Counts the seconds of training; counts neither before `begin` nor during pauses.
 
     All times are seconds of one monotonic clock.
 
@@ -19,7 +19,7 @@ class TrainingTime:
         self._paused_at = now                # when the run was paused; infinity means: not paused
 
     def begin(self, now: float) -> bool:
-        """Count from ``now`` on; return False if this has been called before."""
+        """Count from ``now`` on; return False if `begin` was called before."""
         if self._began is not None:
             return False
         self._began = now

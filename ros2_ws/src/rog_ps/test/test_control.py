@@ -1,4 +1,4 @@
-"""Which control calls are new, whatever clocks say, and what calls without a key may cost."""
+"""Which control calls count as new when clocks differ, and what unproved calls may cost."""
 
 import sys
 import time
@@ -135,7 +135,11 @@ def test_a_refusal_is_proved_if_the_call_is():
 
 
 def test_nobody_gets_a_proved_refusal_of_somebody_elses_call():
-    """An attacker reads a call, sends another call with its tag, and passes on the answer."""
+    """An attacker reads a call, sends another call with the same tag, and gets a refusal.
+
+    This refusal carries no tag, so the attacker cannot pass it on as the answer to the true
+    call.
+    """
     server, call = Server(), request()
     for field, value in (('name', 'b'), ('time', call.time + 1), ('server', 7)):
         other = request(**{name: getattr(call, name) for name in ('name', 'time', 'server')})

@@ -1,4 +1,4 @@
-"""Which statuses of a robot the server accepts, without a key."""
+"""The statuses of a robot that the server accepts if the fleet has no key."""
 
 from types import SimpleNamespace
 
@@ -38,16 +38,20 @@ def recorded(statuses):
 
 
 def test_all_that_a_robot_reports_is_recorded_also_when_it_comes_back():
-    honest = [(1, 57, 50, 'registering')]  # after a restart of the server
+    # the robot registers again after a restart of the server
+    honest = [(1, 57, 50, 'registering')]
     for iteration in range(1, 50):
         honest += [(iteration + 1, iteration, iteration // 5, 'computing')] * 3
-    honest += [(51, 0, 0, 'joining')]      # a new process
+    honest += [(51, 0, 0, 'joining')]      # a new process of the robot registers
     honest += [(51 + n, n, 0, 'pushing') for n in range(20)]
     assert all(recorded(honest))
 
 
 def lines(said):
-    """Return the number of statuses in the record, which only gets a status that differs."""
+    """Return how many lines the record gets from statuses.
+
+    A status that is equal to the previous recorded status gives no line.
+    """
     kept = [one for one, goes in zip(said, recorded(said), strict=True) if goes]
     return sum(one != other for one, other in zip([None, *kept], kept, strict=False))
 

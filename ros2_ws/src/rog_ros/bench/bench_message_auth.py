@@ -1,11 +1,14 @@
-"""What the key of a fleet costs in a push: both nodes' work with it and without, in turn.
+"""Measures what the key of a fleet costs in a push, for both nodes together.
 
-A worker's push of 17.4 M elements in 33,324 rows, codec onebit, all rows: the gradient is
-accumulated and encoded, and its chunks travel over DDS on loopback to a subscription, which applies
-them to the master rows and acknowledges them, each over DDS, too. Both sides are in this process,
-on one core. Every other chunk, and its acknowledgement, are sealed: so both kinds meet the same
-disturbances of a machine that does other things, too. The cost is the difference of the median
-times of a chunk's way, as a share of a push without the key. Prints one JSON line.
+One worker pushes all rows of a model (17.4 M elements in 33,324 rows, codec onebit).
+The worker side accumulates and encodes the gradient, and sends the chunks over DDS on
+loopback. The server side applies each chunk to the master rows, and sends an
+acknowledgement over DDS. Both sides run in this process, on one core. Every second
+chunk is sealed, and so is its acknowledgement. In this way other work on the machine
+disturbs sealed and unsealed chunks equally. A chunk's way lasts from its sending to the
+arrival of its acknowledgement. The cost of the key is the difference of the median
+times of this way with and without the key, as a share of a push without the key. Prints
+one JSON line.
 """
 
 from __future__ import annotations
@@ -57,9 +60,10 @@ class Wire:
 
 
 class Push:
-    """Both sides of pushes of one robot. ``whole``: CPU seconds of each push.
+    """Makes the pushes of one robot; does the work of the robot and of the server.
 
-    ``ways``: seconds from a chunk to its acknowledgement, without the key and with it.
+    ``whole``: CPU seconds of each push. ``ways``: seconds from a chunk to its
+    acknowledgement, without the key and with it.
     """
 
     def __init__(self, partition: RowPartition, chunk: int, wire: Wire, session: Session) -> None:

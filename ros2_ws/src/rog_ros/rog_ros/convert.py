@@ -31,7 +31,7 @@ MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a regis
 MAX_NAME = 256            # maximum characters of a name in a registration
 LONGEST = 200             # maximum characters of a received method name, which statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
-STATUS_BYTES = 300  # bytes on the air of a robot's status, which is its heartbeat
+STATUS_BYTES = 300  # bytes that a robot's status (its heartbeat) takes on the air
 
 
 def _octets(data: Any) -> array.array:
@@ -59,7 +59,7 @@ def _identity(transfer: TransferId) -> dict[str, int]:
 
 
 def to_ros(message: Chunk | Ack | End | Receipt, key: Side | None = None) -> Any:
-    """Return the message of rog_msgs for a value of rog_core; with a key, it carries a tag."""
+    """Return ``message`` as a message of rog_msgs; with a key, the result carries a tag."""
     identity = _identity(message.transfer)
     if isinstance(message, Chunk):
         return RowChunk(**identity, sequence=message.sequence, codec=message.codec,

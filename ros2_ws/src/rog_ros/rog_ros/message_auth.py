@@ -42,7 +42,7 @@ from rog_core.server.admission import MEMBERS
 
 TAG = 16       # bytes of a tag
 SECRET = 32    # bytes of a key
-LARGE = 4096   # bytes; for a chunk of this size or larger, GMAC is faster than BLAKE2b
+LARGE = 4096   # size in bytes from which GMAC is faster than BLAKE2b for a chunk
 MAGIC = 'rog-key-1'
 
 
@@ -53,7 +53,7 @@ class SealError(RemoteProtocolError):
 # -- keys ------------------------------------------------------------------------------------------
 
 def derived(secret: bytes, *parts: str | int) -> bytes:
-    """Return the key that is derived from ``secret`` with these texts and 64-bit numbers."""
+    """Return the key that is derived from ``secret`` and ``parts`` (texts and 64-bit numbers)."""
     text = b''.join(_length(p.encode()) if isinstance(p, str) else b'#' + p.to_bytes(8, 'little')
                     for p in parts)
     return hashlib.blake2b(text, key=secret, digest_size=SECRET, person=b'rog key').digest()
@@ -72,8 +72,9 @@ def process_of(incarnation: int) -> int:
 class Key(NamedTuple):
     """The content of a key file.
 
-    ``robot``: name of the robot that the key belongs to; empty: it is the fleet key. ``public``: 32
-    bytes that check the signatures of the server; empty in the fleet key, which can sign.
+    ``robot``: name of the robot that owns the key; empty in the fleet key. ``public``: 32
+    bytes that check the signatures of the server. This field is empty in the fleet key,
+    because the fleet key itself can make and check signatures.
     """
 
     secret: bytes
@@ -81,7 +82,12 @@ class Key(NamedTuple):
     public: bytes = b''
 
     def of(self, robot: str) -> Key:
-        """Return the key of a robot; this key must be the fleet key or the key of this robot."""
+        """Return the key of ``robot``, which is derived from the fleet key.
+
+        The key of a robot returns itself for its own robot.
+
+        :raises ConfigError: this key belongs to another robot.
+        """
         if self.robot not in ('', robot):
             raise ConfigError(f"this is the key of '{self.robot}', not of '{robot}'; write its own "
                               f'with rog key FILE --robot {robot}')
@@ -200,9 +206,10 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
     return lambda m: struct.pack('<I', len(get(m))) + b''.join(map(one, get(m)))
 
 
-# `_CHUNK` and `_ACK` pack the numbers over which the tags of a chunk and of an acknowledgement are
-# computed. The first 12 bytes of a chunk, padding included, are its nonce, because no other chunk
-# of its session and direction begins with them.
+# `_CHUNK` and `_ACK` pack the numbers over which the tags of a chunk and of an
+# acknowledgement are computed. The first 12 bytes that `_CHUNK` packs, with padding, are
+# the nonce of the chunk. No other chunk of the same session and direction begins with the
+# same 12 bytes.
 _CHUNK = struct.Struct('<IIBxxxBHQII').pack
 _NONCE = slice(12)
 _ACK = struct.Struct('<3sIBQIIQ').pack
@@ -343,7 +350,7 @@ class Session:
 
 
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
-    """If there is a ``key``, put the tag that it makes into the message; return the message."""
+    """Return the message, with the tag that ``key`` makes if there is a ``key``."""
     if key is not None:
         tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)
         message.tag = array.array('B', tag)

@@ -1,4 +1,7 @@
-"""Parameters of worker node and server node: settings of the fleet file, and the nodes' own."""
+"""Parameters of the worker node and of the server node.
+
+They are settings of the fleet file, and some parameters that only these nodes have.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +70,8 @@ class RobotEntry(Computer):
 def is_drivable(node: Node, model: type[ManagedSettings]) -> bool:
     """Return whether anyone may change the lifecycle state of a node.
 
-    Such a change is a control call without a proof of its sender. So it is refused if the fleet has
-    a key, or if it accepts no control calls (`security.control`).
+    Such a change is a control call that does not prove its sender. So the node refuses it
+    if the fleet has a key, or if the fleet accepts no control calls (`security.control`).
     """
     found = declare_early(node, model, 'security.key', 'security.control')
     return not found['security.key'] and found.get('security.control', True)

@@ -1,4 +1,4 @@
-"""Decides which of two parameter servers in one namespace ends, and to which a robot listens."""
+"""Decides which of two parameter servers in a namespace ends, and which one robots obey."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .message_auth import Signature
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')
-AT_ONCE = 2   # servers whose counts of statuses differ by at most this began together
-YOUNG = 10.0  # s after its start within which a server may end in favour of another one
-FRESH = 30.0  # s; an authenticated status counts up to this age, which clocks may differ by, too
+AT_ONCE = 2   # largest difference between the status counts of two servers that began together
+YOUNG = 10.0  # seconds after its start in which a server can still end in favour of another one
+FRESH = 30.0  # maximum seconds between the time stamp of an authenticated status and our clock
 NAMED = 80    # maximum characters shown of a machine's or a method's name
 
 
@@ -123,7 +123,10 @@ class Order:
         self._newest: Any = None
 
     def is_new(self, status: Any, now: float) -> bool:
-        """Return whether an authenticated status is new; ``now``: time on a monotonic clock, s."""
+        """Return whether an authenticated status is new.
+
+        :param now: time in seconds on a monotonic clock.
+        """
         if self._newest is not None and not self._follows(status, self._newest, now):
             return False
         self._newest, self._heard = status, now
@@ -166,11 +169,13 @@ class Loyalty:
         """Record a status that the fleet key authenticates; ``own``: see `listens`.
 
         A server holds a lock on the run's directory until its process ends. So a status from a
-        later start of the same run shows that the robot's server is dead, and the robot need not
-        wait until ``limit`` has passed. Never call this with an unauthenticated status: anyone can
-        read run and start, and could lead the robot away from a healthy server. Therefore a robot
-        without a key always waits for the silence. DDS would not be faster, because it notices only
-        after 30 s that the writer of a killed server is gone.
+        later start of the same run shows that the robot's server is dead, and the robot need
+        not wait until ``limit`` has passed.
+
+        Never call this with an unauthenticated status: anyone can read run and start, and could
+        lead the robot away from a healthy server. Therefore a robot without a key always waits
+        until ``limit`` has passed. DDS would not be faster, because it notices only after 30 s
+        that the writer of a killed server is gone.
         """
         run, start = status.run, status.start
         if own:

@@ -59,7 +59,7 @@ def over_the_wire(message):
 def test_a_value_comes_back_as_it_was(value):
     back = from_ros(over_the_wire(to_ros(value)))
     assert back == value
-    if isinstance(value, End):  # momentum and feedback must be equal, too
+    if isinstance(value, End):  # momentum and feedback must also be equal
         assert vars(back.command.step) == vars(value.command.step)
 
 

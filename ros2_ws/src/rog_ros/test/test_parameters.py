@@ -27,7 +27,7 @@ from rog_ros.parameters import (
 
 FLEET = FleetConfig(name='team', robots=(RobotConfig(name='robot1'), RobotConfig(name='robot2')))
 
-# Settings that are no node parameter, and the reasons.
+# Maps each setting that is not a parameter of a node to the reason.
 ELSEWHERE = {
     'domain_id': 'ROS_DOMAIN_ID', 'interface': 'the configuration of DDS', 'peers': 'the same',
     'namespace': 'the namespaces of the nodes',

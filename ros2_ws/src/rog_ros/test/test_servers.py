@@ -67,7 +67,8 @@ def test_a_later_start_of_its_run_shows_a_robot_at_once_that_its_server_is_dead(
 
 def test_before_a_robot_knows_a_run_nothing_makes_it_disloyal():
     loyalty = Loyalty(3.0)
-    assert loyalty.listens(True, 0.0)  # the answer to its registration; there is no status yet
+    # the answer to the robot's registration; there is no status yet
+    assert loyalty.listens(True, 0.0)
     loyalty.note(False, status(run=7, start=3))
     assert not loyalty.listens(False, 0.1)
 
@@ -80,9 +81,10 @@ def made(at, process, count=1, run=7, start=1):
 
 @pytest.mark.parametrize('new, old', [
     (made(100, 5, 9), made(100, 5, 9)),            # the same status again
-    (made(100, 5, 9), made(200, 5, 8)),            # whatever its clock says
+    # the older count decides, although the time stamp is later
+    (made(100, 5, 9), made(200, 5, 8)),
     (made(100, 5, start=3), made(999, 6, start=2)),  # an earlier process of the run
-    (made(100, 5, run=7), made(99, 6, run=8))])    # another run, recorded before
+    (made(100, 5, run=7), made(99, 6, run=8))])    # another run, with an earlier time stamp
 def test_a_status_that_is_older_than_the_newest_is_dropped(new, old):
     order = Order(3.0)
     assert order.is_new(new, 0.0) and not order.is_new(old, 0.1)

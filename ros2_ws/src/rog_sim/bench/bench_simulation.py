@@ -1,9 +1,11 @@
-"""Measures the cost of virtual time: real seconds per virtual hour, microseconds per chunk.
+"""Measures the cost of virtual time, per virtual hour and per chunk of rows.
 
-Most events of the loop are chunks of rows. The time per chunk includes the acknowledgement of the
-chunk and a share of all other events. The time to prepare the task (pretraining) is not counted.
-The bench runs some minutes of virtual time and extrapolates to an hour. For comparison, it also
-gives the time that the gradients of as many iterations take alone, in one thread.
+Most events of the loop are chunks of rows. The time per chunk includes the
+acknowledgement of the chunk and a share of all other events. The time to prepare the
+task (pretraining) is not counted. The bench runs some minutes of virtual time and
+extrapolates to an hour. For comparison, the bench also measures how long gradients take
+without the simulation, in one thread. It gives the share of the time that the gradients
+of all iterations would take in this way.
 """
 
 import json

@@ -7,14 +7,14 @@
     seeds        seeds of the runs
     target       accuracy, 0 to 1, to which target_s and target_j refer
     times        times, in seconds, to which accuracy_at refers
-    rounds       number of iterations to which accuracy_after refers: the smallest number that a run
-                 made, among the runs that did not diverge
+    rounds       number of iterations to which accuracy_after refers: the number of the run with
+                 the fewest iterations; runs that diverged do not count
     methods      one entry per method, in the requested order: the fields of MethodResult
 
-The counts ``reached`` and ``diverged`` are plain numbers. Every other number of a method is
-``{"mean": ..., "std": ...}`` over the seeds. ``std`` is the sample standard deviation; it is
-``null`` for one seed. ``null`` also stands for an event that never happened, or for a quantity that
-was not measured.
+The counts ``reached`` and ``diverged`` are plain numbers. Every other number of a
+method is ``{"mean": ..., "std": ...}`` over the seeds. ``std`` is the sample standard
+deviation; it is ``null`` for one seed. ``null`` also stands for an event that never
+happened, or for a quantity that was not measured.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ class Run:
         return replace(self, server=np.vstack([self.server[:2, window - 1:], means]))
 
     def accuracy(self, times: ArrayLike) -> Series:
-        """Return the mean accuracy at ``times`` [n] in s; NaN until every robot has an accuracy."""
+        """Return the mean accuracy at ``times`` [n], which are in seconds.
+
+        The accuracy is NaN until every robot has an accuracy.
+        """
         return self._accuracy(0, times)
 
     def accuracy_after(self, iterations: ArrayLike) -> Series:
@@ -67,7 +70,7 @@ class Run:
         return self._accuracy(1, iterations)
 
     def reached(self, levels: ArrayLike) -> Series:
-        """Return the times in s at which the mean accuracy first was at least ``levels`` [n].
+        """Return when the mean accuracy first reaches each of ``levels`` [n], in seconds.
 
         A time is NaN if the accuracy never reaches the level.
         """
@@ -77,7 +80,10 @@ class Run:
         return np.append(times, np.nan)[first]
 
     def energy_at(self, times: ArrayLike) -> Series:
-        """Return the mean energy of a robot up to ``times`` [n], in J; NaN if a time is NaN."""
+        """Return the mean energy in J that a robot has used at each of ``times`` [n].
+
+        The energy is NaN if the time is NaN.
+        """
         at = np.asarray(times, dtype=np.float64)
         return np.mean([np.interp(at, *series) for series in self.energy.values()], axis=0)
 

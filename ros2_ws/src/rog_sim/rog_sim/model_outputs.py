@@ -1,6 +1,7 @@
-"""Saves and reads outputs of the final models that figures show, such as a map.
+"""Saves and reads outputs of the final models, such as a map, for figures.
 
-The file is next to the records of the run. `rog_tasks.task.Task.portrait` makes the outputs.
+The file is next to the records of the run. `rog_tasks.task.Task.portrait` makes the
+outputs.
 """
 
 from __future__ import annotations

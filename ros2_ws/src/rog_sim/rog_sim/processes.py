@@ -1,13 +1,15 @@
 """Processes that compute gradients in parallel with the event loop.
 
-Threads of one Python process take turns, so a gradient and the event loop would not run at the same
-time. Therefore this module uses processes. The processes are forked when the run begins. They
-inherit the task, its data, and each robot's position in the data. They share the memory of models
-and gradients with the loop (`rog_core.model.flat.FlatModel`).
+Threads of one Python process take turns, so a gradient and the event loop would not run
+at the same time. Therefore this module uses processes. The processes are forked when
+the run begins. They inherit the task, its data, and each robot's position in the data.
+They share the memory of models and gradients with the loop
+(`rog_core.model.flat.FlatModel`).
 
-The loop itself writes to and reads from the pipes of the processes. If the threads of an executor
-did so, the loop would wait for its turn as long as a small gradient takes. If forking is not
-possible, a thread computes the gradients.
+The loop itself writes to the pipes of the processes, and reads from them. With an
+executor, other threads would use the pipes, and the loop would have to wait for these
+threads about as long as a small gradient takes. If forking is not possible, a thread
+computes the gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from .interrupts import interrupts_blocked
 # bytes. If both directions of a pipe were full, loop and process would wait for each other for
 # ever.
 UNREAD = 64
-ENDING = 5.0  # seconds that a process has to finish its last call before it is killed
+ENDING = 5.0  # maximum seconds for the last call of a process; then the process is killed
 Work = Sequence[Callable[..., Any]]
 Result = Callable[[], Any]  # waits for a call; returns its result, or raises its error
 
@@ -41,7 +43,8 @@ Result = Callable[[], Any]  # waits for a call; returns its result, or raises it
 class GradientProcesses:
     """Calls ``work[k]`` in other processes; calls with equal k run in one process, in order.
 
-    :raises BrokenProcessPool: in any method, if a process was killed or has ended.
+    :raises BrokenProcessPool: a process was killed or has ended; any method can raise this
+        error.
     """
 
     def __init__(self, work: Work) -> None:
@@ -75,7 +78,7 @@ class _Process:
         context = multiprocessing.get_context('fork')
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
-        # The forked process blocks SIGINT, too, because its parent process ends it.
+        # Block SIGINT in the forked process as well, because its parent process ends it.
         with interrupts_blocked():
             self._process.start()
         theirs.close()
@@ -106,7 +109,7 @@ class _Process:
         return result
 
     def _receive(self) -> None:
-        """Receive the next answer; an interrupt can end only the wait for this answer."""
+        """Receive the next answer. An interrupt can end the wait for it, but not the reading."""
         self._readable.poll()
         with interrupts_blocked():
             try:
@@ -158,7 +161,10 @@ def _may_fork() -> bool:
 
 
 def _serve(work: Work, pipe: Connection, others: Connection) -> None:
-    """Answer calls with (result, error, traceback), in a forked process, until the pipe ends."""
+    """Answer each call with (result, error, traceback) until the pipe is closed.
+
+    This function runs in a forked process.
+    """
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     others.close()  # this copy of the parent's side would keep the pipe open after the parent exits

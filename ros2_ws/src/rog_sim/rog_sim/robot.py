@@ -58,7 +58,7 @@ class Robot:
         self._evaluating = 0  # iteration whose model is being evaluated; 0 if no evaluation runs
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
-        """Start to compute a gradient; if ``evaluate``, start to evaluate the model, too."""
+        """Start to compute a gradient; if ``evaluate``, also start to evaluate the model."""
         self._evaluating = self.machine.finished if evaluate else 0
         anchor = self.store.anchor
         new, self._sent_anchor = (() if anchor is self._sent_anchor else (anchor,)), anchor

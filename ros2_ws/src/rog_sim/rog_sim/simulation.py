@@ -69,9 +69,9 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
 
     :param out: directory for run.jsonl and summary.json; None: write nothing.
     :param progress: called with the share of the run that is done, 0 to 1.
-    :param server_every: seconds between evaluations of the server's model; 0: evaluate the robots'
-        models instead. If it is not 0 and the training diverges, the run ends, and ``notes`` in the
-        summary says that it diverged.
+    :param server_every: seconds between evaluations of the server's model; 0: evaluate the
+        robots' models instead. If the server's model is evaluated and the training
+        diverges, the run ends, and ``notes`` in the summary says that it diverged.
     :raises ConfigError: virtual time cannot run this fleet file.
     :raises GradientError: the training diverges, and ``server_every`` is 0.
     """
@@ -125,10 +125,10 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
-    :param above: function of the parent fleet. It is called with the time, in seconds, after the
-        actions of this fleet's server.
-    :param model_above: rows and initial weights of the parent fleet. A child fleet uses them, too,
-        so the task prepares (pre-trains) the weights only once.
+    :param above: function of the parent fleet. It is called with the time, in seconds,
+        after the actions of this fleet's server.
+    :param model_above: rows and initial weights of the parent fleet. A child fleet uses the
+        same weights, so the task prepares (pre-trains) them only once.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
@@ -391,7 +391,7 @@ class Simulation:
             return
         robot.start(self._processes, order,
                     not self._server_every and robot.evaluation_due(self.now))
-        self._report(robot)  # while the other process computes
+        self._report(robot)  # report now, while the other process computes
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
     def _computed(self, robot: Robot) -> None:

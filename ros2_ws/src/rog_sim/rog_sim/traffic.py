@@ -21,16 +21,17 @@ class PublishedModel:
     push_bytes: int
 
 
-# ConvMLP-M has 16.95 million elements. A push has 2,118,750 bytes with one bit per element, plus
-# the least metadata that a push of the authors' artifact needed (facts.md).
+# ConvMLP-M has 16.95 million elements. A push has 2,118,750 bytes with one bit per
+# element. The other bytes are metadata: as few as a push of the authors' artifact needed
+# (facts.md).
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
 def traffic_factor(name: str, partition: RowPartition) -> float:
-    """Return how many bytes on the air one byte of the small model's rows stands for.
+    """Return the ratio of bytes on the air to bytes of the small model's rows.
 
-    The factor is the ratio of the two models' sizes. It does not depend on the codec, so a codec
-    with fewer bytes also uses less air time.
+    The factor is the ratio of the two models' sizes. It does not depend on the codec, so a
+    codec with fewer bytes also uses less air time.
 
     :param name: name of the published model; if empty, the factor is 1.
     :raises ConfigError: the published model is unknown.

@@ -28,7 +28,10 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
 
 
 def environment():
-    """Return an environment in which child processes find this process's and the tests' modules."""
+    """Return an environment for child processes.
+
+    In it, they find the modules of this process and of the tests.
+    """
     path = [str(Path(made_up_runs.__file__).parent), *filter(None, sys.path)]
     return {**os.environ, 'PYTHONPATH': os.pathsep.join(path)}
 
@@ -40,7 +43,10 @@ def files(directory):
 
 @contextmanager
 def started(*arguments, says):
-    """Run a program of Dask until the block ends; yield its first line that matches ``says``."""
+    """Run a program of Dask until the block ends.
+
+    Yield the first line of its output that matches ``says``.
+    """
     process = subprocess.Popen([sys.executable, '-m', 'dask', *arguments], text=True,
                                env=environment(), stderr=subprocess.PIPE)
     try:
@@ -222,8 +228,8 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
     # Every process holds the pipes open, so the pipes close when the last process has ended.
     rest, errors = process.communicate(timeout=LIMIT)
     if number == signal.SIGINT:
-        # The signal also ends a run. The process of the run may begin the next run before it ends
-        # itself.
+        # The signal also ends the process of a run. Before this process ends, it can begin the
+        # next run, so the output can contain more lines `started`.
         assert process.returncode == 0 and rest.replace('started\n', '') == 'stopped\n'
         assert errors == ''
 

@@ -11,7 +11,7 @@ from virtual_fleet import GOOD_LINK, Linear, fleet_of
 
 
 def trained(folder, sync, task, clip=0.0):
-    """Return by how much training raises the accuracy of robot4, which is honest.
+    """Return how much higher the accuracy of robot4, which is honest, is after the training.
 
     `server.implausible` is off.
     """

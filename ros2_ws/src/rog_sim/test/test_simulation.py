@@ -126,7 +126,7 @@ def spread(out):
 
 def test_under_asp_nobody_waits_and_the_fast_one_runs_ahead(tmp_path):
     summary = simulate(fleet_of(tmp_path, 'asp'), tmp_path / 'out')
-    # a robot waits only from push to pull, for round trips and a busy channel
+    # a robot waits only between its push and its pull: for round trips or for the channel
     for robot in summary.robots.values():
         assert robot.stall_s < 0.03 * summary.duration_s
     assert spread(tmp_path / 'out') > 10
@@ -264,7 +264,10 @@ MINUTES, ALIVE_FROM = 6.0, 300.0
 
 @st.composite
 def dying_links(draw):
-    """Return links that die again and again, perhaps for minutes, but live from `ALIVE_FROM` on."""
+    """Return links that die again and again, some for minutes.
+
+    From `ALIVE_FROM` on, no link dies.
+    """
     t, lines = 0.0, []
     while t < 100:
         up, down = draw(st.floats(0.3, 40)), draw(st.sampled_from([0.4, 2.9, 3.1, 8, 70, 150]))

@@ -1,1 +1,1 @@
-"""What a fleet trains: tasks, their data and its shards, and shifts of images. Does not use ROS."""
+"""What a fleet trains: tasks, data, shards and shifts of images. Does not use ROS."""

@@ -1,7 +1,7 @@
-"""Keeps tensors that are expensive to make in the user's cache directory.
+"""Keeps tensors in the user's cache directory if it is expensive to make them.
 
-Files are safetensors. The name of a file is a digest of all that its content depends on, so a file
-is made again only if it is lost or damaged.
+Files are safetensors. The name of a file is a digest of all that its content depends
+on, so a file is made again only if it is lost or damaged.
 """
 
 import fcntl
@@ -86,7 +86,7 @@ def _say_not_kept(kind: str, root: Path, error: Exception) -> None:
 
 
 class Progress:
-    """Prints the progress of an operation longer than `EVERY` on standard error.
+    """Prints the progress of an operation on standard error, if it takes longer than `EVERY`.
 
     :param what: the operation, for example ``reading train.tar.gz``.
     :param total: number of steps of the operation.

@@ -27,20 +27,20 @@ batch."""
 
 
 class Classification(Task):
-    """Supervised training of a recogniser, each robot on its shard of the images.
+    """Supervised training of a recogniser; each robot trains on its own shard of the images.
 
-    :param seed: random seed of the model's initialisation, the split of the digits, the shards and
-        the order of the images.
-    :param data: a key of :data:`rog_tasks.data.LOADERS`, or ``package.module:function`` of a
-        function that returns an :class:`~rog_tasks.data.ImageData`.
+    :param seed: random seed for the model's initialisation, the split of the digits, the
+        shards and the order of the images.
+    :param data: a key of :data:`rog_tasks.data.LOADERS`, or ``package.module:function`` of
+        a function that returns an :class:`~rog_tasks.data.ImageData`.
     :param data_options: keyword arguments of this function.
-    :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:function`` of a
-        function or class that returns a model. The model maps images (N, C, H, W), with values from
-        0 to 1, to logits (N, classes).
+    :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:function``
+        of a function or class that returns a model. The model maps images (N, C, H, W),
+        with values from 0 to 1, to logits (N, classes).
     :param model_options: keyword arguments of this function or class.
     :param split: which robot gets which images, see :func:`rog_tasks.shards.partition`.
     :param test_limit: largest number of test images, chosen at equal intervals; 0: use all.
-    :raises TaskError: names an invalid option.
+    :raises TaskError: an option is invalid; the message names it.
     """
 
     def __init__(self, seed: int = 0, data: str = 'shapes',

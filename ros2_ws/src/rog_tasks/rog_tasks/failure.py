@@ -35,9 +35,10 @@ def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iter
 def failure(task: Any, error: BaseException) -> str:
     """Return "the task failed: TypeError: ... (own_task.py line 31, in loss)".
 
-    The place is the innermost one in the code that the task calls, without libraries. If the task
-    itself is not in the traceback, the place is where the error was raised. Only the first line of
-    an error's text is returned.
+    The place is the innermost line of the traceback that is in the task or in code that the
+    task calls; lines of libraries do not count. If the task itself is not in the traceback,
+    the place is where the error was raised. Only the first line of an error's text is
+    returned.
     """
     said = str(error).strip().partition('\n')[0]
     text = f'the task failed: {type(error).__name__}' + (f': {said}' if said else '')

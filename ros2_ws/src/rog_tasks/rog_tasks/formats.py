@@ -145,9 +145,11 @@ def _cifar(records: _Bytes, labels: int) -> _Part:
 
 
 def _find(root: str, what: str, *names: str) -> Path:
-    """Return the file below ``root`` that has one of ``names``; earlier names come first.
+    """Return the file below ``root`` that has one of ``names``.
 
-    :raises DataError: there is no such file, or two files have this name.
+    If there are files of several names, the file of the earliest name is returned.
+
+    :raises DataError: there is no such file, or two files have the same name.
     """
     for name in names:
         found = [path for path in sorted(Path(root).rglob(name)) if path.is_file()]

@@ -24,13 +24,13 @@ _VERSION = '2'  # version of the cached content
 def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> ImageData:
     """Load colour images from class folders; scale them to ``size`` x ``size`` pixels.
 
-    :param root: folder that holds ``train`` and ``test``. Each of them is a folder or an archive:
-        ``.tar``, ``.tar.gz``, ``.tgz``, ``.zip``. The class of an image is the folder that holds
-        the image.
-    :param memory: largest size of the decoded images, in MiB; also the largest size of the encoded
-        images of a compressed tar.
-    :raises DataError: names what is missing or invalid: ``train`` or ``test``, a class, a file that
-        is not an image, or a link in an archive.
+    :param root: folder that holds ``train`` and ``test``. Each of them is a folder or an
+        archive: ``.tar``, ``.tar.gz``, ``.tgz``, ``.zip``. The class of an image is the
+        folder that holds the image.
+    :param memory: largest size of the decoded images, in MiB; also the largest size of the
+        encoded images of a compressed tar.
+    :raises DataError: something is missing or invalid: ``train`` or ``test``, a class, a
+        file that is not an image, or a link in an archive. The message names it.
     """
     if not 1 <= size <= 4096:
         raise DataError(f'size must be 1 to 4096 pixels, got {size}')

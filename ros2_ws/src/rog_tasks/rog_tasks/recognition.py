@@ -1,4 +1,4 @@
-"""Recognition on a real robot: its camera, a recording of it, or folders of images."""
+"""Recognition on a real robot, with images from its camera, a recording or folders."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +23,21 @@ START_BATCH = 64
 class Recognition(Task):
     """Training of a recogniser on the images that the robots see.
 
-    :param seed: random seed of the model's initialisation, of the robots' shares of a folder, and
-        of the order of the images.
-    :param images, labels: see :func:`rog_tasks.sources.open_source`; only robots open this source.
+    :param seed: random seed of the model's initialisation, of the robots' shares of a
+        folder, and of the order of the images.
+    :param images, labels: see :func:`rog_tasks.sources.open_source`; only robots open this
+        source.
     :param classes: names of the classes.
-    :param size, channels: images are scaled to (channels, size, size). 3 channels mean colour, 1
-        channel means grey.
+    :param size, channels: images are scaled to (channels, size, size). 3 channels mean
+        colour, 1 channel means grey.
     :param model, model_options: see :class:`~rog_tasks.classify.Classification`.
-    :param start: how the server makes the initial model: ``weights:PATH`` (from a safetensors
-        file), ``folder:PATH?epochs=5`` (trained on class folders), or '' (random).
-    :param test: ``folder:PATH`` of class folders on every machine, to measure the model. If it is
-        '', the model is not measured, and the accuracy is NaN.
+    :param start: how the server makes the initial model: ``weights:PATH`` (from a
+        safetensors file), ``folder:PATH?epochs=5`` (trained on class folders), or ''
+        (random).
+    :param test: ``folder:PATH`` of class folders on every machine, to measure the model. If
+        it is '', the model is not measured, and the accuracy is NaN.
     :param test_limit: largest number of test images.
-    :raises TaskError: names an invalid option.
+    :raises TaskError: an option is invalid; the message names it.
     """
 
     def __init__(self, images: str, classes: Sequence[str], labels: str = '', size: int = 32,

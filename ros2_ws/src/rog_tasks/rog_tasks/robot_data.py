@@ -12,7 +12,7 @@ MOST = 100_000
 
 
 class RobotData:
-    """The data of robot ``rank`` of ``world`` in a task."""
+    """The data of one robot in a task: robot ``rank`` of ``world`` robots."""
 
     def __init__(self, task: Task, rank: int, world: int):
         self._task, self._rank, self._world = task, rank, world

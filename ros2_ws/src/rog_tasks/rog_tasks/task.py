@@ -81,12 +81,12 @@ class Task(ABC):
         return math.nan
 
     def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
-        """Return small arrays by name, for a figure of the end of a run; by default none.
+        """Return small arrays, by name, for figures of the final model; by default none.
 
         A run in virtual time calls this for the model of every robot and of the server.
-        `rog_sim.figures` draws these arrays. For a robot: ``truth`` and ``estimate``, positions (n,
-        3) in m. For the server: ``top`` (H, W, 3), the colours, 0 to 1, seen from above; ``height``
-        (H, W) in m; ``extent``, (lowest x, highest x, lowest y, highest y) in m.
+        `rog_sim.figures` draws these arrays. For a robot: ``truth`` and ``estimate``, positions
+        (n, 3) in m. For the server: ``top`` (H, W, 3), the colours, 0 to 1, seen from above;
+        ``height`` (H, W) in m; ``extent``, (lowest x, highest x, lowest y, highest y) in m.
         """
         return {}
 
@@ -244,10 +244,13 @@ def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: st
 
 
 def prepare(task: Task, model: 'nn.Module') -> None:
-    """Change a new model, in place, to its state before online training; on the server only.
+    """Change a new model, in place, to its state before online training.
 
-    :raises TaskError: `Task.pretrain` changes a frozen parameter, or changes which parameters are
-        frozen. Both are refused because robots get only the trained parameters from the server.
+    Only the server calls this function.
+
+    :raises TaskError: `Task.pretrain` changes a frozen parameter, or changes which
+        parameters are frozen. Both are refused because robots get only the trained
+        parameters from the server.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: p.detach().clone() for name, p in model.named_parameters()

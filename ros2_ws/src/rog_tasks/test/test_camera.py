@@ -1,6 +1,7 @@
-"""A live topic: its images are used, losses are reported, and a camera that stops causes no error.
+"""A live topic: images are used, losses are reported, and a camera that stops is no error.
 
-The tests set the clock, which is a number. A thread waits in real time only until it is woken.
+The clock is a number that the tests set. A thread waits in real time only until a test
+wakes it.
 """
 
 import queue

@@ -156,7 +156,7 @@ def test_frames_of_a_flat_show_its_walls():
 
 
 def test_a_cell_learns_from_the_mean_of_what_is_around_it():
-    """Fifty times as many points around a cell change the cell no more than one point does."""
+    """Even many points around a cell change the cell no more than one point can change it."""
     low, high = torch.zeros(3), torch.ones(3) * 2
     points = torch.rand(400, 3, generator=torch.Generator().manual_seed(0)) * 2
     changes = []

@@ -256,7 +256,7 @@ def test_names_of_folders_may_have_any_bytes(tmp_path):
 
 
 def test_of_two_files_of_one_name_the_last_counts(tmp_path):
-    """An earlier version counted such a file in a zip twice.
+    """An earlier version counted both files if they were in a zip.
 
     Tools that change an archive append the new file and keep the old file.
     """

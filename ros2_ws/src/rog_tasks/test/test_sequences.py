@@ -406,7 +406,8 @@ def test_a_replica_recording_is_read_with_its_scale(tmp_path):
 def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
     for folder in ('pose', 'intrinsic'):
         (tmp_path / folder).mkdir()
-    for number in range(12):  # 10 follows 9, although not in alphabetical order
+    # frame 10 comes after frame 9, although its name comes before in alphabetical order
+    for number in range(12):
         picture(tmp_path / f'color/{number}.jpg', (64, 48))
         grey_png(tmp_path / f'depth/{number}.png', np.full(SIZE[::-1], 1000 + number))
         np.savetxt(tmp_path / f'pose/{number}.txt', pose(number), '%.6f')
@@ -425,7 +426,7 @@ def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
 
 
 def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
-    """A square 1 m ahead is red; the colour camera sees it 25 mm further left, and smaller."""
+    """A red square is 1 m ahead. The colour camera sees it 25 mm further left, and smaller."""
     for number in range(2):
         pixels = np.zeros((480, 640, 3), np.uint8)
         # 525 pixels per metre; the centre is at 320 - 525 * 0.025
@@ -461,7 +462,7 @@ def test_a_recording_without_any_depth_is_refused(kind, root):
 
 
 def test_a_camera_may_begin_without_depth(kind, root):
-    """Real depth cameras begin like this.
+    """The first images of real depth cameras often contain no depth.
 
     In an earlier version, the loss was NaN until the first depth came.
     """
@@ -484,9 +485,9 @@ def test_a_camera_may_begin_without_depth(kind, root):
     [[16, 5, 16], [0, 16, 12], [0, 0, 1]], [[16, 0, 16], [0, 16, 12], [0, 0, 2]],
     [[1e-9, 0, 16], [0, 1e-9, 12], [0, 0, 1]], [[16, 0, 16], [0, 1e9, 12], [0, 0, 1]]])
 def test_a_matrix_that_is_no_camera_of_these_images_is_refused(matrix, tmp_path):
-    """An earlier version accepted such matrices, and the map was wrong.
+    """The matrix is for another image size, is transposed, or contains zeros.
 
-    Such a matrix is for another image size, is transposed, or contains zeros.
+    An earlier version accepted such a matrix, and the map was wrong.
     """
     recorded(tmp_path, 'tum')
     np.savetxt(tmp_path / 'camera-intrinsics.txt', matrix)
@@ -502,7 +503,10 @@ def test_a_mask_is_no_depth_image(tmp_path):
 
 
 def test_a_recording_that_shows_too_much_is_named(tmp_path):
-    """For example, a recording whose poses are in millimetres."""
+    """The error names a recording that covers too much space.
+
+    For example, the poses of a recording are in millimetres.
+    """
     recorded(tmp_path, 'tum')
     (tmp_path / 'groundtruth.txt').write_text(
         '\n'.join(f'{n}.005 {n * 1e5} 0 0 0 0 0 1' for n in range(COUNT)))

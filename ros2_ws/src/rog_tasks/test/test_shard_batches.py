@@ -1,4 +1,4 @@
-"""A batch depends only on its number, whoever requests it and in whatever order."""
+"""A batch depends only on its number, not on who requests it or in which order."""
 
 import itertools
 from functools import cache
@@ -66,7 +66,7 @@ def test_any_order_of_asking_gives_the_batches_of_the_task(name, asked, places):
 
 
 class Counting:
-    """Replacement for a task that counts the batches it makes and the iterators it opens."""
+    """Takes the place of a task; counts the batches made and the iterators opened."""
 
     def __init__(self):
         self.made = self.opened = 0

@@ -23,7 +23,8 @@ from .source import Source
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-LINGER = 1  # seconds after which the ending server closes connections that are still open
+# seconds that a server waits at its end before it closes the connections that are still open
+LINGER = 1
 PATIENCE = 30  # seconds of silence after which a browser counts as gone
 # With this policy the browser loads nothing from other servers, whatever the page contains.
 POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
@@ -33,9 +34,10 @@ POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
 class Guard:
     """Rejects requests that pages of other sites send from the user's browser.
 
-    Such a page can reach this server under its own host name (DNS rebinding), or open a WebSocket
-    to this server. Therefore the host of a request must be an IP address or a name of this machine,
-    and the origin of a request must be a page of this server.
+    A page of another site can use its own host name for the address of this server (DNS
+    rebinding), or open a WebSocket to this server. Therefore the host of a request must be
+    an IP address or a name of this machine, and the origin of a request must be a page of
+    this server.
     """
 
     def __init__(self, app: Any) -> None:

@@ -1,4 +1,4 @@
-"""Real programs with random weights, whose authors did not know rrto.
+"""Real programs whose authors did not know rrto; their models have random weights.
 
 Each entry of CLIENTS builds a model on a device and returns its inference. The inference is a
 function: its argument is the number of the inference, and it returns tensors on the CPU. `python
@@ -20,7 +20,8 @@ os.environ.setdefault('YOLO_OFFLINE', '1')
 
 CLIENTS = {}
 SMALL = set()    # names of clients that take about a second
-VARYING = set()  # names of clients whose shapes differ in every inference, so that none is replayed
+# names of clients whose shapes differ in every inference; none of their inferences is replayed
+VARYING = set()
 # Keeps library objects, because PyTorch removes the operators of a deleted library object.
 OPERATORS = []
 
@@ -277,7 +278,7 @@ def yolo11n(device):
 
 @client()
 def diffusion(device):
-    """Run four steps of a small UNet on noise that a generator of the device draws."""
+    """Run four steps of a small UNet, on noise from a random generator on the device."""
     vision()
     d = importlib.import_module('diffusers')
     model = d.UNet2DModel(sample_size=16, in_channels=3, out_channels=3, layers_per_block=1,
@@ -312,9 +313,9 @@ def packed_lstm(device):
 
 @client(small=True)
 def benchmark_loop(device):
-    """Time a model as tutorials do.
+    """Measure the time of a model in the way that tutorials show.
 
-    Record events around it, and synchronize before reading the time.
+    Record one event before the model and one after it. Synchronize before reading the time.
     """
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
                           nn.LazyLinear(10))

@@ -29,7 +29,8 @@ class Executor:
     def __init__(self):
         self.tensors, self.lost = {}, {}
         self.generator = np.random.default_rng(0)
-        self.used, self.limit = 0, 1 << 60   # number of bytes that runs hold, and its limit
+        # number of bytes that runs hold; the limit of this number
+        self.used, self.limit = 0, 1 << 60
         self.kernels = {
             'add': Kernel(lambda a, k: ((a[0] + a[1],), None)),
             'mul': Kernel(lambda a, k: ((a[0] * a[1],), None)),
@@ -224,8 +225,8 @@ class Direct(Device):
 class Offload(Device):
     """Uses the replay machines of the client and the server.
 
-    The server executes random numbers of steps at a time, so it is ahead of the program or behind
-    it.
+    After each message, the server executes a random number of steps. Therefore the server is
+    sometimes ahead of the program and sometimes behind it.
     """
 
     def __init__(self, seed=0, infer=None, search=None):

@@ -29,8 +29,9 @@ __all__ = ['CODECS', 'LENGTH', 'OWN', 'RAW', 'SCALE', 'SMALLER', 'Codec', 'Part'
 
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
-SMALLER = CODECS['ternary']  # replaces the fleet's codec on a link that is too slow for it
-_WITH_ARGUMENT = {'ternary': SparseTernary.of}  # gets the text after the colon of a name
+SMALLER = CODECS['ternary']  # codec for a link that is too slow for the fleet's codec
+# maps the name of a codec to the function that gets the text after the colon
+_WITH_ARGUMENT = {'ternary': SparseTernary.of}
 _CLASS = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')  # matches package.module:Class
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
@@ -41,7 +42,10 @@ def codec_names() -> tuple[str, ...]:
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec with this name; raise `ConfigError`, which lists all names, if unknown."""
+    """Return the codec with this name.
+
+    :raises ConfigError: the name is unknown; the message lists all names.
+    """
     family, colon, argument = name.partition(':')
     if name in CODECS:
         return CODECS[name]

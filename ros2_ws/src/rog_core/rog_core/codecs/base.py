@@ -1,14 +1,18 @@
 """The interface of a codec, and functions that several codecs use.
 
-A codec turns the values of a set of segments into bytes and back. The bytes are numpy arrays on the
-host. The values are numpy arrays, or torch tensors on any device. Compiled loops encode and decode
-numpy arrays; tensor operations (see `rog_core.arrays`) or CUDA kernels (`rog_core.cuda`)
-encode and decode tensors. All three give the same bytes. Encoded segments follow one another, and
-each can be decoded without the others. All formats are little endian. In every format except raw, a
-segment begins with one or more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
+A codec turns the values of a set of segments into bytes and back. The bytes are numpy
+arrays on the host. The values are numpy arrays, or torch tensors on any device.
+Compiled loops encode and decode numpy arrays. Tensor operations (see `rog_core.arrays`)
+or CUDA kernels (`rog_core.cuda`) encode and decode tensors. Loops, operations and
+kernels give the same bytes.
 
-A new codec is one file with a subclass of `Codec`, named in `rog_core.codecs`, or a class of
-another package; docs/own_codec.md has an example.
+Encoded segments follow one another, and each segment can be decoded without the others.
+All formats are little endian. In every format except raw, a segment begins with one or
+more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
+
+A new codec is a subclass of `Codec`. It is a new file of this package, which
+`rog_core.codecs` lists, or it belongs to another package; docs/own_codec.md has an
+example.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from ..arrays import Array, from_host
 from ..errors import LocalProtocolError, RemoteProtocolError
 from .kernels import LENGTH, OWN, SCALE
 
-# What a CUDA kernel encodes. DIFFERENCE: values - mirror. TAKE: the values; the kernel then
-# subtracts the decoded values from them. COPY: the values, which stay unchanged.
+# What a CUDA kernel encodes. DIFFERENCE: ``values - mirror``. TAKE: the values; the
+# kernel then subtracts the decoded values from them. COPY: the values, which stay
+# unchanged.
 DIFFERENCE, TAKE, COPY = range(3)
 MOST = 512  # a codec that sends positions sends at most this many elements of a segment
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
@@ -55,7 +60,7 @@ class Codec(ABC):
     # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
     segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
-    # `take` leaves in the values this factor times (values - decoded values).
+    # `take` replaces the values by this factor times (values - decoded values).
     kept: float = 1.0
     faults: tuple[str, ...] = ()   # error texts of this codec's rules `OWN`, `OWN` + 1, ...
     # CUDA kernels: (source file in `rog_core.cuda`, prefix of their names); None: no kernels.
@@ -76,7 +81,10 @@ class Codec(ABC):
 
     def difference(self, partition: Segments, master: Array, mirror: Array, ids: np.ndarray,
                    magnitude: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids`` of master - mirror as uint8; do not change the arrays."""
+        """Encode ``master - mirror`` of the segments ``ids`` as uint8.
+
+        The arrays do not change.
+        """
         return self._encode(partition, master, mirror, ids, magnitude)
 
     def _encode(self, partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray,
@@ -103,9 +111,10 @@ class Codec(ABC):
     def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
                          ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
                          out: np.ndarray) -> None:
-        """Encode values - mirror into ``out``; only a codec that is `compiled` has this method.
+        """Encode ``values - mirror`` into ``out``.
 
-        If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
+        If ``mirror`` is None, encode ``values`` and subtract the decoded values from them. Only
+        a codec whose field `compiled` is true has this method.
         """
         raise NotImplementedError
 
@@ -142,8 +151,8 @@ class Codec(ABC):
     def _numbers(self, lengths: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray | int:
         """Return the last column of the kernel's table: a number for each segment, int64.
 
-        Its meaning depends on the codec. ``magnitude``: see `take`; None if the kernel does not
-        need it.
+        Each codec defines the meaning of this number. ``magnitude``: see `take`; None if the
+        kernel does not need it.
         """
         return 0
 
@@ -162,11 +171,11 @@ class Codec(ABC):
               ) -> tuple[int, int, float]:
         """Check ``data`` and return three numbers.
 
-        ``lengths``: number of elements of each segment of the model.
+        The first number is the rule that ``data`` breaks: 0 (none), `LENGTH`, `SCALE`, or `OWN`
+        and higher. The second number is the position in ``ids`` of the segment that breaks the
+        rule. The third number is the sum of the squares of the decoded values.
 
-        The first is the rule that ``data`` breaks: 0 (none), `LENGTH`, `SCALE`, or `OWN` and
-        higher. The second is the position in ``ids`` of the segment that breaks it. The third is
-        the sum of the squares of the decoded values.
+        ``lengths``: number of elements of each segment of the model.
         """
 
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
@@ -184,7 +193,7 @@ class Codec(ABC):
 
     def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
                       data: np.ndarray, factor: np.float32) -> None:
-        """See `add`; only a codec that is `compiled` has this method."""
+        """See `add`. Only a codec whose field `compiled` is true has this method."""
         raise NotImplementedError
 
     @abstractmethod
@@ -219,10 +228,10 @@ class Codec(ABC):
 
 
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
-    """Join the segments of many chunks, by ascending id. The ids of all parts must be distinct.
+    """Join the segments of many chunks, by ascending id. No id may be in two parts.
 
-    A loop over the result then visits the rows in the order of the model, which takes half as long
-    as jumping between rows.
+    A loop over the result then visits the rows in the order of the model. This takes half
+    as long as a loop that jumps between rows.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -353,7 +362,7 @@ def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
 
 
 def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
-    """Return a copy of the segments ``ids`` of values - mirror, one after the other.
+    """Return a copy of the segments ``ids`` of ``values - mirror``, end to end.
 
     If ``mirror`` is None, return a copy of these segments of ``values``.
     """
@@ -362,5 +371,8 @@ def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.nda
 
 
 def add_signed(values: Array, index: np.ndarray, negative: np.ndarray, scale: np.ndarray) -> None:
-    """Add +scale to the elements ``index`` of a tensor, or -scale where ``negative`` is true."""
+    """Add +scale or -scale to the elements ``index`` of a tensor.
+
+    -scale is added where ``negative`` is true.
+    """
     values[from_host(index, values)] += from_host(np.where(negative, -scale, scale), values)

@@ -22,12 +22,16 @@ def encode_ids(ids: np.ndarray) -> np.ndarray:
 
 def split_into_chunks(ids: np.ndarray, sizes: np.ndarray, limit: int
                       ) -> list[tuple[int, int, np.ndarray]]:
-    """Divide ascending segments into chunks of at most ``limit`` bytes of values and ids.
+    """Divide ascending segments into chunks of at most ``limit`` bytes.
 
-    ``sizes`` int64 (ids,): bytes of the values of each segment. Returns three values for each
-    chunk: the number of segments in all chunks up to this one, the number of bytes of their values,
-    and the encoded ids of this chunk, uint8. A chunk holds at least one segment, even if this
-    segment exceeds ``limit``.
+    ``limit`` counts the bytes of values and ids.
+
+    ``sizes`` int64 (ids,): bytes of the values of each segment. A chunk holds at least one
+    segment, even if this segment exceeds ``limit``.
+
+    Returns three values for each chunk: the number of segments in this chunk and all chunks
+    before it, the number of bytes of the values of all these segments, and the encoded ids
+    of this chunk alone, uint8.
     """
     out, ends = np.empty(5 * ids.size, np.uint8), np.empty((3, ids.size), np.int64)
     count, begin, chunks = _split_into_chunks(ids, sizes, limit, out, ends), 0, []
@@ -64,11 +68,12 @@ def _varint_size(value):
 
 @njit(nogil=True, cache=True)
 def _split_into_chunks(ids, sizes, limit, out, ends):
-    """Write the encoded ids to ``out`` and the end of each chunk to ``ends``; return their number.
+    """Write the encoded ids to ``out`` and the ends of the chunks to ``ends``.
 
-    ``ends[:, c]`` holds three numbers. The first two are the number of segments in all chunks up to
-    chunk c, and the number of bytes of their values. The third is the position in ``out`` at which
-    the ids of chunk c end.
+    Returns the number of chunks. ``ends[:, c]`` holds three numbers for chunk c. The first
+    is the number of segments in all chunks up to and including chunk c. The second is the
+    number of bytes of the values of all these segments. The third is the position in
+    ``out`` at which the ids of chunk c end.
     """
     chunks, used, at, values, previous = 0, 0, 0, 0, np.int64(0)
     for i in range(ids.size):

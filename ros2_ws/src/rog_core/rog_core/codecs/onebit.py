@@ -104,7 +104,13 @@ def _sign_byte_of_difference(typing_context, left, right, index):
 
 @intrinsic
 def _add_signed(typing_context, array, index, byte, scale):
-    """Add to each of eight consecutive float32: +scale if its bit in ``byte`` is 0, else -scale."""
+    """Add +scale or -scale to each of eight float32: -scale if its bit is 1.
+
+    The eight float32 are neighbours in ``array`` and begin at ``index``. ``byte`` holds the
+    bits.
+
+    The eight float32 are neighbours in ``array`` and begin at ``index``.
+    """
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         eight = ir.VectorType(ir.FloatType(), 8)
@@ -141,7 +147,7 @@ def _add_tail(row, byte, scale):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, magnitude, out):
-    """Encode values - mirror into ``out``.
+    """Encode ``values - mirror`` into ``out``.
 
     If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
     """
@@ -175,7 +181,11 @@ def _encode(values, mirror, offsets, ids, magnitude, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, data):
-    """Add factor * (+scale where the bit is 0, -scale where it is 1) to the given segments."""
+    """Add ``factor * scale`` to each element whose bit is 0; subtract it from others.
+
+    Only elements of the segments ``ids`` change. ``scale``: the scale of the element's
+    segment.
+    """
     at = 0
     for i in range(ids.size):
         prefetch_row(values, offsets, ids, i + 1)

@@ -46,7 +46,7 @@ class Raw(Codec):
         if data.size != 4 * int(lengths[ids].sum()):
             return LENGTH, 0, 0.0
         energy = _energy(_floats(data))
-        # If all values are finite float32, the float64 sum of their squares is finite, too.
+        # If all values are finite float32, the float64 sum of their squares is also finite.
         return 0 if math.isfinite(energy) else OWN, 0, energy
 
     def _add_compiled(self, values, partition, ids, data, factor):

@@ -1,15 +1,19 @@
-"""``ternary:P``: sends the largest elements of each segment, a share P, as +scale or -scale.
+"""``ternary:P``: sends the largest elements, a share P of each segment.
 
-Source: DGH-(GC)^2, equations 18 to 22, unchanged, for pushes and pulls. The paper calls the n of
-these equations "the number of nodes". The equations come from its reference [40], where n is the
-number of elements of a tensor; here n is the number of elements of a segment (a row, or a part of a
-long row). In the paper, the learning rate takes the place of a scale. Here, as in [40], the scale
-is the mean magnitude of the elements sent.
+Each of them is sent as +scale or -scale.
 
-A segment begins with its scale (bfloat16). Two bytes follow for each of the m elements of largest
-magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the sign (1: negative). If
-elements have equal magnitudes, those with the lowest positions are sent. Zeros are not sent; if
-fewer than m elements are nonzero, 0xffff fills the remaining places at the end.
+Source: the paper DGH-(GC)^2, equations 18 to 22, unchanged, for pushes and pulls. This
+paper calls the n of the equations "the number of nodes". But the equations come from
+reference [40] of the paper, where n is the number of elements of a tensor. So here n is
+the number of elements of a segment (a row, or a part of a long row). In the paper, the
+learning rate takes the place of a scale. Here, as in [40], the scale is the mean
+magnitude of the elements sent.
+
+A segment begins with its scale (bfloat16). Two bytes follow for each of the m elements
+of largest magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the
+sign (1: negative). If elements have equal magnitudes, those with the lowest positions
+are sent. Zeros are not sent; if fewer than m elements are nonzero, 0xffff fills the
+remaining places at the end.
 """
 
 from __future__ import annotations
@@ -131,7 +135,12 @@ def _element(code, k):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to each element of ``row`` that the encoded segment ``code`` names."""
+    """Add +scale or -scale to each element of ``row`` that ``code`` sends.
+
+    ``code``: an encoded segment. If the sign bit of an element is set, -scale is added.
+
+    The function adds +scale, or -scale if the sign bit of the sent element is set.
+    """
     for k in range(code.size // 2 - 1):
         element = _element(code, k)
         if element == NOTHING:
@@ -141,7 +150,7 @@ def _move(row, code, scale):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, counts, out):
-    """Encode values - mirror into ``out``.
+    """Encode ``values - mirror`` into ``out``.
 
     If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
     """
@@ -161,7 +170,10 @@ def _encode(values, mirror, offsets, ids, counts, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, counts, factor, data):
-    """Add factor * the decoded values to the segments; change only the elements that were sent."""
+    """Multiply the decoded values by ``factor`` and add them to the segments.
+
+    Only the elements that were sent change.
+    """
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]

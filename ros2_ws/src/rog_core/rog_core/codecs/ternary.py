@@ -1,14 +1,17 @@
-"""``ternary``: sends only the largest of each 64 elements, as +scale or -scale; for slow links.
+"""``ternary``: sends only the largest of each 64 elements, as +scale or -scale.
 
-Source: DGH-(GC)^2, equations 18 to 22. As in its reference [40], the scale is the mean magnitude of
-the elements sent. Here the largest element of each block of 64 is sent, so that the encoded size of
-a segment depends only on its length.
+This codec is for slow links.
 
-A segment begins with its scale (bfloat16). One byte per block follows; the last block may be
-shorter. Bits 0 to 5 hold the position of the element sent, bit 6 its sign (1: negative), and bit 7
-is set. The byte is 0 for a block that sends nothing. If elements have equal magnitudes, the first
-of them is sent. Encoding reads every element once; decoding accesses only the elements sent, one in
-64.
+Source: the paper DGH-(GC)^2, equations 18 to 22. As in reference [40] of this paper,
+the scale is the mean magnitude of the elements sent. Here the largest element of each
+block of 64 is sent, so that the encoded size of a segment depends only on the number of
+its elements.
+
+A segment begins with its scale (bfloat16). One byte per block follows; the last block
+may be shorter. Bits 0 to 5 hold the position of the element sent, bit 6 its sign (1:
+negative), and bit 7 is set. The byte is 0 for a block that sends nothing. If elements
+have equal magnitudes, the first of them is sent. Encoding reads every element once.
+Decoding accesses only the elements sent, which are one in 64.
 """
 
 from __future__ import annotations
@@ -97,7 +100,12 @@ def _write(row, code):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to each element of ``row`` that the encoded segment ``code`` names."""
+    """Add +scale or -scale to each element of ``row`` that ``code`` sends.
+
+    ``code``: an encoded segment. If the sign bit of an element is set, -scale is added.
+
+    The function adds +scale, or -scale if the sign bit of the sent element is set.
+    """
     for b in range(2, code.size):
         if code[b]:
             row[(b - 2) * BLOCK + (code[b] & 63)] += -scale if code[b] & 64 else scale
@@ -110,7 +118,7 @@ def _size(length):
 
 @njit(nogil=True, cache=True)
 def _encode(values, mirror, offsets, ids, out):
-    """Encode values - mirror into ``out``.
+    """Encode ``values - mirror`` into ``out``.
 
     If ``mirror`` is None, encode ``values`` and subtract the decoded values from them.
     """
@@ -129,7 +137,10 @@ def _encode(values, mirror, offsets, ids, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, data):
-    """Add factor * the decoded values to the segments; change only the elements that were sent."""
+    """Multiply the decoded values by ``factor`` and add them to the segments.
+
+    Only the elements that were sent change.
+    """
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]

@@ -1,9 +1,12 @@
-"""CUDA kernels, one `.cu` file for each family of codecs. One launch processes many segments.
+"""CUDA kernels, one `.cu` file for each family of codecs.
+
+One launch processes many segments.
 
 `sums.cu` has the kernels of `rog_core.arrays`, which add a step and sum magnitudes in one pass.
-cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors and run on
-torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the
-codecs use torch operations, which are the reference. For finite values both give the same bytes.
+cupy compiles a kernel at its first use. Kernels work on the memory of torch tensors, and run on
+torch's current stream. Without cupy, or for tensors that are not on a CUDA device, the codecs use
+torch operations, which are the reference. For finite values, kernels and torch operations give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ import numpy as np
 Array = Any  # numpy.ndarray or torch.Tensor
 
 THREADS = 256  # threads per block; one block works on one segment
-# Maximum number of bytes that one kernel launch encodes. It limits the pinned memory, because a
-# Jetson runs out of it first. With every codec except raw, a push of ConvMLP-M needs one launch
-# (e3m0: 8.7 MB).
+# Maximum number of bytes that one kernel launch encodes. This limits the pinned memory,
+# which is the first memory that a Jetson runs out of. With every codec except raw, a push
+# of ConvMLP-M needs one launch (e3m0: 8.7 MB).
 AT_ONCE = 16 << 20
 ALIGNED = 16  # each array of an upload begins at a multiple of this number of bytes
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
@@ -48,7 +51,10 @@ def usable(values: Array) -> bool:
 
 
 def at_once(values: Array) -> int:
-    """Return `rog_core.transfer.sender.Rows.at_once`; 0 if no kernels process ``values``."""
+    """Return the value of `rog_core.transfer.sender.Rows.at_once` for ``values``.
+
+    The value is 0 if no kernels process ``values``.
+    """
     return AT_ONCE if usable(values) else 0
 
 
@@ -136,9 +142,10 @@ def upload(like: Array, *arrays: np.ndarray) -> list[Array]:
 
 
 def download(values: Array) -> np.ndarray:
-    """Copy to the host through a pinned buffer; waits for the current stream."""
+    """Copy a tensor to the host through a pinned buffer; wait for the current stream."""
     import torch
     pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
-    return pinned.numpy().copy()  # a copy, because senders keep it and pinned memory is scarce
+    # a copy, because senders keep the result and pinned memory is scarce
+    return pinned.numpy().copy()

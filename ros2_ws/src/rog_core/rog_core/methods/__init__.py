@@ -41,7 +41,10 @@ def usages() -> str:
 
 
 def parse(text: str) -> MethodSpec:
-    """Parse the text of a method; raise `ConfigError` if it cannot name a method."""
+    """Parse the text of a method.
+
+    :raises ConfigError: the text cannot be the name of a method.
+    """
     if len(text) > LONGEST:
         raise ConfigError(f'the text of a method must have at most {LONGEST} characters, got '
                           f'{len(text)}')

@@ -34,9 +34,10 @@ from .method_spec import EARLY, MethodSpec, suffix
 class Standing:
     """The progress of one robot, as a method sees it.
 
-    ``iteration``: the last iteration that the robot has pushed. ``slowest``: the iteration of its
-    oldest row at the server; this equals ``iteration`` if staleness is not counted by row.
-    ``rate``: measured throughput, bytes/s. ``loss``: loss of its last batch; NaN if unknown.
+    ``iteration``: the last iteration that the robot has pushed. ``slowest``: the iteration
+    of the robot's oldest row at the server; this equals ``iteration`` if staleness is not
+    counted by row. ``rate``: measured throughput in bytes per second. ``loss``: loss of the
+    robot's last batch; NaN if unknown.
     """
 
     iteration: int
@@ -50,13 +51,13 @@ Fleet = Mapping[str, Standing]
 
 @dataclass(frozen=True)
 class Team:
-    """What the server knows of a fleet before training; a method may refuse such a fleet.
+    """What the server knows of a fleet before training; a method may refuse the fleet.
 
-    ``capacities`` maps each robot to its computing capacity, by rank; empty if any robot may join.
-    ``codec``: name of the fleet's codec. ``momentum``: used by methods that keep the momentum on
-    the server. ``clip``: see `rog_core.server.push_filter`; 0: pushes are never scaled down.
-    ``above``: whether the fleet is a child fleet, whose model its parent fleet changes between two
-    pushes.
+    ``capacities`` maps each robot to its computing capacity, by rank; it is empty if any
+    robot is allowed to join. ``codec``: name of the fleet's codec. ``momentum``:
+    coefficient for methods that keep the momentum on the server. ``clip``: see
+    `rog_core.server.push_filter`; with 0, pushes are never scaled down. ``above``: whether
+    the fleet is a child fleet, whose model its parent fleet changes between two pushes.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
@@ -164,7 +165,10 @@ class Method:
 
     @classmethod
     def ranges(cls) -> Mapping[str, tuple[float, float]]:
-        """Return the options that take a real number, each with the lowest and highest value."""
+        """Return the options that take a real number, each with its allowed range.
+
+        The range is (lowest value, highest value).
+        """
         return {}
 
     def bounds(self) -> tuple[float, float]:
@@ -205,7 +209,9 @@ class Method:
 
     @property
     def by_row(self) -> bool:
-        """Whether staleness is counted for every row, rather than for a robot's iterations.
+        """Whether staleness is counted for every row.
+
+        Otherwise it is counted for each robot, in iterations.
 
         The two counts differ only for rows that this or the former method has left unsent.
         """
@@ -260,7 +266,7 @@ class Method:
         return self.bound
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
-        """Return whether this robot must wait until all others have reached its iteration."""
+        """Return whether this robot must wait for all others to reach its iteration."""
         return False
 
     @staticmethod
@@ -275,7 +281,7 @@ class Method:
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Handle that the time `deadline` has come.
+        """Handle the arrival of the time `deadline`.
 
         Then the server checks which robots may continue.
         """
@@ -413,7 +419,10 @@ class Method:
 
 
 class Holding(Method):
-    """Base of methods that store each push and apply it later, as at the end of a round."""
+    """Base of methods that store each push and apply it later.
+
+    For example, a method may apply all pushes at the end of a round.
+    """
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""

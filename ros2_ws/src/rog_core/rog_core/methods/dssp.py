@@ -10,13 +10,14 @@ from .method_spec import MethodSpec
 
 def controller(latest: float, interval: float, slowest_latest: float, slowest_interval: float,
                most: int) -> int:
-    """Return after how many extra iterations, 0 to ``most``, a robot waits least (Algorithm 2).
+    """Return after how many extra iterations a robot waits least (Algorithm 2).
 
-    ``latest``: time of the robot's last push. ``interval``: time between its last two pushes.
-    ``slowest_latest``, ``slowest_interval``: the same two values of the slowest robot. All values
-    are in seconds. The function assumes that both intervals will not change. After the returned
-    number of iterations, the robot's push is closest in time to a push of the slowest robot. If
-    several numbers are equally good, the function returns the lowest.
+    The number is between 0 and ``most``. ``latest``: time of the robot's last push.
+    ``interval``: time between the robot's last two pushes. ``slowest_latest``,
+    ``slowest_interval``: the same two values of the slowest robot. All values are in
+    seconds. The function assumes that both intervals will not change. After the returned
+    number of iterations, the robot's push is closest in time to a push of the slowest
+    robot. If several numbers are equally good, the function returns the lowest.
     """
     steps = np.arange(most + 1)
     own = latest + steps * interval
@@ -72,5 +73,5 @@ class Dssp(Method):
     def _extra(self, robot: str, slowest: str, most: int) -> int:
         own, other = self._pushes[robot], self._pushes.get(slowest, (0.0, float('nan')))
         if own[1] != own[1] or other[1] != other[1]:
-            return 0  # a robot's interval is known from its second push on
+            return 0  # the interval of a robot is unknown before its second push
         return controller(*own, *other, most)

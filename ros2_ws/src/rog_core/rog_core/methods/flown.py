@@ -13,14 +13,17 @@ DEFAULT_RANGE = (2, 20)
 class Flown(Method):
     """FLOWN: a threshold per device, from estimated bandwidth and contribution.
 
-    The ROG paper (Sections I and II-D) describes its reference [19] like this: devices that are
-    estimated to have low bandwidth and to contribute little to accuracy get a higher threshold,
-    other devices a lower one. The paper gives no formula, and the published code of this baseline
-    does not run. We read it as follows. The threshold of a device is how many iterations the others
-    may be ahead of it. Bandwidth is the measured throughput. Contribution is the loss of the last
-    batch: a device with a high loss contributes much. Each of the two is ranked within the fleet,
-    since they have different units. The mean of both ranks places the threshold in the range. Each
-    push of the device updates its threshold.
+    The ROG paper (Sections I and II-D) describes FLOWN, its reference [19], like this:
+    devices that are estimated to have low bandwidth and to contribute little to accuracy
+    get a higher threshold, other devices a lower one. The paper gives no formula, and the
+    published code of this baseline does not run. So our definition is as follows.
+
+    The threshold of a device is the number of iterations by which the others may be ahead
+    of this device. Bandwidth is the measured throughput. Contribution is the loss of the
+    last batch: a device with a high loss contributes much. Bandwidth and contribution have
+    different units, so each is replaced by its rank within the fleet. The mean of both
+    ranks decides where the threshold lies between the lowest and the highest threshold.
+    Each push of the device updates its threshold.
     """
 
     name = 'flown'
@@ -50,7 +53,8 @@ class Flown(Method):
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
         """See `Method.held_up_by`.
 
-        Each robot has a bound of its own: the iterations that others may be ahead of it.
+        Each robot has a bound of its own: the number of iterations by which others may be ahead
+        of it.
         """
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if name != robot and iteration - other.slowest

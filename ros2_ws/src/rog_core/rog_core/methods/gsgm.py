@@ -18,20 +18,23 @@ class Gsgm(Rolling):
 
     ``gsgm:T``: ATP chooses the rows; their staleness is at most T.
 
-    Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes, and
-    leaves the list. The push of a robot that is not on the list waits in a queue. When the list is
-    empty, the round ends and all robots are on the list again. The list is computed from the robots
-    that are present, so a robot that dies or joins cannot block the others. The next round starts
-    as soon as the list is empty, as the paper's text says. The paper's listing waits for the next
-    push before it starts the round. This gives the same order of contributions, but robots in the
-    queue wait longer, by one iteration of the slowest robot. A robot that waits for another reason
-    (a barrier of SVRG, or the bound T) is not on the list.
+    Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes,
+    and then leaves the list. The push of a robot that is not on the list waits in a queue.
+    When the list is empty, the round ends and all robots are on the list again. The list is
+    computed from the robots that are present, so a robot that dies or joins cannot block
+    the others. A robot that waits for another reason (a barrier of SVRG, or the bound T) is
+    not on the list.
 
-    Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v is the
-    sum of the v' of the round before. The paper's listing divides only the average that becomes v
-    by the number of robots. Here every push is divided by this number, as in all our methods, so
-    the paper's learning rate equals ours divided by the number of robots. The momentum also moves
-    rows that a push does not contain.
+    Here the next round starts as soon as the list is empty, as the paper's text says. In
+    the paper's listing, the next round starts only with the next push. The listing gives
+    the same order of contributions, but robots in the queue wait longer, by one iteration
+    of the slowest robot.
+
+    Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v
+    is the sum of the v' of the round before. The paper's listing divides only the average
+    that becomes v by the number of robots. Here every push is divided by this number, as in
+    all our methods, so the paper's learning rate equals ours divided by the number of
+    robots. The momentum also moves rows that a push does not contain.
     """
 
     name = 'gsgm'
@@ -64,7 +67,7 @@ class Gsgm(Rolling):
         return True
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`: the server applies the momentum, not the robots."""
+        """See `Method.grant`: the server, not the robots, applies the momentum."""
         return iteration + 1, Gradient(momentum=False)
 
     # -- the white list --------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from .method_spec import EARLY, MethodSpec
 from .outer import Outer
 
 AUTO_RANGE = (4, 40)
-# Share of time spent waiting: above STALL_HIGH the threshold rises, below STALL_LOW it falls.
+# Share of time in which the fleet waits. If the share is above STALL_HIGH, the threshold
+# rises; if it is below STALL_LOW, the threshold falls.
 STALL_HIGH, STALL_LOW = 0.05, 0.02
 HARM = 0.25                         # relative rise of the loss that counts as harm by staleness
 ROUNDS = 4                          # pushes of each robot between two changes of the threshold

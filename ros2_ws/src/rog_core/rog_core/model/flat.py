@@ -102,8 +102,9 @@ def as_array(tensor: torch.Tensor) -> Array:
 def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """Return the parameters that require a gradient, with their names, in model order.
 
-    Raises `ConfigError` if there is no such parameter. Also raises it if one of them has no values,
-    is not float32, is on another device than the first parameter, or shares memory with another.
+    Raises `ConfigError` if no parameter requires a gradient. It is also raised for a
+    parameter that has no values, is not float32, is on another device than the first
+    parameter, or shares memory with another parameter.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f'the model is of type {type(model).__name__}; it must be a '

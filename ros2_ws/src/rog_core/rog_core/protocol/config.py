@@ -73,17 +73,18 @@ class SgdConfig:
 class ServerConfig:
     """Configuration of the server.
 
-    ``sync``: the method. ``momentum``: used by methods that keep the momentum on the server.
-    ``heartbeat_limit``: seconds without a heartbeat after which a member is away. ``patience``:
-    seconds without progress after which others no longer wait for a member; if it is 0,
-    `rog_core.server.deadlines.longest_pause` computes it. ``drain_limit``: seconds that the
-    transfer of the final model may take. ``stop_limit``: seconds that the end of the run may take.
-    ``capacities``: maps each robot of the fleet, in order of rank, to its computing capacity; empty
-    if the fleet is not known from the beginning. ``implausible``: a push is refused if its norm is
-    more than this many times the usual norm; 0: no limit. ``clip``: a push with a larger norm is
-    scaled down to this many times the median norm; 0: no limit. For ``implausible`` and ``clip``
-    see `rog_core.server.push_filter`. ``above``: whether this is the server of a child fleet, see
-    `rog_core.upstream`.
+    ``sync``: the method. ``momentum``: coefficient for methods that keep the momentum on
+    the server. ``heartbeat_limit``: seconds without a heartbeat after which a member is
+    away. ``patience``: seconds without progress after which others no longer wait for a
+    member; if ``patience`` is 0, `rog_core.server.deadlines.longest_pause` computes this
+    time. ``drain_limit``: seconds that the transfer of the final model may take.
+    ``stop_limit``: seconds that the end of the run may take. ``capacities``: maps each
+    robot of the fleet, in order of rank, to its computing capacity; empty if the fleet is
+    not known from the beginning. ``implausible``: a push is refused if its norm is more
+    than this many times the usual norm; 0: no limit. ``clip``: a push whose norm is more
+    than this many times the median norm is scaled down to this limit; 0: no limit. For
+    ``implausible`` and ``clip`` see `rog_core.server.push_filter`. ``above``: whether this
+    is the server of a child fleet, see `rog_core.upstream`.
     """
 
     transfer: TransferConfig

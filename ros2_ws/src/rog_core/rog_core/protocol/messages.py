@@ -91,12 +91,12 @@ class Ack:
 class Sending:
     """Rules by which rows are chosen for a transfer; by default all rows are sent.
 
-    ``minimum``: share of the rows that must arrive however long it takes, 0 to 1. ``threshold``: a
-    row that was not sent for this many iterations must arrive, too; with 0, the age of rows does
-    not matter. ``by_importance``: whether rows are sent in order of importance; if false, they are
-    sent in model order.
-    ``mta``: the share of the rows whose transmission time the sender reports as the MTA time. If
-    ``mta`` is 0 or below ``minimum``, the sender reports the time of the rows that must arrive.
+    ``minimum``: share of the rows that must arrive however long it takes, 0 to 1.
+    ``threshold``: a row that was not sent for this many iterations must also arrive; with
+    0, the age of rows does not matter. ``by_importance``: whether rows are sent in order of
+    importance; if false, they are sent in model order. ``mta``: a share of the rows; the
+    sender reports the transmission time of this share as the MTA time. If ``mta`` is 0 or
+    below ``minimum``, the sender reports the time of the rows that must arrive.
     """
 
     minimum: float = 1.0
@@ -146,10 +146,13 @@ class Command:
 
 @dataclass(frozen=True)
 class End:
-    """Tells the receiver that the transfer ends; it consists of ``chunks`` chunks.
+    """Tells the receiver that the transfer ends.
 
-    ``duration``: seconds that the transfer has taken. ``mta_duration``: seconds that its MTA has
-    taken. ``whole``: whether the transfer stays open until all of its chunks have arrived.
+    ``chunks``: number of chunks of the whole transfer.
+
+    ``duration``: seconds that the transfer has taken. ``mta_duration``: seconds that the
+    MTA of the transfer has taken. ``whole``: whether the transfer stays open until all of
+    its chunks have arrived.
     """
 
     transfer: TransferId
@@ -226,7 +229,8 @@ TransferMessage = Chunk | Ack | End | Receipt
 class Send:
     """Action: send the message.
 
-    ``robot``: at the server, the robot that receives the message; at a worker, its own name.
+    ``robot``: at the server, the robot that receives the message; at a worker, the worker's
+    own name.
     """
 
     robot: str

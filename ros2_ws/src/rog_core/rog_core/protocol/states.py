@@ -23,10 +23,11 @@ STARVED, EVALUATING = 'starved', 'evaluating'
 # States of a worker's gradient. IDLE: no gradient is ordered. BUSY: the worker computes a gradient.
 # READY: the gradient is computed, but not used yet.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
-# States of a member, which is a robot as the server knows it. It can also have the
-# states joining, waiting, pulling and stopped of a worker.
+# States of a member, which is a robot as the server knows it. A member can also have these
+# four states of a worker: joining, waiting, pulling and stopped.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
-# The place of a member. COUNTED: other robots wait for it. RETIRED: no robot waits for it.
+# States of a member's place. COUNTED: other robots wait for the member. RETIRED: no robot
+# waits for the member.
 COUNTED, RETIRED = 'counted', 'retired'
 # States of the server.
 RUNNING, STOPPING = 'running', 'stopping'
@@ -37,10 +38,10 @@ NONE, OPEN, CLOSED = 'none', 'open', 'closed'
 
 @dataclass(frozen=True)
 class Table:
-    """One state machine. ``who``: its name in error texts. ``peer``: events that the peer causes.
+    """One state machine. ``who``: name of the machine in error texts.
 
-    ``rows``: maps each state to its events, and each event to the next state. The first state is
-    the initial state.
+    ``peer``: events that the peer causes. ``rows``: maps each state to its events, and each
+    event to the next state. The first state is the initial state.
     """
 
     who: str

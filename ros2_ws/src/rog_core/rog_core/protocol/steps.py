@@ -1,8 +1,9 @@
-"""Steps: the kinds of gradient that a worker can compute, as the server names them.
+"""Steps: the kinds of gradient that the server can order from a worker.
 
-At the end of every pull the server sends the name and the numbers of the next step as plain values.
-The code of a worker contains these steps but no methods, so every method must consist of steps.
-`rog_core.worker.computation` defines what a worker does for each step.
+At the end of every pull the server sends the name of the next step, and the step's numbers
+as plain values. The code of a worker contains these steps but no methods, so every method
+must consist of steps. `rog_core.worker.computation` defines what a worker does for each
+step.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class Shards(Step):
         if not all(0 <= shard < self.shards for shard in self.ids):
             raise RemoteProtocolError('shards of a coded gradient must be 0 to '
                                       f'{self.shards - 1}, got {list(self.ids)}')
-        if len(set(self.ids)) < len(self.ids):  # a repeated shard would cost a gradient, too
+        # a repeated shard would make the worker compute its gradient twice
+        if len(set(self.ids)) < len(self.ids):
             raise RemoteProtocolError('shards of a coded gradient must differ, got '
                                       f'{list(self.ids)}')
         if not all(map(math.isfinite, self.weights)):
@@ -160,11 +162,12 @@ class Local(Step):
 
 @dataclass(frozen=True)
 class Phase(Local):
-    """``steps`` local steps that continue the previous phase, with its momentum and local model.
+    """``steps`` local steps that continue the robot's previous phase.
 
-    The robot's model is the fleet's model plus the local steps that the robot has made and not
-    pushed yet. A transfer, in either direction, carries the rows r with r mod ``fragments`` =
-    ``fragment``, and the rows that were not sent for ``fragments`` iterations.
+    The momentum and the local model of the previous phase are kept. The robot's model is the
+    fleet's model plus the local steps that the robot has made and not pushed yet. A transfer, in
+    either direction, carries each row r for which r mod ``fragments`` is ``fragment``. It also
+    carries the rows that were not sent for ``fragments`` iterations.
     """
 
     name = 'phase'

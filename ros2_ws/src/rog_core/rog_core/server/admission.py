@@ -10,7 +10,8 @@ from ..model.partition import Listing, Parameter, RowPartition, require_same
 from ..protocol.messages import PROTOCOL, RegisterRequest, RegisterResponse
 from .member import Member
 
-MEMBERS = 256  # maximum number of robots of a server; each takes as much memory as the model
+# maximum number of robots of a server; for each robot the server stores one more model
+MEMBERS = 256
 
 
 def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
@@ -29,8 +30,9 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f"{request.robot} has codec '{theirs}', this "
                                 f"server '{codec.name}'; give both the same")
     try:
-        # Compare only the lists of parameters; build no partition from the request. A stranger may
-        # claim a model of any size, and the partition of a huge model could take all memory.
+        # Compare only the lists of parameters; build no partition from the request. An unknown
+        # sender can claim a model of any size, and the partition of a huge model could fill the
+        # memory.
         require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
                              request.granularity), partition)
         if request.digest != partition.digest:

@@ -95,20 +95,23 @@ class Aggregation:
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Return whether the method uses pushes of the step that this member was last granted."""
+        """Return whether the method uses pushes of the member's present step.
+
+        The present step is the one that the server last granted to the member.
+        """
         return self.method.takes(member.step)
 
     def carry_out(self, dues: list[Due], robots: int) -> None:
-        """Make the changes ``dues`` to the model; ``robots``: number of robots in the fleet."""
+        """Apply the changes ``dues`` to the model; ``robots``: number of robots in the fleet."""
         for due in dues:
             self.method.carry_out(due, max(robots, 1))
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
-        """Make the changes to the model that are due now.
+        """Apply the changes to the model that are due now.
 
         The server calls this function after each push, and when a robot joins, leaves or retires.
-        ``gone``: robots that have left, are away or are retired, and robots that have not come back
-        after a restart of the server.
+        ``gone``: robots that have left, are away or are retired, and robots that have not come
+        back after a restart of the server.
         """
         self.carry_out(self.method.dues(fleet, gone), len(fleet))
 

@@ -36,7 +36,8 @@ class Deadlines:
         # For each robot that others wait for: the time at which they began to wait.
         self.waited_for: dict[str, float] = {}
         self.stopping, self.stop_by = False, math.inf  # whether the run is ending, and its deadline
-        # For each robot: its time from `due`, or an earlier time. None: compute all times again.
+        # For each robot: the time that `due` returns, or an earlier time. None: all times must be
+        # computed again.
         self._due: dict[str, float] | None = None
 
     def stop(self, by: float) -> None:
@@ -100,7 +101,7 @@ class Deadlines:
         return due if member.sender is None else min(due, member.sender.deadline)
 
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
-        """Return, for each member, the time from `due` or an earlier time.
+        """Return, for each member, the time that `due` returns, or an earlier time.
 
         If the due time of a member was postponed, the result keeps the former time until that time
         has passed. So most changes of a member need no new computation.
@@ -110,7 +111,7 @@ class Deadlines:
         return self._due
 
     def note_due(self, member: Member) -> None:
-        """Compute `due` of a member again. Call it when the due time may have become earlier."""
+        """Compute the due time of a member again; call this when it may have become earlier."""
         if self._due is not None:
             self._due[member.robot] = self.due(member)
 
@@ -154,11 +155,12 @@ def longest_pause(members: Sequence[Member], patience: float, least: float) -> f
 
 
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:
-    """Return how long the mandatory rows of a transfer may take before others wait for a member.
+    """Return how long mandatory rows may take before other robots wait for the member.
 
-    The result is a product: the median time between two pushes of the other members, times the
-    share of the staleness bound that is left for the member's oldest row. It is infinite if the
-    method never uses a smaller codec (option ``sparse``), or if no other member has pushed twice.
+    The result is the median time between two pushes of the other members, multiplied by a share.
+    The share is the part of the staleness bound that is left for the member's oldest row. The
+    result is infinite if the method never uses a smaller codec (option ``sparse``), or if no
+    other member has pushed twice.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

@@ -103,8 +103,8 @@ class ServerMachine(Shared):
     def on_model_above(self, change: Array) -> None:
         """Add the change of the parent fleet's model, float32 (elements,), to the master rows.
 
-        Robots receive it with their next pulls, like the pushes of other robots. No robot waits for
-        it, and it does not count as an iteration.
+        Robots receive this change with their next pulls, like the pushes of other robots. No robot
+        waits for the change, and the change does not count as an iteration.
         """
         offsets = self.partition.offsets
         moved = self.partition.row_sum(difference_magnitude(change, zeros_like(change), offsets))
@@ -159,7 +159,7 @@ class ServerMachine(Shared):
                            {**self.former_pushes, **pushes}, *self.aggregation.state())
 
     def load_state(self, state: ServerState) -> None:
-        """Resume from a checkpoint; call it before any worker has registered."""
+        """Resume from a checkpoint; the caller must do this before any worker has registered."""
         if state.updated_at.shape != self.updated_at.shape:
             raise ConfigError(f"the checkpoint's model has {state.updated_at.size} rows; this one "
                               f'has {self.partition.rows}')
@@ -183,7 +183,10 @@ class ServerMachine(Shared):
 
     @property
     def deadline(self) -> float:
-        """Time at which `on_time` must be called, or a little earlier; infinity means never."""
+        """Return the time at which `on_time` must be called, or a slightly earlier time.
+
+        Infinity means never.
+        """
         return self.overdue.next
 
     def deadline_of(self, robot: str) -> float:

@@ -55,7 +55,7 @@ class Member:
     attempt: int             # number of the last transfer to the robot; numbers are not reused
     state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
     iteration: int = 0       # last iteration that the robot pushed
-    slowest: int = 0         # iteration of its oldest row; see `Shared.count_slowest`
+    slowest: int = 0         # iteration of the robot's oldest row; see `Shared.count_slowest`
     granted_bound: float = 0.0  # staleness bound that applies to the robot's next push
     step: Step = Gradient()  # step of the iteration that was granted last
     granted: int = 0         # iteration that was granted last
@@ -100,8 +100,8 @@ class Member:
     def advance(self, now: float, computes: bool = False, heard: bool = True) -> None:
         """Record that the member has made a step of the protocol, which counts as progress.
 
-        ``computes``: whether the member begins to compute. ``heard``: whether it has sent a
-        message, which counts as a heartbeat.
+        ``computes``: whether the member begins to compute. ``heard``: whether the server has
+        received a message from the member; a message counts as a heartbeat.
         """
         if heard:
             self.heard = now

@@ -73,7 +73,7 @@ def label(sync: str) -> str:
     """Return the name of a method as papers write it, for example ``SSP-4`` for ``ssp:4``."""
     family, arguments, options = parts(sync)
     if family not in _FAMILIES:
-        return sync  # a label of a study instead of a method
+        return sync  # the text is not a method but the label of a study
     return '-'.join([family.upper(), *arguments]) + options.replace('-', '−')
 
 

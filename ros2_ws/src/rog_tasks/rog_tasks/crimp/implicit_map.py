@@ -45,9 +45,9 @@ class ImplicitMap(nn.Module):
     def forward(self, points: Tensor, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return distances (n,) and colours (n, 3) at ``points`` (n, 3).
 
-        The loss is the mean over all points. The backward pass does not give a cell the true
-        gradient of this mean, but about the gradient of the mean over the points around the cell.
-        So the map learns a distant wall as fast as a wall that fills the image.
+        The loss is the mean over all points. For a cell, the backward pass does not return the
+        gradient of this mean. It returns about the gradient of the mean over the points around
+        the cell. So the map learns a distant wall as fast as a wall that fills the image.
 
         :param gain: additional factor on the gradient of the grids.
         """

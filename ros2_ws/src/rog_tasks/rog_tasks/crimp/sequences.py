@@ -39,13 +39,16 @@ class _Frame:
 class Layout:
     """The files of a kind of recording.
 
-    ``frames``: function that lists the frames in a folder. ``scale``: value of a depth pixel at
-    1 m. ``camera``: the camera of the depth images, if the folder has no file of intrinsics.
-    ``alike``: whether colour images have the size of depth images. ``intrinsics``: name of the file
-    of intrinsics, and number of rows and columns of its matrix. ``aside``: None if one camera takes
-    depths and colours. Otherwise two numbers of the second camera, which takes the colours: its
-    focal length in pixels at the width of ``camera``, and its distance in metres to the right of
-    ``camera``.
+    ``frames``: function that lists the frames in a folder. ``scale``: value of a depth
+    pixel at 1 m. ``camera``: the camera of the depth images, if the folder has no file of
+    intrinsics. ``alike``: whether colour images have the size of depth images.
+    ``intrinsics``: name of the file of intrinsics, and number of rows and columns of its
+    matrix.
+
+    ``aside``: None if one camera takes depths and colours. Otherwise a second camera takes
+    the colours, and ``aside`` holds two numbers of this second camera. The first is its
+    focal length in pixels, at the width of ``camera``. The second is its distance in metres
+    to the right of ``camera``.
     """
 
     frames: Callable[[Path], list[_Frame]]
@@ -64,10 +67,12 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
 
     :param kind: a key of `LAYOUTS`.
     :param stride: use one of every ``stride`` frames.
-    :param width: width in pixels to which images are reduced; their proportions stay the same.
-    :param most: largest number of frames; if there are more, evenly spread frames are chosen.
-    :raises DataError: names what is missing, is damaged, or does not fit, such as a depth image of
-        another size or a pose that is not a number.
+    :param width: width in pixels to which images are reduced; their proportions stay the
+        same.
+    :param most: largest number of frames; if there are more, evenly spread frames are
+        chosen.
+    :raises DataError: something is missing, damaged or does not fit, such as a depth image
+        of another size or a pose that is not a number. The message names it.
     """
     layout, root = LAYOUTS[kind], Path(path)
     if not root.is_dir():

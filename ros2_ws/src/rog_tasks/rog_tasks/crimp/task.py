@@ -28,7 +28,7 @@ FAR = 1.0
 
 _CELLS = 1e8  # maximum number of cells in a map
 
-# number of views with which a map's depth is compared, and of pixels in each view
+# number of views with which a map's depth is compared, and number of pixels in each view
 _VIEWS, _PIXELS = 24, 96
 _SURVEY = 4 * _VIEWS      # number of frames from which the bounds of a recording's map are computed
 
@@ -36,38 +36,39 @@ _SURVEY = 4 * _VIEWS      # number of frames from which the bounds of a recordin
 class Crimp(Task):
     """Coordinated robotic implicit mapping and positioning.
 
-    A robot is given its first pose. From then on, between training steps, it finds the pose of each
-    new frame by fitting the frame to its map, and learns from all frames so far.
+    A robot is given its first pose. From then on, between training steps, it finds the pose
+    of each new frame by fitting the frame to its map, and learns from all frames so far.
 
-    The metric of a robot is 1 - e / e0. Here e is the error of its whole trajectory after rigid
-    alignment, and e0 is this error for a robot that never moves. So 1 means exact, and 0 means as
-    wrong as a robot that never moves. In the part that it has not driven yet, a robot counts as
-    standing still.
+    The metric of a robot is 1 - e / e0. Here e is the error of its whole trajectory after
+    rigid alignment, and e0 is this error for a robot that never moves. So 1 means exact,
+    and 0 means as wrong as a robot that never moves. In the part that it has not driven
+    yet, a robot counts as standing still.
 
-    The server's model belongs to no robot. Its metric is 1 - e / `FAR`, where e is the error of the
-    map's depth. So 1 means exact, and 0 means an empty map. With a recording, the server's model is
-    measured only if the server's machine has the recording, too.
+    The server's model belongs to no robot. Its metric is 1 - e / `FAR`, where e is the
+    error of the map's depth. So 1 means exact, and 0 means an empty map. With a recording,
+    the server's model is measured only if the recording is also on the server's machine.
 
-    :param seed: random seed of the generated flat, the noise of its frames, the decoder and the
-        samples.
-    :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``, ``scannet:PATH``,
-        ``7scenes:PATH``. Each robot has a part of the recording, or its own recording if the path
-        contains ``{rank}``.
-    :param bounds: lowest and highest corner of the map, in metres. By default they are computed
-        from the recording, which must then be the same on every machine.
+    :param seed: random seed of the generated flat, the noise of its frames, the decoder and
+        the samples.
+    :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``,
+        ``scannet:PATH``, ``7scenes:PATH``. Each robot has a part of the recording, or its
+        own recording if the path contains ``{rank}``.
+    :param bounds: lowest and highest corner of the map, in metres. By default they are
+        computed from the recording, which must then be the same on every machine.
     :param size: width and depth of the generated flat, in metres.
     :param furniture: number of pieces of furniture in each of the four rooms of the flat.
-    :param noise: standard deviation, in metres, of the measured depth of a point at a depth of 1 m.
-        The deviation grows with the square of the depth.
+    :param noise: standard deviation, in metres, of the measured depth of a point at a depth
+        of 1 m. The deviation grows with the square of the depth.
     :param parts, first: the closed path through the flat (or the recording) is divided into
         ``parts`` parts, by default one for each robot. The first robot has part ``first``.
-    :param width: pixels in a row of an image. Images of the generated flat have proportions 4:3.
+    :param width: pixels in a row of an image. Images of the generated flat have proportions
+        4:3.
     :param every: number of training steps from one new frame to the next.
     :param stride: use one of every ``stride`` frames of a recording.
     :param rays: number of pixels from which a step learns, and from which it finds a pose.
-    :param cell: side of the finest cells of the map, in metres; the coarse cells are four times as
-        long.
-    :raises TaskError: names an invalid option.
+    :param cell: side of the finest cells of the map, in metres; the coarse cells are four
+        times as long.
+    :raises TaskError: an option is invalid; the message names it.
     """
 
     def __init__(self, seed: int = 0, frames: str = '',
@@ -139,11 +140,12 @@ class Crimp(Task):
     def depth_error(self, model: nn.Module) -> float:
         """Return the mean absolute error, in metres, of the map's depth.
 
-        A pixel counts at most `FAR`.
+        The error of a pixel counts as `FAR` if it is larger than `FAR`.
 
-        The depth is compared with views along all ways through the generated flat, or with frames
-        of the recording, at their true poses and at pixels of known depth. The error is NaN if the
-        recording is not on this machine.
+        With the generated flat, the map's depth is compared with views along all ways through
+        the flat. With a recording, it is compared with frames of the recording. The views and
+        frames have their true poses, and only pixels of known depth are used. The error is NaN
+        if the recording is not on this machine.
         """
         assert isinstance(model, ImplicitMap)
         errors = [_depth_errors(model, views) for views in self._views]

@@ -22,8 +22,9 @@ def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor,
           ) -> tuple[Tensor, Tensor]:
     """Return the pose of a camera that fits the map best: rotation (3, 3) and position (3,).
 
-    The search begins at the given pose and ends early if the map holds too little of the view. If
-    the position found is `FAR` or more from the given position, return the given pose.
+    The search begins at the given pose and ends early if the map holds too little of the
+    view. If the search ends `FAR` or farther from the given position, return the given
+    pose.
 
     :param points: the points (n, 3) that the camera sees, in camera axes, in metres.
     :param colours: the colours (n, 3) of these points, 0 to 1.

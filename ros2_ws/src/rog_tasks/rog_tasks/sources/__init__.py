@@ -1,7 +1,8 @@
 """Labelled images of real robots: a live topic, a recording, a folder or an archive.
 
-`docs/data.md` says how a task names its source. Nothing here uses ROS: a source reads a file, or
-receives messages, which are any objects with the fields of the ROS messages.
+`docs/data.md` says how a task names its source. Nothing here uses ROS: a source reads a
+file, or receives messages. A message can be any object that has the fields of the ROS
+message.
 """
 
 from rog_tasks.sources.camera import CameraSource

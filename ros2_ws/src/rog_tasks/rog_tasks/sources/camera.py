@@ -72,7 +72,7 @@ class CameraSource(Source):
             self._changed.notify_all()
 
     def on_label(self, message: Any) -> None:
-        """Take a std_msgs String, the class of the images at this time."""
+        """Take a std_msgs String that names the class of the images at this time."""
         with self._changed:
             if self._buffer is not None:
                 self._buffer.label(self._clock(), message.data)

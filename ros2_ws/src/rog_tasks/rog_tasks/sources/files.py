@@ -61,7 +61,10 @@ class Files:
         return PurePosixPath(name).parent.name or self.path.name
 
     def hold(self, names: Collection[str]) -> None:
-        """If ``path`` is a compressed tar, load these images, because `read` does not unpack it.
+        """Load these images into memory if ``path`` is a compressed tar.
+
+        `read` finds images of a compressed tar only in memory, because it does not unpack the
+        tar.
 
         :raises DataError: the images would take more memory than is allowed.
         """
@@ -84,7 +87,7 @@ class Files:
     def read(self, name: str) -> Picture:
         """Return an image.
 
-        :raises DataError: names a file that is too large or cannot be read.
+        :raises DataError: a file is too large or cannot be read; the message names the file.
         """
         shown = f'{self.path}/{name}' if self.path.is_dir() else f'{name} in {self.path}'
         try:

@@ -134,7 +134,7 @@ class Frames:
             self.newest_arrived = frame.time
 
     def rewind(self) -> None:
-        """Prepare for a recording that is played again, so that earlier times follow."""
+        """Prepare to play the recording again, so that the times start again at the beginning."""
         self.settle(math.inf)
         self._label_times.clear()
         self._labels.clear()

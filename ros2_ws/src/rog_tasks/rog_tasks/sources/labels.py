@@ -1,4 +1,4 @@
-"""Labels images by a teacher or by the trained model itself, where the model is sure enough."""
+"""Labels images with a teacher or with the trained model, where these are sure enough."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rog_tasks.sources.frames import UNKNOWN
 class Sure:
     """Labels an image with its most probable class, if that class is probable enough.
 
-    :param threshold: probability, 0 to 1, that the class must have at least.
+    :param threshold: minimum probability of the class, 0 to 1.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -38,12 +38,12 @@ class Teacher:
 
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:Class``.
     :param weights: safetensors file with the state of the model.
-    :param threshold: probability, 0 to 1, that the most probable class must have to become the
-        label of an image.
+    :param threshold: minimum probability, 0 to 1, with which the most probable class
+        becomes the label of an image.
     :param image: shape (C, H, W) of the images.
     :param classes: number of classes.
-    :raises TaskError: the model cannot be made, the weights do not fit the model, or the model does
-        not fit the images or the number of classes.
+    :raises TaskError: the model cannot be made, the weights do not fit the model, or the
+        model does not fit the images or the number of classes.
     """
 
     def __init__(self, model: str, weights: str, threshold: float, image: tuple[int, int, int],
@@ -77,7 +77,8 @@ class Teacher:
 def load_weights(model: nn.Module, path: str) -> None:
     """Fill a model, in place, from a safetensors file.
 
-    :raises DataError: names the file; if tensors do not fit, the message lists them in up to 400
+    :raises DataError: the file cannot be read, or its tensors do not fit the model. The
+        message names the file, and lists the tensors that do not fit in up to 400
         characters.
     """
     from safetensors import SafetensorError

@@ -56,7 +56,7 @@ class Picture:
 def from_message(message: Any, name: str) -> Picture:
     """Check a ``sensor_msgs`` Image or CompressedImage and return its image, still encoded.
 
-    :raises DataError: says which field is invalid.
+    :raises DataError: a field is invalid; the message says which.
     """
     size = memoryview(message.data).nbytes
     if not 0 < size <= LARGEST:
@@ -77,11 +77,12 @@ def from_message(message: Any, name: str) -> Picture:
 def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     """Return the pixels, (channels, size, size); the image is squeezed to a square.
 
-    EXIF data say how to set the image upright. Only the higher 8 bits of 16-bit grey values are
-    used; transparency is ignored.
+    EXIF data say how to set the image upright. Only the higher 8 bits of 16-bit grey values
+    are used; transparency is ignored.
 
     :param channels: 3: red, green and blue; 1: grey.
-    :raises DataError: names an image that is not a JPEG or PNG, is damaged or is too large.
+    :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; the
+        message names the image.
     """
     mode = 'RGB' if channels == 3 else 'L'
     try:
@@ -99,7 +100,8 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
 def as_stored(picture: Picture) -> NDArray[Any]:
     """Return the pixels as a JPEG or PNG file stores them: (H, W) or (H, W, channels).
 
-    :raises DataError: names an image that is not a JPEG or PNG, is damaged or is too large.
+    :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; the
+        message names the image.
     """
     try:
         with _unwarned():

@@ -67,10 +67,11 @@ class Source(ABC):
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Open the source, and return endless batches of at most ``count`` images.
 
-        Images are (B, C, H, W) float32, 0 to 1; labels are (B,) int64, -1 for an image without a
-        label. Each robot has a share of a folder, but a whole recording or topic.
+        Images are (B, C, H, W) float32, 0 to 1; labels are (B,) int64, -1 for an image without
+        a label. Each robot has a share of a folder, but a whole recording or topic.
 
-        :raises DataError: names the file or topic at fault, and what is available instead.
+        :raises DataError: a file or topic is missing or invalid; the message names it, and what
+            is available instead.
         """
 
     @abstractmethod

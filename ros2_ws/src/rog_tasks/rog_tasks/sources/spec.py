@@ -35,10 +35,12 @@ def parse(text: str, what: str, kinds: dict[str, tuple[str, ...]], **defaults: A
     """Parse a text that names a source.
 
     :param what: word for the text in messages to the user: ``images``, ``labels``.
-    :param kinds: maps each kind to the names of its options. A kind that needs a target ends in a
-        colon.
-    :param defaults: default values of options that differ from the defaults of :class:`Spec`.
-    :raises TaskError: names what is wrong and what is possible.
+    :param kinds: maps each kind to the names of its options. A kind that needs a target
+        ends in a colon.
+    :param defaults: default values of options that differ from the defaults of
+        :class:`Spec`.
+    :raises TaskError: the text is invalid; the message says what is wrong and what is
+        possible.
     """
     head, _, query = text.partition('?')
     kind, colon, target = head.partition(':')

@@ -1,8 +1,9 @@
-"""`python -m rrto_bridge.server.fork_server FD`: loads PyTorch and forks each program's process.
+"""`python -m rrto_bridge.server.fork_server FD`: fork a process for each program.
 
-The fork server starts no thread and uses neither ROS nor a device, since a fork would break them.
-It receives commands from the supervisor on a socket, one JSON object per datagram. When the
-supervisor ends, the fork server ends all programs' processes and then itself.
+The fork server loads PyTorch once, so that each forked process starts quickly. It starts no
+thread and uses neither ROS nor a GPU, because none of these works after a fork. The fork
+server receives commands from the supervisor on a socket, one JSON object per datagram. When
+the supervisor ends, the fork server ends all programs' processes and then itself.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class ForkServer:
         self.selector.register(link, selectors.EVENT_READ, '')
 
     def _child(self, ask: Any) -> str:
-        """Call `ask` in a child process, because `ask` may use a GPU; return the result.
+        """Call `ask` in a child process, because `ask` may use a GPU; return its result.
 
-        Also report to the supervisor whether the server is ready.
+        Also tell the supervisor whether the server is ready.
         """
         read, write = os.pipe()
         child = os.fork()
@@ -128,7 +129,7 @@ class ForkServer:
         end = time.monotonic() + ORDERLY
         while self.processes and (left := end - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                with contextlib.suppress(OSError):   # the supervisor has ended
+                with contextlib.suppress(OSError):   # OSError: the supervisor has ended
                     self._reap(key.data)
         self._signal(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -18,7 +18,7 @@ from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name
 
 AT_ONCE = 4     # number of processes that may start one after another without a pause
-PACE = 1.0      # seconds between two later starts; each start slows other processes down
+PACE = 1.0      # seconds between further starts; each start slows the other processes down
 FAULT = 4.0     # seconds by which a process that has failed delays the next start
 LONGEST = 10.0  # maximum delay of the next start, in seconds
 
@@ -95,9 +95,9 @@ class ServerMachine:
     def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
         """Process a program's request to use this server; return (reason of a refusal, actions).
 
-        The reason is '' if the server admits the program. Then the program's process starts now, or
-        at `deadline` if many have started. Without this delay, a peer that connects again and again
-        under new names could keep the server busy.
+        The reason is '' if the server admits the program. Then the program's process starts now.
+        If many processes have just started, it starts at `deadline` instead. Without this delay, a
+        peer that connects again and again under new names could keep the server busy.
         """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:
@@ -164,11 +164,12 @@ class ServerMachine:
 
     def on_ended(self, program: str, status: int, reason: str, name: str, now: float
                  ) -> list[Action]:
-        """Process the end of a program's process; `status`: its exit status, negative for a signal.
+        """Process the end of a program's process.
 
-        `reason`: why the process ended, if it ended by itself and has told the program; otherwise
-        ''. `name`: the last operator of the process. A status other than 0 delays the next start.
-        If there is also a reason, this status means that the program was at fault.
+        `status`: the exit status of the process, negative for a signal. `reason`: the reason that
+        the process has told the program, if the process ended by itself; otherwise ''. `name`: the
+        last operator of the process. If `status` is not 0, the next start is delayed. If `status`
+        is not 0 and `reason` is not '', the program was at fault.
         """
         known = self._programs.pop(program, None)
         if known is None:

@@ -83,7 +83,7 @@ class SessionMachine:
             raise RrtoError('it sent more frames than the window allows')
 
     def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
-        """Process an acknowledgement from the program. An `error` says that the program ends."""
+        """Process an acknowledgement from the program; with an `error`, the program ends."""
         if self.over or incarnation != self.incarnation:
             return []
         self._heard = now

@@ -53,7 +53,10 @@ class SharedStatus:
         self._words[_BUSY] = 1
 
     def end(self, used: int, seconds: float) -> None:
-        """Record the end of a message, its duration, and the bytes `used` by tensors."""
+        """Record that the execution of a message has ended.
+
+        `used`: number of bytes of the program's tensors. `seconds`: duration of the execution.
+        """
         words = self._words
         words[_BUSY] = 0
         words[_USED] = used

@@ -106,7 +106,8 @@ class ForkServerProcess:
         self._say(kill=program)
 
     def _say(self, **fields: Any) -> None:
-        with contextlib.suppress(OSError):   # the fork server has ended; `gone` reports that
+        # OSError: the fork server has ended; the thread of `listen` reports that
+        with contextlib.suppress(OSError):
             self._link.send(json.dumps(fields).encode())
 
     def close(self) -> None:
@@ -123,7 +124,7 @@ class ForkServerProcess:
 
 
 class _Program:
-    """What the shell holds for one program: its status file and the publisher to it."""
+    """The shell's objects for one program: a status file and a publisher to the program."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
@@ -271,7 +272,7 @@ class Server:
         self._alarm.set(self.machine.deadline)
 
     def _forget(self, now: float) -> None:
-        """Destroy publishers in `_last_words` after their message has arrived or time has ended."""
+        """Destroy publishers in `_last_words` whose message has arrived or whose time is over."""
         kept = []
         for until, acks in self._last_words:
             if now > until or acks.wait_for_all_acked(Duration()):
@@ -304,9 +305,10 @@ class Server:
 
 
 def _folder() -> tuple[Path, IO[str]]:
-    """Create a folder that only this user can read, in memory if possible; raises ConfigError.
+    """Create a folder that only this user can read, in memory if possible.
 
     Return the folder and its file `LOCK`. This process locks the file until the process ends.
+    Raises ConfigError if no folder can be created.
     """
     for place in (MEMORY, None):
         with contextlib.suppress(OSError):
@@ -324,7 +326,8 @@ def _folder() -> tuple[Path, IO[str]]:
 def _delete_orphans(place: Path) -> None:
     """Delete folders of this user's servers that were killed together with their fork servers."""
     for path in place.glob(f'{PREFIX}*/{LOCK}'):
-        with contextlib.suppress(OSError):   # the folder is another user's, or its server runs
+        # OSError: the folder belongs to another user, or its server still runs
+        with contextlib.suppress(OSError):
             if path.parent.lstat().st_uid == os.getuid():
                 with path.open() as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -43,8 +43,8 @@ from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
 
 PATIENCE = 10.0       # time in seconds within which DDS must find the program's topics
-# Minimum number of bytes that a process may use besides its tensors, for messages and for
-# workspaces of operators.
+# A process is always allowed at least this many bytes besides its tensors, for messages and
+# for workspaces of operators.
 ROOM = 64 << 20
 
 
@@ -168,7 +168,7 @@ class _Worker:
         end = threading.Timer(PATIENCE, os._exit, (0,))
         end.daemon = True
         end.start()
-        # DDS repeats lost messages only while their publisher exists
+        # DDS repeats a lost message only while the publisher of the message exists
         for publisher in (self.acks, self.down):
             publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         self._spinning.close()
@@ -230,5 +230,8 @@ class _Worker:
 
 
 def room(memory: int) -> int:
-    """Return how many bytes a process may use besides `memory` bytes of tensors; see `ROOM`."""
+    """Return how many bytes a process may use besides its tensors; see `ROOM`.
+
+    `memory`: number of bytes that the tensors may use.
+    """
     return max(ROOM, memory // 4)

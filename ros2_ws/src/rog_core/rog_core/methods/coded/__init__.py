@@ -27,7 +27,10 @@ class Gcc(Coded):
 
 
 class Dcgc(Coded):
-    """``dcgc``: like gcc, but the stragglers of each round are then spread over the groups."""
+    """``dcgc``: like gcc, but stragglers move to other groups.
+
+    After each round, the stragglers of this round are spread over the groups.
+    """
 
     name = usage = 'dcgc'
 

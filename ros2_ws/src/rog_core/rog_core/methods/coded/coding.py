@@ -18,18 +18,20 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ConfigError
 from .grouping import checked
 
-HALVINGS = 100  # steps of a bisection, after which the ends of its interval are adjacent doubles
+# number of steps of a bisection; then the ends of the interval are adjacent doubles
+HALVINGS = 100
 # Largest coefficient allowed in decoding. With a coefficient of 115 (40 robots, 5 stragglers) the
 # measured float32 error was 4e-6.
 MAX_AMPLIFICATION = 150.0
 
 
 def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -> NDArray[np.int64]:
-    """Divide a whole number in proportion to weights, every part within its bounds.
+    """Divide a whole number into parts in proportion to weights; each part has bounds.
 
-    Each part is clip(x * weight, low, high), with the x for which the parts add up to ``total``.
-    The method of largest remainders rounds the parts. ``low``, ``high``: whole numbers, one for all
-    parts or one for each, with sum(low) <= total <= sum(high). Returns int64.
+    Each part is clip(x * weight, low, high). The number x is chosen so that the parts add
+    up to ``total``. The method of largest remainders rounds the parts. ``low``, ``high``:
+    whole numbers, either one number for all parts or one for each part, with sum(low) <=
+    total <= sum(high). Returns int64.
     """
     array = checked(weights)
     floor, roof = np.broadcast_to(low, array.shape), np.broadcast_to(high, array.shape)
@@ -67,33 +69,37 @@ def allocate(partitions: int, stragglers: int, capacities: ArrayLike) -> NDArray
 class GroupCode:
     """The code of one group of n members that hold d shards.
 
-    Member j computes ``amounts[j]`` consecutive shards, cyclically; they begin where the shards of
-    member j - 1 end (equation 4). So every shard has s + 1 different holders. Member j sends the
-    sum of the gradients of its shards, weighted by row j of ``matrix`` B, float64 (n, d).
+    Member j computes ``amounts[j]`` consecutive shards, cyclically; they begin where the
+    shards of member j - 1 end (equation 4). So every shard has s + 1 different holders.
+    Member j sends the sum of the gradients of its shards, weighted by row j of ``matrix``
+    B, float64 (n, d).
 
-    In the paper, B holds only 0 and 1. In general such a code cannot be decoded: for example, no
-    two of the rows 1 1 0, 0 1 1 and 1 0 1 combine to 1 1 1. So the weights here come from
-    heterogeneity-aware gradient coding (Wang et al.). C is a matrix of s + 1 rows, any s + 1
-    columns of which are independent. For a shard with the holders H, the weights b in its column of
-    B solve C[:, H] b = u. To decode when the members S are missing, choose lambda with lambda C[:,
-    S] = 0 and lambda u = 1. The coefficients are a = lambda C, since a B = lambda C B = lambda u 1
-    = 1.
+    In the paper, B holds only 0 and 1. In general such a code cannot be decoded: for
+    example, no two of the rows 1 1 0, 0 1 1 and 1 0 1 combine to 1 1 1. So the weights here
+    come from heterogeneity-aware gradient coding (Wang et al.). C is a matrix of s + 1
+    rows, and any s + 1 columns of C are independent. For a shard with the holders H, let b
+    be the weights in the column of B for this shard; b solves C[:, H] b = u. To decode when
+    the members S are missing, choose lambda with lambda C[:, S] = 0 and lambda u = 1. The
+    coefficients are a = lambda C, because a B = lambda C B = lambda u 1 = 1.
 
-    Wang et al. draw C at random and take u = 1. Here the shards of all members lie end to end on a
-    line from -1 to 1, and t_j is the middle of the shards of member j. C is the Vandermonde matrix
-    of the places t, and u is the last unit vector. Then no equation has to be solved. The weight b
-    of the holder h is 1 / prod(t_h - t_i) over the other holders i (divided differences). The
-    coefficient a_j is the polynomial prod(t_j - t_i) over the missing members i. The holders of one
-    shard lie far apart on the line, which keeps B small. In fleets of 12 to 40 robots with
-    capacities 1 to 5, the largest coefficient was 2.3 for s = 1, 6 for s = 2 and 18 for s = 3. With
-    the best of 20 random matrices C, it was 12 to 150 for s = 1, 100 to 4000 for s = 2 and 900 to
-    5000 for s = 3. Each row of B is scaled so that its weight of largest magnitude is 1. If all
-    amounts are equal and divide evenly, B is the paper's 0/1 matrix.
+    Wang et al. draw C at random and take u = 1. Here the shards of all members lie end to
+    end on a line from -1 to 1, and t_j is the middle of the shards of member j. C is the
+    Vandermonde matrix of the places t, and u is the last unit vector. Then both b and a
+    have closed forms, and no equation has to be solved. The weight b of the holder h is 1 /
+    prod(t_h - t_i) over the other holders i (divided differences). The coefficient a_j is
+    the polynomial prod(t_j - t_i) over the missing members i.
 
-    ``members``: ranks; ``partitions``: ids of the shards, int64 (d,); ``amounts``: see `allocate`;
-    ``stragglers``: s. ``amplification``: the largest coefficient for s missing members. Raises
-    `ConfigError` if it is above `MAX_AMPLIFICATION`, because the float32 error may then exceed
-    1e-5.
+    The holders of one shard lie far apart on the line, which keeps B small. In fleets of 12
+    to 40 robots with capacities 1 to 5, the largest coefficient was 2.3 for s = 1, 6 for s
+    = 2 and 18 for s = 3. With the best of 20 random matrices C, it was 12 to 150 for s = 1,
+    100 to 4000 for s = 2 and 900 to 5000 for s = 3. Each row of B is scaled: its weight of
+    largest magnitude becomes 1. If all amounts are equal and divide evenly, B is the
+    paper's 0/1 matrix.
+
+    ``members``: ranks; ``partitions``: ids of the shards, int64 (d,); ``amounts``: see
+    `allocate`; ``stragglers``: s. ``amplification``: the largest coefficient for s missing
+    members. Raises `ConfigError` if ``amplification`` is above `MAX_AMPLIFICATION`, because
+    the float32 error may then exceed 1e-5.
     """
 
     def __init__(self, members: Sequence[int], partitions: ArrayLike, amounts: ArrayLike,
@@ -166,10 +172,12 @@ class GradientCode:
         return group.partitions[held], group.matrix[place, held]
 
     def decode(self, received: Collection[int]) -> dict[int, float] | None:
-        """Return, by rank, the coefficients with which the received sums give the gradient.
+        """Return, by rank, the coefficients with which the sums give the gradient.
 
-        Returns None if more members of a group are missing than it tolerates. Ignores ranks that
-        are not in the code.
+        The coefficient of a sum that was not received is 0.
+
+        Returns None if a group has more missing members than the group tolerates. Ignores ranks
+        that are not in the code.
         """
         coefficients: dict[int, float] = {}
         for group in self.groups:

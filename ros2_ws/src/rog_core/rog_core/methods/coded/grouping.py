@@ -57,7 +57,7 @@ def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def check_shares(capacities: ArrayLike, stragglers: int) -> None:
-    """Raise `ConfigError` if not even one group of all robots tolerates the stragglers."""
+    """Raise `ConfigError` if even one group of all robots has too many stragglers."""
     array = checked(capacities)
     redundancy = stragglers + 1
     if stragglers < 0:
@@ -112,9 +112,11 @@ def greedy(capacities: ArrayLike, k: int) -> Groups:
 def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
     """Form k groups by the largest differencing method (equation 14).
 
-    Every robot starts as a tuple of k slots, with itself in the first slot. Until one tuple is
-    left, join the two tuples with the largest first slots: the largest slot of one with the
-    smallest slot of the other, and so on. Then subtract the lowest sum from all slots.
+    Every robot starts as a tuple of k slots; the robot is in the first slot, and the others
+    are empty. Repeat until one tuple is left: take the two tuples whose first slots have
+    the largest sums, and join them. The largest slot of one is joined with the smallest
+    slot of the other, the second largest with the second smallest, and so on. Then the
+    lowest sum is subtracted from the sums of all slots.
     """
     array = checked(capacities)
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
@@ -132,12 +134,15 @@ def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
 
 
 def static_grouping(capacities: ArrayLike, stragglers: int, groups: int = 0) -> Groups:
-    """Group by capacity so that every group tolerates the stragglers (Section 4.1, step 3).
+    """Group by capacity so that every group tolerates the stragglers (Section 4.1).
 
-    ``groups``: number of groups; 0: the largest number that equation 13 allows and for which every
-    group has a capacity of at least r c_max (r = stragglers + 1, c_max: highest capacity). Up to a
-    spread of `SMALL_SPREAD` the grouping is greedy. Beyond it the paper uses Karmarkar-Karp. Here
-    the better of the two groupings is used, since Karmarkar-Karp left a larger difference between
+    This is step 3 of that section.
+
+    ``groups``: number of groups. If it is 0, the number is the largest one that equation 13
+    allows and for which every group has a capacity of at least r c_max (r = stragglers + 1,
+    c_max: highest capacity). If the spread of the capacities is at most `SMALL_SPREAD`, the
+    grouping is greedy. For a larger spread the paper uses Karmarkar-Karp. Here the better
+    of the two groupings is used, because Karmarkar-Karp left a larger difference between
     groups than greedy grouping in 42 of 3217 fleets (4 to 40 robots, capacities 1 to 5).
     Raises `ConfigError` if no grouping is found.
     """
@@ -168,7 +173,9 @@ def _candidates(capacities: NDArray[np.float64], k: int) -> list[Groups]:
 
 
 def _short_of(probabilities: NDArray[np.float64], stragglers: int) -> NDArray[np.float64]:
-    """Return for each row the probability that fewer than ``stragglers`` of its robots straggle.
+    """Return for each row the probability that few of its robots straggle.
+
+    Few means fewer than ``stragglers``.
 
     ``probabilities``: (rows, robots). The result is exact: a convolution over the robots.
     """
@@ -184,12 +191,15 @@ def _short_of(probabilities: NDArray[np.float64], stragglers: int) -> NDArray[np
 
 def expected_tolerated(groups: Sequence[Collection[int]], probabilities: ArrayLike,
                        stragglers: int) -> float:
-    """Return the sum over the groups of E[min(S, s)]; S: number of stragglers in the group.
+    """Return the sum over the groups of E[min(S, s)].
 
-    ``stragglers``: s. ``probabilities``: by rank, the probability that a robot straggles in a
-    round, independently of the others. The paper's E_start is this sum with all probabilities equal
-    to their mean; its E_real is the sum with the observed frequencies. The result is exact, because
-    min(S, s) counts the stragglers that have fewer than s stragglers before them in their group.
+    S: number of stragglers in a group. ``stragglers``: s. ``probabilities``: by rank, the
+    probability that a robot straggles in a round, independently of the others. The result
+    is exact, because min(S, s) counts the stragglers that have fewer than s stragglers
+    before them in their group.
+
+    The paper calls this sum E_start if all probabilities are equal to their mean, and
+    E_real if the probabilities are the observed frequencies.
     """
     chances = np.asarray(probabilities, np.float64)
     total = 0.0

@@ -38,8 +38,9 @@ REGROUPED = ('dcgc', 'dgh-gc')
 def number_of_shards(capacities: ArrayLike) -> int:
     """Return the number of shards.
 
-    Each capacity is divided by the lowest capacity and rounded; the number is the sum of these
-    quotients. It is at most `MAX_SHARDS`, or the number of robots if that is higher.
+    Each capacity is divided by the lowest capacity and rounded. The number of shards is the
+    sum of these quotients, but at most `MAX_SHARDS`. If there are more robots than
+    `MAX_SHARDS`, it is the number of robots.
     """
     array = checked(capacities)
     shares = np.minimum(np.rint(array / array.min()), MAX_SHARDS)
