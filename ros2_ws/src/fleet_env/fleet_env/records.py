@@ -62,6 +62,7 @@ class Start(Event):
     wall_time: str = _('date and time of the beginning, ISO 8601; empty in virtual time',
                        default='')
     schema: str = _('version of this schema', default=SCHEMA)
+    codec: str = _('codec of the fleet', default='')
 
 
 @dataclass(frozen=True)

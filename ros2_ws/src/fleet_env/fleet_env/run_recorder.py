@@ -201,7 +201,7 @@ class Recorder:
         start = self.start
         notes = {'reason': reason, **({'faults': dict(self._faults)} if self._faults else {})}
         summary = Summary(sync or start.sync, start.task, start.seed, t, robots, start.fleet,
-                          notes)
+                          notes, codec=start.codec)
         if self._writer is not None and self.directory is not None:
             self._writer.close()
             write_summary(self.directory, summary)

@@ -73,6 +73,7 @@ class Summary:
     fleet: str = ''
     notes: dict[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
+    codec: str = ''
 
 
 def write_summary(directory: str | PathLike[str], summary: Summary) -> Path:

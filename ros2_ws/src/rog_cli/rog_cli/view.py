@@ -229,7 +229,8 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
     shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
     accuracies = {'before the\nshift': 'clean', 'after the\nshift': 'before', 'adapted': 'after'} \
         if shift else {'at the\nstart': 'before', 'at the\nend': 'after'}
-    table = Table(title=f'{fleet.name}, {summary.sync}, {summary.duration_s:.0f} s of training',
+    table = Table(title=f'{fleet.name}, {summary.sync}, codec {fleet.training.codec}, '
+                        f'{summary.duration_s:.0f} s of training',
                   title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ('robot', *accuracies, 'iterations', 'compute', 'communicate', 'stall',
                    'energy\nJ', 'rows per\npush'):

@@ -79,7 +79,8 @@ class RunFiles:
         settings = self._settings
         training = settings.training
         start = records.Start(self._elapsed(), '', training.task, training.sync, settings.seed,
-                              settings.fleet, robots, time.strftime('%Y-%m-%dT%H:%M:%S%z'))
+                              settings.fleet, robots, time.strftime('%Y-%m-%dT%H:%M:%S%z'),
+                              codec=training.codec)
         self._recorder = Recorder(self.out, start, former)
         if baseline is not None:
             self._recorder.baseline(*baseline)

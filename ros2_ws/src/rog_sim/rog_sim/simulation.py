@@ -173,7 +173,8 @@ class Simulation:
         self._alarms: dict[Any, float] = {}
         self._processes: GradientProcesses  # these processes compute the gradients of the robots
         self._recorder = Recorder(out, records.Start(
-            0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots)))
+            0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots),
+            codec=training.codec))
         self._recorder.baseline(clean, before)
 
     def _robot(self, config: Any, task: Task, weights: np.ndarray, life: int
