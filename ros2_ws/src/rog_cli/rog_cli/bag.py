@@ -111,8 +111,6 @@ def state_of_bag(path: Path, namespace: str = '') -> tuple[FleetState, float]:
 
     The time is that of the last status, in seconds.
 
-    The time is in seconds.
-
     :raises RecordError: see `played`.
     """
     state, now = FleetState(), 0.0

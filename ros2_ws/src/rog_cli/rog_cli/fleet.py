@@ -125,7 +125,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
-    """Refuse child fleets that cannot reach the parent's server or meet another fleet.
+    """Refuse child fleets that would miss the parent's server or meet another fleet.
 
     :raises ConfigError: a child fleet is refused; the message names the file and the
         setting.

@@ -1,5 +1,7 @@
 """The process that carries frames between robots and access point.
 
+The links are emulated.
+
     python -m rog_cli.radio FLEET_FILE EVERY READY SPACES FD FD ...
 
 READY and FD are numbers of open files. READY receives one byte as soon as the process

@@ -108,13 +108,11 @@ def _threshold(magnitudes, count):
 def select_largest(bits, magnitudes, positions, count):
     """Find the ``count`` nonzero elements of largest magnitude.
 
-    Of equal magnitudes, the first ones are preferred.
-
-    ``bits``: the float32 values of a segment as int32. The positions of these elements are
-    stored in ``positions`` (uint16), ascending. Returns the number of stored positions,
-    which is lower than ``count`` if fewer elements are nonzero. ``magnitudes`` int32 is
-    scratch memory of the size of ``bits``; ``positions`` must be at least as large as
-    ``bits``.
+    If magnitudes are equal, the first ones are preferred. ``bits``: the float32 values of a
+    segment as int32. The positions of the largest elements are stored in ``positions``
+    (uint16), ascending. Returns the number of stored positions, which is lower than
+    ``count`` if fewer elements are nonzero. ``magnitudes`` int32 is scratch memory of the
+    size of ``bits``; ``positions`` must be at least as large as ``bits``.
 
     Bisection on the bits of float32 finds the smallest magnitude to send. This is faster
     than sorting, because each step only counts, eight elements at a time.

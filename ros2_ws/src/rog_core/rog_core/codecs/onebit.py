@@ -106,10 +106,8 @@ def _sign_byte_of_difference(typing_context, left, right, index):
 def _add_signed(typing_context, array, index, byte, scale):
     """Add +scale or -scale to each of eight float32: -scale if its bit is 1.
 
-    The eight float32 are neighbours in ``array`` and begin at ``index``. ``byte`` holds the
+    The eight float32 are neighbours in ``array``, from ``index`` on. ``byte`` holds the
     bits.
-
-    The eight float32 are neighbours in ``array`` and begin at ``index``.
     """
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -181,10 +179,9 @@ def _encode(values, mirror, offsets, ids, magnitude, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, data):
-    """Add ``factor * scale`` to each element whose bit is 0; subtract it from others.
+    """Add the decoded values times ``factor`` to the segments ``ids``.
 
-    Only elements of the segments ``ids`` change. ``scale``: the scale of the element's
-    segment.
+    A decoded value is +scale where the bit is 0, and -scale where the bit is 1.
     """
     at = 0
     for i in range(ids.size):

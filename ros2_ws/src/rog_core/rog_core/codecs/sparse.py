@@ -1,6 +1,6 @@
 """``ternary:P``: sends the largest elements, a share P of each segment.
 
-Each of them is sent as +scale or -scale.
+Each of these elements is sent as +scale or -scale.
 
 Source: the paper DGH-(GC)^2, equations 18 to 22, unchanged, for pushes and pulls. This
 paper calls the n of the equations "the number of nodes". But the equations come from
@@ -135,11 +135,9 @@ def _element(code, k):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to each element of ``row`` that ``code`` sends.
+    """Add +scale or -scale to each element of ``row`` that ``code`` lists.
 
     ``code``: an encoded segment. If the sign bit of an element is set, -scale is added.
-
-    The function adds +scale, or -scale if the sign bit of the sent element is set.
     """
     for k in range(code.size // 2 - 1):
         element = _element(code, k)

@@ -100,11 +100,9 @@ def _write(row, code):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to each element of ``row`` that ``code`` sends.
+    """Add +scale or -scale to each element of ``row`` that ``code`` lists.
 
     ``code``: an encoded segment. If the sign bit of an element is set, -scale is added.
-
-    The function adds +scale, or -scale if the sign bit of the sent element is set.
     """
     for b in range(2, code.size):
         if code[b]:

@@ -10,14 +10,14 @@ from .method_spec import MethodSpec
 
 def controller(latest: float, interval: float, slowest_latest: float, slowest_interval: float,
                most: int) -> int:
-    """Return after how many extra iterations a robot waits least (Algorithm 2).
+    """Return the number of extra iterations that makes a robot's wait shortest.
 
-    The number is between 0 and ``most``. ``latest``: time of the robot's last push.
-    ``interval``: time between the robot's last two pushes. ``slowest_latest``,
-    ``slowest_interval``: the same two values of the slowest robot. All values are in
-    seconds. The function assumes that both intervals will not change. After the returned
-    number of iterations, the robot's push is closest in time to a push of the slowest
-    robot. If several numbers are equally good, the function returns the lowest.
+    Source: Algorithm 2. The number is between 0 and ``most``. ``latest``: time of the
+    robot's last push. ``interval``: time between the robot's last two pushes.
+    ``slowest_latest``, ``slowest_interval``: the same two values of the slowest robot. All
+    values are in seconds. The function assumes that both intervals will not change. After
+    the returned number of iterations, the robot's push is closest in time to a push of the
+    slowest robot. If several numbers are equally good, the function returns the lowest.
     """
     steps = np.arange(most + 1)
     own = latest + steps * interval

@@ -54,7 +54,7 @@ class Flown(Method):
         """See `Method.held_up_by`.
 
         Each robot has a bound of its own: the number of iterations by which others may be ahead
-        of it.
+        of this robot.
         """
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if name != robot and iteration - other.slowest

@@ -174,10 +174,8 @@ class GradientCode:
     def decode(self, received: Collection[int]) -> dict[int, float] | None:
         """Return, by rank, the coefficients with which the sums give the gradient.
 
-        The coefficient of a sum that was not received is 0.
-
-        Returns None if a group has more missing members than the group tolerates. Ignores ranks
-        that are not in the code.
+        The result has only the ranks in ``received``. It is None if a group has more missing
+        members than the group tolerates. Ranks that are not in the code are ignored.
         """
         coefficients: dict[int, float] = {}
         for group in self.groups:

@@ -134,9 +134,9 @@ def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
 
 
 def static_grouping(capacities: ArrayLike, stragglers: int, groups: int = 0) -> Groups:
-    """Group by capacity so that every group tolerates the stragglers (Section 4.1).
+    """Group by capacity so that every group tolerates the stragglers.
 
-    This is step 3 of that section.
+    Source: Section 4.1, step 3.
 
     ``groups``: number of groups. If it is 0, the number is the largest one that equation 13
     allows and for which every group has a capacity of at least r c_max (r = stragglers + 1,
@@ -173,11 +173,10 @@ def _candidates(capacities: NDArray[np.float64], k: int) -> list[Groups]:
 
 
 def _short_of(probabilities: NDArray[np.float64], stragglers: int) -> NDArray[np.float64]:
-    """Return for each row the probability that few of its robots straggle.
+    """Return for each row the probability of fewer stragglers than ``stragglers``.
 
-    Few means fewer than ``stragglers``.
-
-    ``probabilities``: (rows, robots). The result is exact: a convolution over the robots.
+    ``probabilities`` (rows, robots): the probability that each robot of a row straggles.
+    The result is exact: a convolution over the robots.
     """
     # Row i: the probability that i of the robots counted so far straggle.
     counts = np.zeros((stragglers, len(probabilities)))
