@@ -116,7 +116,7 @@ class Lines:
                 self._changed.notify_all()
 
     def lines(self) -> list[str]:
-        """Return the lines so far, of stdout and stderr."""
+        """Return the lines of stdout and stderr that have arrived so far."""
         with self._changed:
             return list(self._lines)
 

@@ -15,7 +15,11 @@ Until = Callable[[Callable[[], Any], str], None]
 
 
 class Driver:
-    """``node`` sends the requests; ``until(condition, what)`` spins it."""
+    """Changes the states of managed nodes.
+
+    ``node`` sends the requests; ``until(condition, what)`` spins this node until the
+    condition holds.
+    """
 
     def __init__(self, node: Any, until: Until) -> None:
         self.node, self.until = node, until

@@ -112,7 +112,7 @@ def test_package_xml_names_what_is_imported(package):
 
 
 def needs(package):
-    """Return the packages of this suite that are built before this one.
+    """Return the packages of this suite that are built before ``package``.
 
     The tests of those packages cannot use ``package``.
     """

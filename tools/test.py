@@ -125,9 +125,10 @@ def short() -> int:
 
 
 def everything() -> int:
-    """Test every package with colcon, as `make setup` has built it, and the folder `testing`.
+    """Test every package with colcon, and the folder `testing`.
 
-    At most `AT_ONCE` processes run at the same time.
+    colcon tests the packages as `make setup` has built them. At most `AT_ONCE` processes
+    run at the same time.
     """
     for old in REPORTS.glob('*/pytest.xml'):
         old.unlink()

@@ -1,7 +1,8 @@
-"""Builds the suite's two wheels for machines without ROS 2 into dist/: `make wheels`.
+"""Builds the suite's wheels for machines without ROS 2 into dist/: `make wheels`.
 
-The wheel rog_suite is pure Python. The wheel rog_suite_msgs holds the messages that were built in
-this environment, for its Python and its ROS 2, and requires the wheels of that ROS 2.
+There are two wheels. The wheel rog_suite is pure Python. The wheel rog_suite_msgs holds
+the messages that were built in this environment. It fits only the Python and the ROS 2
+of this environment, and requires the wheels of that ROS 2.
 """
 
 import re

@@ -1,26 +1,34 @@
-"""LOPInfer and RRTO beside a plain server call: openpi-client's websocket, LeRobot's gRPC.
+"""LOPInfer and RRTO beside plain calls of a server.
 
-The same model, images in bytes and link for all; robot and server are processes on this machine,
-one thread each. Rivals send an image as it is (`raw`) or as a JPEG; LOPInfer and RRTO get it as a
-tensor. The robot is slowed: what it computes of the model and its JPEGs takes `SLOWDOWN` times as
-long. The link of rivals is a forwarder of TCP; LOPInfer and RRTO emulate the same rate, delay and
-outages in their senders. Rivals need environments of their own, whose Pythons two variables name:
+The plain calls use openpi-client's websocket and LeRobot's gRPC.
+
+All contestants use the same model, the same images (in bytes) and the same link. Robot
+and server are processes on this machine, with one thread each. The rivals send an image
+as it is (`raw`) or as a JPEG; LOPInfer and RRTO get it as a tensor. The robot is
+slowed: its part of the model and its JPEGs take `SLOWDOWN` times as long. The link of
+the rivals is a forwarder of TCP. LOPInfer and RRTO emulate the same rate, delay and
+outages in their senders. Each rival needs an environment of its own. Two variables name
+the Python programs of these environments:
 
     python -m venv build/openpi && build/openpi/bin/pip install -r calls/openpi.txt
     python -m venv build/lerobot && build/lerobot/bin/pip install -r ROS2_WS/.../rivals/lerobot.txt
     OPENPI_PYTHON=build/openpi/bin/python LEROBOT_PYTHON=build/lerobot/bin/python \
         python bench_calls.py [--outages] --out runs.jsonl
 
-With none of them nothing is measured. One JSON line for each model, link and contestant:
+If neither variable is set, the bench measures nothing. It prints one JSON line for each
+model, link and contestant:
 
-- median and 95th percentile of ``--count`` inferences, one after the other, once it has settled
-- bytes up and down per inference, with the framing of websocket and gRPC, without that of TCP and
-  DDS
-- `cold_s`: from the start of the client's process to the first result, and to the first with the
-  server; the server is up and has the weights (ours: from a client before it)
+- median and 95th percentile of ``--count`` inferences, one after the other, measured
+  after the contestant has settled
+- bytes up and down per inference. They include the framing of websocket and gRPC, but
+  not that of TCP and DDS
+- `cold_s`, `cold_with_server_s`: time from the start of the client's process to the
+  first result, and to the first result with the server. The server already runs and has
+  the weights; LOPInfer and RRTO have received them from an earlier client
 
-With ``--outages`` inferences begin every 0.1 s, or when the last one ends. A tick of a control loop
-at 10 Hz is starved if no result has come since the tick before.
+With ``--outages``, an inference begins 0.1 s after the start of the last one, or when
+the last one ends. A tick of a control loop at 10 Hz is starved if no result has come
+since the tick before.
 """
 
 from __future__ import annotations
@@ -63,8 +71,8 @@ from tcp_link import (  # noqa: E402
 )
 
 SLOWDOWN = 3.0
-DELAY = 0.002        # seconds, one way
-RATE = 10            # rate of the control loop, Hz
+DELAY = 0.002        # delay of the link in each direction, in seconds
+RATE = 10            # rate of the control loop, in Hz
 # Maps a model to the rows and columns of its images.
 SIDES = {'resnet50': 224, 'resnet18': 224, 'mobilenet_v3_small': 224, 'vgg11_bn': 224,
          'fcn_resnet50': 128}
@@ -76,21 +84,25 @@ RIVALS = {f'{name} {form}': (f'{name}_side.py', variable, form)
           for name, variable in (('openpi', 'OPENPI_PYTHON'), ('grpc', 'LEROBOT_PYTHON'))
           for form in ('raw', 'jpeg')}
 WHO = (ALONE, *RIVALS, LOPINFER, RRTO)
-# Seconds after the first result with the server in which LOPInfer measures and tries plans, and in
-# which RRTO learns the sequence.
+# Seconds between the first result with the server and the measurement. In this time,
+# LOPInfer measures and tries plans, and RRTO learns the sequence.
 SETTLE = {LOPINFER: 20.0, RRTO: 6.0}
-# seconds before the run in which a contestant settles
+# seconds between a contestant's start and the run, in which the contestant settles
 LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}
 
-# its output, its forwarder, and the monotonic time of its start
+# the client's output, its forwarder (None if it has none), and the monotonic time of its
+# start
 Client = tuple[Output, Forwarder | None, float]
-Start = Callable[[float], Any]                    # period of inferences -> context with a client
+Start = Callable[[float], Any]  # maps the period of inferences to a context with a client
 
 
 # -- the world -------------------------------------------------------------------------------------
 
 def prepare(name: str, folder: Path) -> dict[str, Any]:
-    """Write images, the model and its outputs; return how much the output changes with JPEG."""
+    """Write images, the model and its outputs; return sizes and the effect of JPEG.
+
+    The effect of JPEG is how much it changes the output.
+    """
     side = SIDES[name]
     images = np.stack([crop(k, side) for k in range(IMAGES)])
     model = model_of(name)
@@ -114,10 +126,9 @@ def largest(outputs: np.ndarray) -> np.ndarray:
 
 
 def crop(number: int, side: int) -> np.ndarray:
-    """Return one of a few views, uint8 (side, side, 3), of scikit-learn's two photographs."""
+    """Return a view of one of scikit-learn's two photographs: uint8 (side, side, 3)."""
     photo = Image.fromarray(load_sample_image(('china.jpg', 'flower.jpg')[number % 2]))
-    # the view is smaller than the photograph, which removes the artefacts of the photograph's own
-    # JPEG
+    # Shrink the photograph, because this removes the artefacts of its own JPEG compression.
     scale = 1.3 * side / photo.height
     photo = photo.resize((round(photo.width * scale), round(photo.height * scale)))
     left = (photo.width - side) * number // IMAGES
@@ -135,9 +146,9 @@ def client_of(command: list[str], environment: dict[str, str], forwarder: Forwar
 
 @contextmanager
 def rival(who: str, folder: Path, trace: LinkTrace | None) -> Iterator[Start]:
-    """Yield a rival's server, and how to start its client.
+    """Run a rival's server; yield a function that starts the rival's client.
 
-    Without a trace the link is not limited.
+    If ``trace`` is None, the link is not limited.
     """
     side, variable, form = RIVALS[who]
     port = str(20000 + os.getpid() % 20000)
@@ -158,7 +169,7 @@ def rival(who: str, folder: Path, trace: LinkTrace | None) -> Iterator[Start]:
 
 @contextmanager
 def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
-    """Yield our server, which has the weights, and how to start the client.
+    """Run our server and send it the weights; yield a function that starts a client.
 
     The trace begins now.
     """
@@ -224,7 +235,7 @@ def steady(who: str, folder: Path, trace: LinkTrace, count: int) -> dict[str, An
         turns = forwarder.turns if forwarder else 0
         output.until(len if who == ALONE else with_server, READY, f'{who} with the server')
         time.sleep(SETTLE.get(who, 2.0))
-        now = len(output.lines)   # until the present inference ends
+        now = len(output.lines)   # wait until the present inference ends
         output.until(lambda lines: len(lines) > now, READY, f'{who}: one result')
         first, before = len(output.lines), list(forwarder.bytes) if forwarder else []
         output.until(lambda lines: len(lines) >= first + count, READY, f'{who}: {count} results')
@@ -270,9 +281,10 @@ def disturbed(who: str, folder: Path, trace: LinkTrace) -> dict[str, Any]:
 def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
     """Return the figures of the results that a control loop gets.
 
-    ``came``: the times at which results come, in seconds; ``shared``: which of them the server
-    helped to compute. A part of the run reaches from the start of an outage to the start of the
-    next one.
+    ``came``: the times at which results come, in seconds. ``shared``: for each result,
+    whether the server helped to compute it. The first part of a run ends at the start of
+    the first outage. Each further part begins at the start of an outage and ends at the
+    start of the next outage.
     """
     ticks = np.arange(1, round(SECONDS * RATE) + 1) / RATE
     fresh = np.diff(np.searchsorted(np.sort(came), [0.0, *ticks], side='right')) > 0
@@ -293,9 +305,9 @@ def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
 
 
 def after(came: np.ndarray, end: float, limit: float) -> float | None:
-    """Return the seconds from ``end`` to the first result after it.
+    """Return the seconds from ``end`` to the first result after ``end``.
 
-    None if ``limit`` comes first.
+    Return None if no result comes before ``limit``.
     """
     later = came[(came >= end) & (came < limit)]
     return round(float(later.min() - end), 2) if len(later) else None

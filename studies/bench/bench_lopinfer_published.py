@@ -1,8 +1,10 @@
-"""The six published models over the two published links: every method beside the published means.
+"""Every method beside the published means, for six published models and two links.
 
-One JSON line. `gain` is LOPInfer's mean latency against the best baseline's; `foreseen_ms` is the
-mean if every request took the plan of the table that is fastest at the rate it meets; `published`
-holds the thesis's runs (device-only, server-only, best layer partition, LOPInfer; ms).
+The bench prints one JSON line. `gain` is the share by which LOPInfer's mean latency is
+below that of the best baseline. `foreseen_ms` is the mean latency if every request used
+the plan of the table that is fastest at the rate of the link during the request.
+`published` holds the thesis's results in ms for device-only, server-only, the best
+layer partition and LOPInfer.
 """
 
 import argparse

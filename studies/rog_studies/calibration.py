@@ -55,8 +55,8 @@ TABLE = (Published('bsp', 186, .97 + .67 + .85, 6.5, 10.1, .15),
 class Measured:
     """The simulator's results for one row of `TABLE`.
 
-    ``iterations``: mean over the robots, for each seed. ``transfer``, ``stall``: mean s per
-    iteration.
+    ``iterations``: mean over the robots, for each seed. ``transfer``, ``stall``: mean
+    seconds per iteration.
     """
 
     published: Published

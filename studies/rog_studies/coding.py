@@ -28,7 +28,7 @@ from .study import Case, Study, Table, with_training
 CAPACITIES = {'a': [1] * 5 + [3] * 3 + [4] * 2 + [5] * 2,
               'b': [1] * 5 + [2] * 3 + [3] * 3 + [4] * 4 + [5] * 5}
 SCHEMES = ('dgh-gc', 'gc', 'hgc', 'gcc', 'dcgc')
-PACE = 0.15              # s that a computer of 600 MHz takes for the gradient of a shard's batch
+PACE = 0.15  # seconds that a computer of 600 MHz takes for the gradient of a shard's batch
 LATE = 1.0               # additional seconds of a late gradient
 OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
 SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
@@ -61,9 +61,10 @@ def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConf
 
 
 def with_stragglers(fleet: FleetConfig) -> FleetConfig:
-    """Return the fleet with late gradients: a third of its robots, drawn by its seed, often late.
+    """Return the fleet with late gradients.
 
-    The probability of a late gradient is `OFTEN` for these robots, and `SELDOM` for the others.
+    A third of the robots is often late; the seed of the fleet decides which. The
+    probability of a late gradient is `OFTEN` for these robots and `SELDOM` for the others.
     """
     count = len(fleet.robots)
     often = np.random.default_rng(fleet.seed).permutation(count)[:count // 3]
@@ -100,7 +101,7 @@ def accuracies(group: str, model: str, methods: dict[str, tuple[str, str]],
 
 
 def round_time(method: MethodResult, first: MethodResult) -> str:
-    """Return a cell of a `Table`: mean time between two decodings, s."""
+    """Return a cell of a `Table`: mean time between two decodings, in seconds."""
     return spread(method.round_s, 1, 3)
 
 

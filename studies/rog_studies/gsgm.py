@@ -28,13 +28,16 @@ from rog_sim.table import spread
 from .study import Case, Cell, Study, Table, with_training
 
 LEARNERS = (10, 20, 30)
-PACE, LATE = 0.1, 0.1   # seconds for a gradient of the fastest learner; additional seconds if late
+# seconds for a gradient of the fastest learner; additional seconds of a late gradient
+PACE, LATE = 0.1, 0.1
 ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # mean seconds per round of the slowest learner
 SVRG_EVERY = 20         # iterations between full gradients
-SVRG_LONGER = 4         # factor on a run's duration with SVRG, whose work is half corrections
+# with SVRG a run lasts this many times as long, because half of the work is corrections
+SVRG_LONGER = 4
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push, twice the paper's
-LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100    # minimum per run, approximately
+# a run has at least about this many gradients and rounds
+LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100
 # Learners -> rounds of a run with noise; after these the accuracy of gsgm no longer rises.
 NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
@@ -138,9 +141,11 @@ def deviation(measure: str) -> Cell:
 
 
 def steadier(measure: str) -> Cell:
-    """Return the function that formats how much better the first variant is in a measure.
+    """Return a function that compares the first variant with another variant.
 
-    The difference is in percent of this variant's value; both measures are better if smaller.
+    The function formats by how much the first variant is better in ``measure``, in percent
+    of the other variant's value. ``measure`` is 'stability' or 'fluctuation'; both are
+    better if smaller.
     """
     def cell(method: MethodResult, first: MethodResult) -> str:
         own, best = getattr(method, measure).mean, getattr(first, measure).mean

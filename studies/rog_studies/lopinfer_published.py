@@ -72,7 +72,8 @@ class Published(NamedTuple):
 class _Row:
     """One line of the published file that becomes a node of the graph.
 
-    ``inputs``: numbers of the lines whose tensors this line takes; they become nodes, too.
+    ``inputs``: numbers of the lines whose tensors this line takes; these lines are nodes as
+    well.
     """
 
     line: int
@@ -164,7 +165,8 @@ def _rows(lines: list[dict[str, str]]) -> list[_Row]:
             continue
         sources = [int(s) for s in r['input_from'].split('|') if s]
         sources = [s for s in sources if s in rows]
-        latest: dict[int, int] = {}   # line of a tensor -> line of its latest version read here
+        # line that made a tensor -> line of the latest version of this tensor that ``line`` reads
+        latest: dict[int, int] = {}
         for source in sources:
             root = written.get(source, source)
             latest[root] = max(source, latest.get(root, source))

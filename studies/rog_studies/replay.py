@@ -1,13 +1,18 @@
-"""The links of ROG's published outdoor runs: how the authors replayed a record to four robots.
+"""The links of ROG's published outdoor runs.
 
-The authors' script sets the rate of the robot's network card to each sample of the record in turn.
-With probability 1/2 it holds the sample for 10 to 90 s. In any case it then waits for the time
-until the record's next sample. (Sources: scripts/replay_bandwidth.py of hku-systems/ROG, and the
-Stop lines in the logs of its runs.) So an hour of a run uses about 140 successive samples of the
-record, and the rates change slowly. The random draws depend only on the worker: a worker has the
-same link, sample by sample, in all published runs. Seed 0 with `PUBLISHED_STARTS` reproduces these
-links. The table gives the share of the time with a rate below 5 or 10 Mbit/s, and the mean rate, of
-the four workers (a sample of 0 counts as 59 Mbit/s; standard deviation over seeds in brackets):
+The authors replayed a record to four robots. Their script sets the rate of the robot's
+network card to each sample of the record in turn. With probability 1/2 it holds the
+sample for 10 to 90 s. In any case it then waits for the time until the record's next
+sample. (Sources: scripts/replay_bandwidth.py of hku-systems/ROG, and the Stop lines in
+the logs of its runs.) So an hour of a run uses about 140 successive samples of the
+record, and the rates change slowly. The random draws depend only on the worker: a
+worker has the same link, sample by sample, in all published runs. Seed 0 with
+`PUBLISHED_STARTS` reproduces these links.
+
+The table describes the links of the four workers. The first two columns give the share
+of the time with a rate below 5 and below 10 Mbit/s. The third column gives the share of
+the time in which at least one of the four rates is below 10 Mbit/s. A sample of 0
+counts as 59 Mbit/s. The numbers in brackets are standard deviations over the seeds.
 
                                   below 5    below 10   some of 4 below 10   mean, Mbit/s
     logs, first hour, every run   .34        .40        .96                  57.0
@@ -17,8 +22,8 @@ the four workers (a sample of 0 counts as 59 Mbit/s; standard deviation over see
     seeds 1 to 20, first hour     .33 (.02)  .37 (.02)  .93 (.06)            58.6 (2.5)
     the same, default `start`     .34 (.03)  .38 (.03)  .82 (.05)            58.5 (3.0)
 
-In the logs a share of .49 to .51 of the samples is held, for 50.3 s on average, and the mean rates
-of workers 1 to 4 in the first hour are 28.7, 70.5, 48.2 and 80.6 Mbit/s.
+In the logs, a share of .49 to .51 of the samples is held, for 50.3 s on average. In the
+first hour, the mean rates of workers 1 to 4 are 28.7, 70.5, 48.2 and 80.6 Mbit/s.
 """
 
 import math

@@ -1,36 +1,41 @@
 """The study of rivals: compares all methods that a user can choose today.
 
-The study has two tasks and three kinds of links. Tuning tries equally many settings for every
-method (`Rival.tries`). It uses the published links (replay 0 of the record) and a seed that the
-tables do not use. The study then uses the best settings of a method on all links.
+The study has two tasks and three kinds of links. Tuning tries equally many settings for
+every method (`Rival.tries`). It uses the published links (replay 0 of the record) and a
+seed that the tables do not use. The study then uses the best settings of a method on
+all links.
 
 ``rivals.json``:
 
     schema  rog-rivals/1
     quick   whether this is the small version of the study
-    budget  budget of the tuning, the same for each method: tries, minutes (virtual) and seed
-    tuned   task -> method -> chosen (the best settings) and tried (a list: settings and their
-            score, which is the mean accuracy in the second half of the run; 0 if it diverged)
+    budget  budget of the tuning, the same for each method: tries, minutes (virtual)
+            and seed
+    tuned   task -> method -> chosen (the best settings) and tried (a list of
+            settings, each with its score: the mean accuracy in the second half of the
+            run, or 0 if the run diverged)
     cases   task -> links -> an object with the keys
             robots, duration_s, seeds
-            times    times of accuracy_0 to accuracy_2, s
+            times    times in seconds at which accuracy_0 to accuracy_2 are measured
             targets  accuracies, 0 to 1, to which target_0_s to target_2_j refer
             methods  method -> measure -> values, mean, low, high
 
-``values`` has one number for each seed, or null for an event that never happened or a quantity that
-was not measured. ``mean``, ``low`` and ``high`` use only the numbers: the mean, and the ends of its
-95 % interval by Student's t (null with fewer than two numbers). The measures are:
+``values`` has one number for each seed, or null for an event that never happened or a
+quantity that was not measured. ``mean``, ``low`` and ``high`` use only the numbers: the
+mean, and the ends of its 95 % interval by Student's t (null with fewer than two
+numbers). The measures are:
 
     names in `MEASURES`  explained by `rog_sim.comparison.MethodResult`
-    sent_bytes           bytes that a robot pushed in the run. Pulls do not count, because the first
-                         pull carries the whole model with every method.
+    sent_bytes           bytes that a robot pushed in the run. Pulls do not count,
+                         because the first pull carries the whole model with every method.
     diverged             0 or 1
-    accuracy_K           accuracy at time K: the mean of the last `WINDOW` measurements, which
-                         cover one minute
-    target_K_s           time until the accuracy first reached target K, s
-    target_K_j           energy of a robot until then, J
-    of_bsp, of_best      target_1_s divided by target_1_s of `BASE`, and of the fastest rival, with
-                         the same seed
+    accuracy_K           accuracy at time K: the mean of the last `WINDOW`
+                         measurements, which cover one minute
+    target_K_s           time in seconds until the accuracy first reached target K
+    target_K_j           energy of a robot until this time, in joules
+    of_bsp               target_1_s divided by target_1_s of `BASE` with the same seed
+    of_best              target_1_s divided by target_1_s of the fastest rival with the
+                         same seed
 """
 
 from __future__ import annotations
@@ -248,10 +253,13 @@ def records_of(data: Path | None) -> dict[str, LinkTrace]:
 
 
 def linked(fleet: FleetConfig, links: str, record: LinkTrace, place: Path) -> FleetConfig:
-    """Return the fleet with links that replay a record; the fleet's seed changes the replay.
+    """Return the fleet with links that replay a record.
 
-    Outdoor records are replayed as in the published runs, by holding samples. The indoor record is
-    replayed as it was recorded; each robot and each seed starts at another second of it.
+    The fleet's seed changes the replay.
+
+    Outdoor records are replayed as in the published runs, by holding samples. The indoor
+    record is replayed as it was recorded; where in the record a link starts depends on the
+    robot and the seed.
 
     :param place: directory for the traces of the links.
     """

@@ -48,7 +48,7 @@ class Noise(Task):
     """Trains a model on noise; the gradient is proportional to the batch.
 
     :param seed: seed of the noise.
-    :param rows: rows of the model, of 512 elements each.
+    :param rows: number of rows of the model; each row has 512 elements.
     """
 
     def __init__(self, seed: int = 0, rows: int = 168) -> None:

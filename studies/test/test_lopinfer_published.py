@@ -68,7 +68,10 @@ def torchvision_models():
 
 
 def windows_in_order(torchvision_models, name):
-    """Return (op, width kernel, stride, padding) in the order of the calls, and the input sizes."""
+    """Return (op, kernel, stride, padding, input size) of each call, in order.
+
+    The numbers are for the axis of the width.
+    """
     import torch
     with torch.device('meta'):
         model = getattr(torchvision_models, name)(weights=None).eval()

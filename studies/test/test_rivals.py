@@ -106,7 +106,7 @@ def test_methods_are_tuned_then_compared_and_it_goes_on_where_it_was_stopped(tmp
     written = json.loads((tmp_path / 'rivals.json').read_text())
     assert written['schema'] == 'rog-rivals/1' and written['budget']['tries'] == TRIES
     assert written['cases']['toy']['published']['methods']['bsp']['target_2_s']['values'] == \
-        [None, None]  # it never reached the target
+        [None, None]  # the method never reached the target
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('run.jsonl')}
     last = max(kept)
     (last.parent / 'summary.json').unlink()

@@ -1,11 +1,12 @@
-"""The gRPC of LeRobot's async_inference around a model, in an environment with lerobot[async].
+"""The gRPC of LeRobot's async_inference around a model; needs lerobot[async].
 
     python grpc_side.py server PORT FOLDER
     python grpc_side.py client PORT FOLDER raw|jpeg SLOWDOWN PERIOD
 
-The server is LeRobot's PolicyServer with the model in the place of the policy. The client sends
-observations and asks for actions with LeRobot's stub, channel options and helpers, in two threads,
-as its RobotClient does: a pickle in chunks, and a pickle in one message.
+The server is LeRobot's PolicyServer with the model in the place of the policy. The
+client uses LeRobot's stub, channel options and helpers in two threads, as LeRobot's
+RobotClient does. One thread sends each observation as a pickle in chunks. The other
+thread asks for actions and receives each answer as a pickle in one message.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from loop import encoder, run, server_of
 sys.path.append(str(Path(__file__).parents[3] / 'ros2_ws/src/fleet_policy/bench/rivals'))
 from lerobot_side import prepare  # noqa: E402
 
-RATE = 10   # Hz
+RATE = 10   # control rate, in Hz
 
 
 def serve(port: int, folder: str) -> None:

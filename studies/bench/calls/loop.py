@@ -1,10 +1,18 @@
-"""What every side of bench_calls.py does, in any environment with numpy, Pillow and PyTorch.
+"""What every side of bench_calls.py does.
 
-A client infers one image after the other until it is ended, and prints for each inference: the
-monotonic time of its end, its duration in s, whether the server took part, bytes up, bytes down and
-round trips so far (0: not known here), and the largest error relative to the largest element of
-the output. After the first inference it pauses for `FIRST` seconds, so that the bench can record
-the cost of this inference.
+It runs in any environment with numpy, Pillow and PyTorch.
+
+A client infers one image after the other until it is ended. It prints for each
+inference:
+
+- the monotonic time at which the inference ends, and its duration in seconds
+- whether the server took part
+- bytes up, bytes down and round trips so far; they are 0 if the client does not count
+  them
+- the largest error relative to the largest element of the output
+
+After the first inference the client pauses for `FIRST` seconds, so that the bench can
+record the cost of this inference.
 """
 
 from __future__ import annotations
@@ -20,14 +28,17 @@ import numpy as np
 from PIL import Image
 
 QUALITY = 90        # quality of JPEG
-FIRST = 0.5         # seconds
+FIRST = 0.5         # pause after the first inference, in seconds
 # maps an image, uint8 (rows, columns, 3), to the model's output
 Infer = Callable[[np.ndarray], np.ndarray]
 
 
 def run(infer: Infer, folder: str, period: float,
         told: Callable[[], tuple[bool, int, int, int]] = lambda: (True, 0, 0, 0)) -> None:
-    """Run inferences; the next one begins ``period`` s after the last began, or at its end."""
+    """Run inferences that begin ``period`` seconds after each other.
+
+    If an inference takes longer than ``period``, the next one begins when it ends.
+    """
     images, want = (np.load(Path(folder, f'{name}.npy')) for name in ('images', 'outputs'))
     for k in itertools.count():
         began = time.monotonic()
@@ -44,9 +55,10 @@ def run(infer: Infer, folder: str, period: float,
 
 
 def encoder(form: str, slowdown: float) -> Callable[[np.ndarray], Any]:
-    """Return a function of an image to what a client sends: the array (``raw``) or a JPEG.
+    """Return a function that maps an image to what a client sends.
 
-    A slowed robot encodes it.
+    With ``raw`` this is the array itself, otherwise a JPEG. The JPEG takes as long as on a
+    robot that is slower by the factor ``slowdown``.
     """
     def encode(image: np.ndarray) -> bytes:
         began = time.thread_time()
@@ -68,9 +80,9 @@ def picture(data: Any) -> np.ndarray:
 
 
 def server_of(folder: str) -> Callable[[Any], np.ndarray]:
-    """Return the model of a server.
+    """Return the model of a server, which runs on one thread.
 
-    A function of what a client sends to the output, on one thread.
+    The model is a function that maps the data of a client to the output.
     """
     import torch
     torch.set_num_threads(1)

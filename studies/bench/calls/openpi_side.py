@@ -3,8 +3,9 @@
     python openpi_side.py server PORT FOLDER
     python openpi_side.py client PORT FOLDER raw|jpeg SLOWDOWN PERIOD
 
-The client is openpi-client's WebsocketClientPolicy, unmodified. openpi-client has no server; this
-one is written as openpi's WebsocketPolicyServer: asyncio, which infers in its event loop.
+The client is openpi-client's WebsocketClientPolicy, unmodified. openpi-client contains
+no server. The server of this file works like openpi's WebsocketPolicyServer: it uses
+asyncio, and the inference runs in the event loop.
 """
 
 from __future__ import annotations

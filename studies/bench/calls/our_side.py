@@ -1,10 +1,13 @@
-"""The robot alone, LOPInfer's `offload`, and an ordinary program, which runs under `rrto run`.
+"""The robot's side: the robot alone, LOPInfer's `offload`, or an ordinary program.
+
+The ordinary program runs under `rrto run`.
 
     python our_side.py alone FOLDER SLOWDOWN PERIOD
     python our_side.py lopinfer FOLDER SLOWDOWN PERIOD TRACE DELAY EPOCH
     rrto run OPTION ... -- python our_side.py rrto FOLDER SLOWDOWN PERIOD
 
-FOLDER also has model.pt, the module of `model_of`. All infer images in bytes, as cameras give them.
+FOLDER contains, among other files, model.pt, which is the module that `model_of`
+returns. All three infer images in bytes, as cameras give them.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ class Map(torch.nn.Module):
 
 
 def model_of(name: str) -> torch.nn.Module:
-    """Return a model of torchvision with random weights, which normalises images itself."""
+    """Return a model of torchvision with random weights.
+
+    The model normalises the images itself.
+    """
     model = zoo.load(name)
     dense = type(model).__module__.startswith('torchvision.models.segmentation')
     return OfImages(Map(model) if dense else model, MEAN, STD)
@@ -48,7 +54,11 @@ def tensor(image: np.ndarray) -> torch.Tensor:
 
 def slowed(infer: Callable[[np.ndarray], np.ndarray], slowdown: float,
            here: Callable[[], bool] = lambda: True) -> Callable[[np.ndarray], np.ndarray]:
-    """Slow down what this machine (``here``) computes, to the speed of the robot."""
+    """Slow an inference down to the speed of the robot.
+
+    ``here`` returns whether this machine has computed the inference. If it has not, nothing
+    is slowed.
+    """
     def slow(image: np.ndarray) -> np.ndarray:
         began = computing_time()
         got = infer(image)
@@ -93,7 +103,7 @@ def lopinfer(model: torch.nn.Module, folder: str, slowdown: float, period: float
 
 
 def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) -> None:
-    from rrto_bridge.program.remote import Hook  # imported only to count
+    from rrto_bridge.program.remote import Hook  # imported only to count bytes and round trips
     model = model.to('cuda')
 
     def port() -> Any:
@@ -111,7 +121,7 @@ def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) ->
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    zoo.torchvision()   # torchvision's classes are in the file
+    zoo.torchvision()   # the file model.pt contains torchvision's classes
     side, folder_, slowdown_, period_, *rest = sys.argv[1:]
     with torch.no_grad():
         {'alone': alone, 'lopinfer': lopinfer, 'rrto': rrto}[side](

@@ -70,8 +70,8 @@ def with_training(fleet: FleetConfig, method: Method, settings: Settings, folder
     """Return the fleet with the settings of a run.
 
     :param fleet: robots, links and minutes of the run.
-    :param start_s: seconds that the start may take. The server's own limit is longer than start and
-        run together, so that only the study ends a run.
+    :param start_s: seconds that the start is allowed to take. The server's own time limit
+        is longer than the start and the run together, so that only the study ends a run.
     """
     training = TrainingConfig(
         task='rog_studies.peers.ours:PeerTask', task_options={'folder': str(folder)},

@@ -126,13 +126,15 @@ def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetCon
 def run_study(plan: Plan, out: Path, resume: bool = False,
               tell: Callable[[str], None] = lambda text: None,
               progress: Callable[[str, int], None] = lambda label, seed: None) -> dict[str, Any]:
-    """Carry out the study; write ``peers.json`` and ``peers.md`` into ``out`` after every run.
+    """Carry out the study.
+
+    Write ``peers.json`` and ``peers.md`` into ``out`` after every run.
 
     :param resume: keep the finished runs in ``out`` that have the same settings.
     :returns: the content of ``peers.json``.
-    :raises ConfigError: before the first run, if ``out`` holds a run of the plan and ``resume`` is
-        False. Also if, with ``resume``, the turn comes to a run that ``out`` holds with other
-        settings.
+    :raises ConfigError: ``resume`` is False, and ``out`` already holds a run of the plan;
+        this error comes before the first run. Or ``resume`` is True, and the next run of
+        the plan is in ``out`` with other settings.
     :raises NetworkError: this user or machine cannot emulate a network.
     """
     out = out.absolute()
@@ -251,7 +253,10 @@ def _write(data: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def tables(data: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
-    """Return (title, rows) of a table for each scenario, and of a table of programs not run."""
+    """Return (title, rows) of each table.
+
+    There is one table for each scenario, and one that lists the programs that were not run.
+    """
     settings, found = data['settings'], []
     targets = settings['targets']
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {

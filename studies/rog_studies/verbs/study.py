@@ -14,7 +14,8 @@ from rog_core.errors import ConfigError
 from rog_studies.catalogue import STUDIES
 from rog_studies.study import run_study, text_tables
 
-RIVALS = 'rivals'  # not in `STUDIES`, because its runs depend on the results of its tuning
+# this study is not in `STUDIES`, because its runs depend on the results of its tuning
+RIVALS = 'rivals'
 PEERS = 'peers'    # not in `STUDIES`, because its runs take real time
 
 

@@ -1,9 +1,9 @@
 """Real programs whose authors did not know rrto; their models have random weights.
 
-Each entry of CLIENTS builds a model on a device and returns its inference. The inference is a
-function: its argument is the number of the inference, and it returns tensors on the CPU. `python
-clients.py [NAME ...]` prints the time and round trips of each program. An entry whose library is
-not installed raises ModuleNotFoundError.
+Each entry of CLIENTS builds a model on a device and returns its inference. The
+inference is a function: its argument is the number of the inference, and it returns
+tensors on the CPU. `python clients.py [NAME ...]` prints the time and round trips of
+each program. An entry whose library is not installed raises ModuleNotFoundError.
 """
 
 import importlib
@@ -20,7 +20,7 @@ os.environ.setdefault('YOLO_OFFLINE', '1')
 
 CLIENTS = {}
 SMALL = set()    # names of clients that take about a second
-# names of clients whose shapes differ in every inference; none of their inferences is replayed
+# names of clients whose shapes differ in every inference, so no inference is replayed
 VARYING = set()
 # Keeps library objects, because PyTorch removes the operators of a deleted library object.
 OPERATORS = []

@@ -225,8 +225,8 @@ class Direct(Device):
 class Offload(Device):
     """Uses the replay machines of the client and the server.
 
-    After each message, the server executes a random number of steps. Therefore the server is
-    sometimes ahead of the program and sometimes behind it.
+    After each message, the server executes a random number of steps. Therefore the server
+    is sometimes ahead of the program and sometimes behind it.
     """
 
     def __init__(self, seed=0, infer=None, search=None):

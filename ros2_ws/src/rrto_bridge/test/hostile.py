@@ -1,9 +1,10 @@
 """`python hostile.py SERVER SEED COUNT [FLOODS]`: a peer that sends what no program would send.
 
-The peer sends allowed operators with random arguments, well-formed messages with random contents,
-and random bytes. FLOODS multiplies the number of floods. When the peer's process on the server
-dies or ends the session, the peer connects again under another name. At its end, the peer prints a
-line of JSON: the numbers of operators, messages and sessions, and how the sessions ended.
+The peer sends allowed operators with random arguments, well-formed messages with random
+contents, and random bytes. FLOODS multiplies the number of floods. When the peer's
+process on the server dies or ends the session, the peer connects again under another
+name. At its end, the peer prints a line of JSON: the numbers of operators, messages and
+sessions, and how the sessions ended.
 """
 
 import collections

@@ -12,7 +12,10 @@ PROGRAMS = Path(__file__).with_name('programs')
 
 
 class Domain:
-    """The environment of the processes; ends the processes that still run after the test."""
+    """The environment of the processes.
+
+    `close` ends the processes that still run after the test.
+    """
 
     def __init__(self):
         self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
@@ -65,7 +68,10 @@ def children(pid):
 
 
 def kill_all(pid):
-    """Kill a process and what it has started, before one of them can report the end of another."""
+    """Kill a process and all processes that it has started.
+
+    First stop each of them, so that none can report the end of another.
+    """
     found, left = [], [pid]
     while left:
         os.kill(left[0], signal.SIGSTOP)

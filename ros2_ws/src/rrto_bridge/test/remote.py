@@ -58,7 +58,10 @@ def another(mode, lives=1 << 60):
 
 
 def start(mode, lives=1 << 60, journal=False):
-    """Install a new engine and return it. No tensor of an earlier engine may exist any more."""
+    """Install a new engine and return it.
+
+    Before this call, no tensor of an earlier engine must be left.
+    """
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()

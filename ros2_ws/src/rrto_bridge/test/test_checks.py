@@ -1,4 +1,4 @@
-"""The server refuses arguments by which operators would read or write foreign memory."""
+"""The server refuses arguments with which operators would access foreign memory."""
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_products_of_groups_are_zero_where_there_is_no_group():
 
 @pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])
 def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
-    """PyTorch itself leaves `out` with a shape that exceeds its memory.
+    """PyTorch itself would give `out` a shape for which its memory is too small.
 
     The next operator would then read foreign memory.
     """

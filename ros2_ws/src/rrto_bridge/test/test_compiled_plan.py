@@ -60,10 +60,11 @@ def server():
 
 
 def one_by_one(count, failing=''):
-    """Execute the first `count` steps without a plan.
+    """Execute the first `count` steps without a plan; return the executor.
 
-    Return the executor, with the tensors under handles from 100 on and the state of the generator.
-    Operators named `failing` fail, and calls that use their results fail, too.
+    The executor then has the created tensors, with handles from 100 on, and the new state
+    of the generator. Operators named `failing` fail. Calls that use results of a failed
+    call also fail.
     """
     _, executor = server()
     calls = sequence().calls(count, 100, [STATE])
@@ -198,7 +199,7 @@ def test_stops_where_a_shape_is_not_as_recorded():
 
 
 def test_inputs_of_a_run_are_the_programs_memory():
-    """The inputs of `Start` and the inputs of `More` count.
+    """The inputs of `Start` and of `More` count towards the program's memory.
 
     If they need too much memory, the run fails.
     """

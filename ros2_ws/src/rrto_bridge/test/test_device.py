@@ -1,4 +1,4 @@
-"""A program sees the same properties of its device as it would see of CUDA."""
+"""The device has the same properties for a program as CUDA would have."""
 
 import copy
 import gc
@@ -314,7 +314,7 @@ def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
 
 @pytest.mark.parametrize('mode', remote.MODES)
 def test_an_out_argument_is_returned_with_its_new_shape(mode):
-    """This also holds if the tensor is an input, too, and if values decide its shape."""
+    """This is also true if the tensor is an input, or if values decide the new shape."""
     def infer(x):
         place = {'device': x.device}
         y, other, more = x * 2, torch.zeros(4, 4, **place), torch.zeros(4, 4, **place)
@@ -364,9 +364,9 @@ def test_what_an_operator_of_the_robot_needs_is_fetched_together_and_let_go(mode
 
 
 def test_what_surrounds_an_operator_of_the_robot_is_replayed(replay):
-    """The shape of the operator's result varies, and so do all shapes that depend on it.
+    """The operator's result varies in shape, and so do all shapes that depend on it.
 
-    Earlier shapes do not vary.
+    The shapes before this operator do not vary.
     """
     torch.manual_seed(0)
     layer, other = nn.Linear(6, 6), nn.Linear(6, 6)

@@ -15,7 +15,10 @@ class Stop(Exception):
 
 
 def program(device, attempt):
-    """Return the results of inferences; `attempt` runs each inference, and may repeat it."""
+    """Return the results of inferences.
+
+    `attempt` runs each inference, possibly several times.
+    """
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(),
                           nn.Linear(8, 2)).to(device)

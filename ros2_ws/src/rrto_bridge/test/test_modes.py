@@ -35,9 +35,9 @@ class Model(nn.Module):
 
 
 def program(device, passes, before=lambda: None):
-    """Return the results of passes; each pass is a dict of what differs from a usual pass.
+    """Return the results of passes; `before` is called before each pass.
 
-    `before` is called before each pass.
+    A pass is a dict that lists its differences from a usual pass.
     """
     model = Model().to(device)
     torch.manual_seed(5)

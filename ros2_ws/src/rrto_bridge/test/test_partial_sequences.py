@@ -1,4 +1,7 @@
-"""The part of an inference before a data-dependent shape is replayed although the rest varies."""
+"""Replay of inferences with a data-dependent shape.
+
+The part before this shape is replayed, although the rest of the inference varies.
+"""
 
 import numpy as np
 import pytest

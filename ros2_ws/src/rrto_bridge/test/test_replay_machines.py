@@ -87,10 +87,10 @@ def data(number, rows=2):
 
 
 def settled(program, device, passes=5):
-    """Run passes of a program; the passes after them are replayed.
+    """Run passes of a program, so that all later passes are replayed.
 
-    Return a function that returns what happened since then: the numbers of round trips, single
-    calls, messages and runs.
+    Return a function that counts what has happened since these first passes: the numbers of
+    round trips, single calls, messages and runs.
     """
     for number in range(passes):
         program(number)

@@ -41,7 +41,10 @@ def experts(device):
 
 
 def offloaded(device):
-    """Offload like accelerate's `cpu_offload`: each layer's weights are copied and then freed."""
+    """Move weights as accelerate's `cpu_offload` does.
+
+    Before each layer runs, its weights are copied to the device; then they are freed.
+    """
     model = layers()
     values = {name: p.data for name, p in model.named_parameters()}
 

@@ -145,7 +145,8 @@ def test_a_flood_of_messages_is_held_back():
     for _ in range(2000):
         program.send(b'N')
     waiting = 0
-    while program.session.work() is not None:   # although the client acknowledges nothing
+    # the server executes messages although the client acknowledges nothing
+    while program.session.work() is not None:
         waiting += 1
     assert waiting < 400 and not program.ended
     program.take(program.session.on_done())
@@ -242,7 +243,7 @@ def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_pro
     for k in range(8):
         server.on_ended(f'p{k}', 0, 'it ends', '', 9.0)
     began = 0
-    for k in range(100):    # a new name each time, as soon as there is room
+    for k in range(100):    # a peer connects again every 0.1 s, each time under a new name
         now = 20 + k / 10
         actions = [*server.on_open(request(f'q{k}', 0), now)[1], *server.on_time(now)]
         began += len(actions)

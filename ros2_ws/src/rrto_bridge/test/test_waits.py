@@ -79,5 +79,5 @@ def test_a_server_of_its_own_that_does_not_end_is_killed(monkeypatch):
     with run.own_server():
         server = next(int(pid) for pid in Path(f'/proc/{os.getpid()}/task/{os.getpid()}/children')
                       .read_text().split())
-        os.kill(server, signal.SIGSTOP)   # so that it does not receive the request to end
+        os.kill(server, signal.SIGSTOP)   # so that the server does not receive the request to end
     assert not Path(f'/proc/{server}').exists()

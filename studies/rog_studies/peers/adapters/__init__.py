@@ -1,11 +1,13 @@
-"""One program per peer, written as by a user who follows the peer's tutorial.
+"""One program per peer, as a user would write it after the peer's tutorial.
 
-An adapter runs in the Python environment of its peer, where nothing of this suite is installed:
+An adapter runs in the Python environment of its peer, where nothing of this suite is
+installed:
 
     python -m adapters.PEER --role server|robot --robot I --robots N --server ADDRESS
                             --folder RUN --minutes M --seed S [--again] [options of the peer]
 
-It imports only the standard library, PyTorch, numpy, its peer and the module `task` of this
-package. It trains until a signal ends it: SIGTERM at the end of the run, or SIGKILL when the
-scenario kills a process. ``--again`` tells a program that it was killed and started again.
+The adapter imports only the standard library, PyTorch, numpy, its peer and the module
+`task` of this package. It trains until a signal ends it: SIGTERM at the end of the run,
+or SIGKILL when the scenario kills a process. ``--again`` tells a program that it was
+killed and started again.
 """

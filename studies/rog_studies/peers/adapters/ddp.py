@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from .task import Journal, Task, arguments, own_address, save
 
 PORT = 29400
-SILENCE = 120.0   # s after which an exchange fails; gloo's default, 30 min, exceeds a run
+# seconds after which an exchange fails; gloo's default (30 min) is longer than a run
+SILENCE = 120.0
 KEEP_EVERY = 10.0  # seconds between two saves of a robot's own state
 FILE = 'kept.npz'  # a file in the folder of the process
 

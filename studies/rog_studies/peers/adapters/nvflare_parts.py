@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from .task import SERVER, Journal, Task
 
-SHARE = 2       # a version needs (number of sites) / SHARE updates; in the example 4 of 8 sites
+SHARE = 2  # a version needs (number of sites) / SHARE updates; NVFlare's example: 4 with 8 sites
 CALL = 600.0    # seconds that a site may take for an update, including transfers
 PAUSE = 1.0     # seconds before the server again asks a site that has failed
 SAVED = 'FL_global_model.pt'

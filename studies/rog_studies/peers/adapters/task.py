@@ -62,7 +62,7 @@ class Settings:
 def arguments(options: tuple[tuple[str, dict], ...] = ()) -> argparse.Namespace:
     """Return the arguments of an adapter.
 
-    :param options: name and keywords of `add_argument` of each further option.
+    :param options: the adapter's own options, each as (name, keywords of `add_argument`).
     """
     parser = argparse.ArgumentParser()
     parser.add_argument('--role', choices=('server', 'robot'), required=True)

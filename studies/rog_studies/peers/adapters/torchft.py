@@ -1,10 +1,13 @@
-"""torchft: a lighthouse at the server, a replica on every robot, LocalSGD or DiLoCo over gloo.
+"""torchft: a lighthouse at the server and a replica on every robot.
 
-The program follows torchft's README, its `train_diloco.py` and the training loops of its
-`local_sgd_integ_test`. A robot's process is torchrun's agent, as in the README. The agent starts
-this program as a worker, and starts it again whenever it has failed. Replicas exchange after every
-`local_steps` batches. A replica that comes back gets the state of another replica; if there is no
-other, it continues from the state that it has saved itself.
+The replicas use LocalSGD or DiLoCo over gloo.
+
+The program follows torchft's README, its `train_diloco.py` and the training loops of
+its `local_sgd_integ_test`. A robot's process is torchrun's agent, as in the README. The
+agent starts this program as a worker, and starts it again after each failure. The
+replicas exchange their models after every `local_steps` batches. A replica that comes
+back gets the state of another replica. If there is no other replica, it continues from
+the state that it has saved itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`python -m rrto_bridge.server.fork_server FD`: fork a process for each program.
 
-The fork server loads PyTorch once, so that each forked process starts quickly. It starts no
-thread and uses neither ROS nor a GPU, because none of these works after a fork. The fork
-server receives commands from the supervisor on a socket, one JSON object per datagram. When
+The fork server loads PyTorch before it forks. It starts no thread and uses neither ROS
+nor a GPU, because a fork would break threads, ROS and the use of a GPU. The fork server
+receives commands from the supervisor on a socket, one JSON object per datagram. When
 the supervisor ends, the fork server ends all programs' processes and then itself.
 """
 

@@ -93,11 +93,13 @@ class ServerMachine:
         return list(self._programs)
 
     def on_open(self, request: OpenRequest, now: float) -> tuple[str, list[Action]]:
-        """Process a program's request to use this server; return (reason of a refusal, actions).
+        """Process a program's request to use this server.
 
-        The reason is '' if the server admits the program. Then the program's process starts now.
-        If many processes have just started, it starts at `deadline` instead. Without this delay, a
-        peer that connects again and again under new names could keep the server busy.
+        Return (reason of a refusal, actions).
+
+        The reason is '' if the server admits the program. Then the program's process starts
+        now. If many processes have just started, it starts at `deadline` instead. Without this
+        delay, a peer that connects again and again under new names could keep the server busy.
         """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:
@@ -166,10 +168,10 @@ class ServerMachine:
                  ) -> list[Action]:
         """Process the end of a program's process.
 
-        `status`: the exit status of the process, negative for a signal. `reason`: the reason that
-        the process has told the program, if the process ended by itself; otherwise ''. `name`: the
-        last operator of the process. If `status` is not 0, the next start is delayed. If `status`
-        is not 0 and `reason` is not '', the program was at fault.
+        `status`: its exit status, negative for a signal. `reason`: the reason that the process
+        has told the program, if the process ended by itself; otherwise ''. `name`: the last
+        operator of the process. If `status` is not 0, the next start is delayed. If `status` is
+        not 0 and `reason` is not '', the program was at fault.
         """
         known = self._programs.pop(program, None)
         if known is None:

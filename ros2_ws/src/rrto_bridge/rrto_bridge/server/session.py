@@ -83,7 +83,10 @@ class SessionMachine:
             raise RrtoError('it sent more frames than the window allows')
 
     def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
-        """Process an acknowledgement from the program; with an `error`, the program ends."""
+        """Process an acknowledgement from the program.
+
+        If it contains an `error`, the program ends.
+        """
         if self.over or incarnation != self.incarnation:
             return []
         self._heard = now

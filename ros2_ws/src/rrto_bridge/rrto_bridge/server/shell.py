@@ -124,7 +124,7 @@ class ForkServerProcess:
 
 
 class _Program:
-    """The shell's objects for one program: a status file and a publisher to the program."""
+    """The shell's objects for one program: its status file and a publisher."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
@@ -272,7 +272,10 @@ class Server:
         self._alarm.set(self.machine.deadline)
 
     def _forget(self, now: float) -> None:
-        """Destroy publishers in `_last_words` whose message has arrived or whose time is over."""
+        """Destroy publishers in `_last_words`.
+
+        Destroy each publisher whose message has arrived or whose time is over.
+        """
         kept = []
         for until, acks in self._last_words:
             if now > until or acks.wait_for_all_acked(Duration()):
@@ -307,8 +310,8 @@ class Server:
 def _folder() -> tuple[Path, IO[str]]:
     """Create a folder that only this user can read, in memory if possible.
 
-    Return the folder and its file `LOCK`. This process locks the file until the process ends.
-    Raises ConfigError if no folder can be created.
+    Return the folder and its file `LOCK`. This process locks the file until the process
+    ends. Raises ConfigError if no folder can be created.
     """
     for place in (MEMORY, None):
         with contextlib.suppress(OSError):

@@ -43,8 +43,8 @@ from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
 
 PATIENCE = 10.0       # time in seconds within which DDS must find the program's topics
-# A process is always allowed at least this many bytes besides its tensors, for messages and
-# for workspaces of operators.
+# A process is always allowed at least this many bytes besides its tensors, for messages
+# and for workspaces of operators.
 ROOM = 64 << 20
 
 
