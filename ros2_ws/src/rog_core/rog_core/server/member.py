@@ -134,7 +134,7 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how many seconds of patience the member has used up; the value falls with time."""
+        """Return how many seconds of patience the member has used up; they fall with time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
@@ -179,16 +179,16 @@ class Member:
     def has_to_act(self) -> bool:
         """Whether the fleet waits for this member to act.
 
-        This is the case if the server waits for a message of the member. It is also the case if the
-        member waits for itself, because its own rows at the server are too old.
+        This is so if the server waits for a message of the member. It is also so if the member is
+        held up by its own rows, because these rows are too old at the server.
         """
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the present transfer; if it is a pull, add the rows that arrived to the mirror.
+        """End the present transfer. If it is a pull, add the rows that have arrived to the mirror.
 
-        ``pull``: receipt in which the worker names the chunks that it has taken of its last pull;
-        None: there is no receipt.
+        ``pull``: the worker's receipt of its last pull, with the chunks that it has taken; None if
+        there is no receipt.
         """
         sender, self.sender = self.sender, None
         if sender is None:

@@ -124,7 +124,7 @@ class Membership:
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float, state: str
                      ) -> list[Action]:
-        """Handle a robot's heartbeat; see `ServerMachine.on_heartbeat`."""
+        """Handle a heartbeat of a robot; see `ServerMachine.on_heartbeat`."""
         shared, member = self.shared, self.shared.members.get(robot)
         if member is None or not shared.is_member(robot, incarnation):
             return []
@@ -154,7 +154,7 @@ class Membership:
                 *self.pulls.release(now), *self.pulls.finish()]
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
-        """Handle a worker's message that it stops."""
+        """Handle the message by which a worker says that it stops."""
         if not self.shared.is_member(robot, incarnation):
             return []
         drop(self.shared, self.shared.members[robot], 'leave', now)

@@ -23,7 +23,8 @@ class Mirror:
         self.rows = zeros_like(master)
         # For each segment, the sum of |A - L| at the last call of `measure`.
         self.magnitude = np.zeros(partition.segments, np.float32)
-        # Whether the worker is known to hold L, apart from the rows of the present transfer.
+        # Whether the server knows that the worker holds L, apart from the rows of the present
+        # transfer.
         self.known = False
 
     def measure(self) -> np.ndarray:

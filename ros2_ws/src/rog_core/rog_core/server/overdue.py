@@ -25,7 +25,7 @@ class Overdue:
             shared.missed_at, shared.missing = math.inf, shared.method.expected
         if now >= shared.method.deadline:
             shared.method.on_time(now)
-            lost = True  # the method may now let waiting members continue
+            lost = True  # now the method may let waiting members continue
         dues = deadlines.all_due(shared.members)
         for robot in [robot for robot, due in dues.items() if now >= due]:
             member = shared.members[robot]
@@ -53,10 +53,7 @@ class Overdue:
                    *shared.deadlines.all_due(shared.members).values())
 
     def of(self, robot: str) -> float:
-        """Return the time at which `on_time` must be called for this robot.
-
-        Infinity means never.
-        """
+        """Return the time at which `on_time` must be called for this robot; infinity: never."""
         shared, member = self.shared, self.shared.living(robot)
         return math.inf if member is None else min(shared.deadlines.due(member),
                                                    shared.method.deadline)

@@ -128,7 +128,7 @@ class Pulls:
         return self.poll(member, now)
 
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
-        """Handle the receipt of a pull or snapshot: the worker says which chunks it took."""
+        """Handle the receipt of a pull or snapshot; it names the chunks that arrived."""
         member = self.shared.living(robot)
         if member is None or member.sender is None or not member.sender.on_receipt(receipt, now):
             return []

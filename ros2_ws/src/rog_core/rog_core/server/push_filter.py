@@ -38,8 +38,9 @@ from ..transfer.receiver import Receiver, Rows
 WINDOW = 64     # for each robot the norms of its last WINDOW pushes are remembered
 ENOUGH = 8      # with fewer norms in all, the usual norm is their maximum, not their median
 SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
-UNKNOWN = 1e6   # norm taken as usual before the first push, if all values of the model are zero
-LARGEST = 1e18  # largest norm allowed even without limits, so that sums in float32 stay finite
+UNKNOWN = 1e6   # the usual norm before the first push if all values of the model are zero
+# a larger norm is refused even if there is no limit, so that sums in float32 stay finite
+LARGEST = 1e18
 LAST = 8        # for ``clip`` only the last LAST pushes of each robot count
 MAJORITY = 3    # in a fleet of fewer robots ``clip`` scales nothing
 _KINDS = Kind.PUSH, Kind.ANCHOR
@@ -76,14 +77,14 @@ class PushFilter:
         return f'its norm is above {self.implausible:g} times the usual one (server.implausible)'
 
     def usual(self, kind: Kind) -> float:
-        """Return the usual norm of a push of this kind."""
+        """Return the usual norm of a push of this kind, as computed from the last pushes."""
         norms, start = self._norms[kind].values(), self._start if kind == Kind.PUSH else 0.0
         if sum(map(len, norms)) >= ENOUGH:
             return max(median(self._medians[kind].values()), SMALL * start)
         return max([start, *chain(*norms)]) or UNKNOWN
 
     def _plausible(self, kind: Kind) -> float:
-        """Return the largest sum of squares of a push that is not refused."""
+        """Return the largest sum of squares at which a push is not refused."""
         limit = self.implausible * self.usual(kind) if self.implausible else math.inf
         return min(limit, LARGEST) ** 2
 

@@ -70,7 +70,8 @@ class Pushes:
             member.push.examine(chunk)
             member.early.append(chunk)
             if member.sender is not None:
-                member.sender.expect(now)  # ask for the receipt again, in case it was lost
+                # ask for the receipt again, because it may have been lost
+                member.sender.expect(now)
                 self.shared.deadlines.note_due(member)
 
     def early_chunks(self, robot: str) -> list[Chunk]:
@@ -117,7 +118,7 @@ class Pushes:
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
             member.advance(now)
-            # Cap the duration: a false value would make the whole fleet send for that long.
+            # Limit the duration: with a false value, the whole fleet would send for that long.
             most = (now - member.granted_at) * member.factor
             member.push_mta = min(end.mta_duration, most)
             actions += self._pushed(member, taken, now)

@@ -49,8 +49,10 @@ class Shared:
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
             config.capacities, self.codec.name, config.momentum, config.clip, config.above))
-        self.refused: Counter[str] = Counter()  # for each robot: number of implausible pushes
-        self.clipped: Counter[str] = Counter()  # for each robot: number of pushes scaled down
+        # maps a robot to the number of its implausible pushes
+        self.refused: Counter[str] = Counter()
+        # maps a robot to the number of its pushes that were scaled down
+        self.clipped: Counter[str] = Counter()
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         # For each master row, the iteration of the newest push that it contains.
@@ -62,7 +64,8 @@ class Shared:
         self.restarted = False     # whether the server has resumed and no robot has registered yet
         # After a restart, the server waits until this time for the robots that the method expects.
         self.missed_at = math.inf
-        # Robots that a restarted server no longer waits for, unless they have come back.
+        # Robots for which a restarted server no longer waits. Those that have come back do not
+        # count.
         self.missing: frozenset[str] = frozenset()
         self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
         self.paused = False        # if true, no iteration is granted; transfers continue

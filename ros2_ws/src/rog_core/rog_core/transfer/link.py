@@ -32,10 +32,10 @@ class LinkEstimate:
     rate: float = 250e3
     round_trip: float = 0.05
     delivered: int = 0
-    shortest: float = 0.0     # shortest of the last 64 round-trip times, s; 0: not measured
+    shortest: float = 0.0  # shortest of the last 64 round-trip times in seconds; 0: not measured
     backoff: float = 1.0      # factor of `timeout`; a time-out doubles it, an answer resets it to 1
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
-    _backed_off: float = -math.inf  # time at which the time-out last fired, s
+    _backed_off: float = -math.inf  # time in seconds at which a time-out happened last
 
     def __post_init__(self) -> None:
         self.rate /= self.scale

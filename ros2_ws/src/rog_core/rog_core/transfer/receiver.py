@@ -47,8 +47,8 @@ class Receiver:
     receipt: Receipt | None = None   # receipt of the transfer, once it is closed
     bytes_received: int = 0
     floor: int = 1                   # transfers with a lower number (`attempt`) are over
-    granted: int | None = None       # iteration the next transfer must have; None: any iteration
-    kind: Kind | None = None         # kind the next transfer must have; None: any of ``kinds``
+    granted: int | None = None  # iteration that the next transfer must have; None: any iteration
+    kind: Kind | None = None  # kind that the next transfer must have; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of all values taken in this transfer
     refused: int = 0                 # chunks of this transfer that were taken but not applied
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
@@ -101,9 +101,9 @@ class Receiver:
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer; return its receipt, and the segments that were taken (int64).
 
-        The segments are None if the transfer was already closed. Returns None instead of the pair
-        in two cases: the `End` belongs to a former transfer, or it takes effect only when more
-        chunks have arrived.
+        If the transfer was already closed, the segments are None. Returns None instead of the pair
+        if the `End` belongs to an earlier transfer, or takes effect only when more chunks have
+        arrived.
         """
         self.check(end.transfer)
         most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
@@ -130,9 +130,9 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The `End` that arrived before some chunks, and can take effect now.
+        """The `End` that arrived before some chunks and can take effect now, or None.
 
-        None if there is no such `End`, if a chunk is still missing, or if the transfer is closed.
+        It is also None if a chunk is still missing, or if the transfer is closed.
         """
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks

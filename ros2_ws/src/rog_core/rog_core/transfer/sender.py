@@ -29,7 +29,7 @@ from ..protocol.states import CLOSING, DONE, SENDER, SENDING
 from .link import LinkEstimate
 from .plan import Plan
 
-DUPLICATES = 3  # a chunk counts as lost when this many chunks sent after it have arrived
+DUPLICATES = 3  # a chunk counts as lost when this many later chunks have arrived
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class _Sent:
     lost: bool = False
 
     def on_way(self, order: int) -> bool:
-        """Return whether the transmission number ``order`` is neither acknowledged nor given up."""
+        """Return whether transmission ``order`` is neither acknowledged nor given up."""
         return self.order == order and not self.arrived and not self.lost
 
 
@@ -101,9 +101,9 @@ class Sender:
     _ready: deque[Part] = field(default_factory=deque)  # encoded windows, from number `_window` on
     _fresh: int = 0           # number of chunks sent at least once
     _mandatory: int = 0       # number of chunks of mandatory windows, so far
-    _arrived: int = 0         # number of chunks that have arrived
+    _arrived: int = 0         # number of chunks that the receiver has acknowledged
     _mandatory_arrived: int = 0
-    _in_flight: int = 0       # bytes sent, neither acknowledged nor lost
+    _in_flight: int = 0       # number of bytes that were sent, and neither acknowledged nor lost
     _order: int = 0           # number of the next transmission; one count for all chunks
     _newest: int = -1         # highest number of a transmission that has arrived
     # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
@@ -164,7 +164,7 @@ class Sender:
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
-        """End the transfer at once; ``receipt``: the chunks known to be taken (None: none)."""
+        """End the transfer at once; ``receipt``: the chunks known to be taken, or None."""
         self._end(receipt, 'abort')
 
     def _end(self, receipt: Receipt | None, event: str) -> None:
@@ -189,7 +189,7 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon to get the receipt, because the peer goes on, so it has the End."""
+        """Repeat the End soon to get the receipt, because the peer shows that the End arrived."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)

@@ -61,7 +61,7 @@ class Accumulator:
         if self.model is not self.weights:
             self.model[:] = self.weights
             if ahead:
-                with np.errstate(over='ignore'):  # an infinite step is dropped, too
+                with np.errstate(over='ignore'):  # an infinite step is dropped as well
                     step = np.float32(ahead * self.rate) * self.momentum
                     far = float(step @ step)
                 if far <= FARTHEST ** 2 * (1 + float(self.weights @ self.weights)):

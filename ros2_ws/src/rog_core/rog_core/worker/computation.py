@@ -210,7 +210,7 @@ class OfPhase(OfLocal):
     """Makes local steps that continue the previous phase."""
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """See `Computation.begin`: predict nothing, because ``drift`` includes steps under way."""
+        """See `Computation.begin`: no prediction, because ``drift`` has the steps under way."""
         fresh = store.drift is None
         store.publish_own()
         return Compute(iteration, self.step, fresh)
@@ -218,7 +218,8 @@ class OfPhase(OfLocal):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`."""
         if order.fresh or source.velocity is None:
-            source.velocity = source.gradient.clone()  # zeros, because no gradient was added yet
+            # the gradient holds zeros, because nothing was added yet
+            source.velocity = source.gradient.clone()
         return self._steps(source, source.velocity, sgd)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:

@@ -56,10 +56,10 @@ class WorkerMachine(Shared):
         return self.registration.register(now)
 
     def awaits(self, request: RegisterRequest) -> bool:
-        """Return whether ``request`` is the latest; only the answer to the latest counts.
+        """Return whether ``request`` is the worker's latest request; only its answer counts.
 
-        A shell must call this method when the answer to ``request`` arrives, because the worker may
-        have sent a later request in the meantime.
+        A shell must call this method when the answer to ``request`` arrives, because the worker
+        may have sent a later request in the meantime.
         """
         return self.registration.awaits(request)
 
