@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-LIMIT = 300.0  # seconds after which a wait has failed; a busy machine does not need longer
+LIMIT = 300.0  # a wait fails after this many seconds, which suffice even on a busy machine
 
 # On Linux any connection may get the ports of a domain above 101.
 _DOMAINS = range(1, 102)

@@ -54,7 +54,7 @@ def messages(folder: Path) -> None:
 
 
 def distribution() -> str:
-    """Return the name of the ROS 2 whose wheels this environment has."""
+    """Return the name of the ROS 2 distribution whose wheels are in this environment."""
     from importlib.metadata import version
     for path in ROOT.glob('ros-*.txt'):
         if f'ros-rclpy=={version("ros-rclpy")}\n' in path.read_text():

@@ -88,9 +88,9 @@ def _shape(request, rng):
                       *request.shapes[1:]]
 
 
-# Each function makes one field of a correct registration wrong. The first function
-# changes nothing: that registration is wrong because it uses the name of a robot that is
-# alive.
+# Each function except the first puts a wrong value into one field of a correct registration.
+# The first function changes nothing: its registration is wrong because it uses the name of a
+# robot that is alive.
 WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 ** 32 - 1),
          _change('robot', 'x' * 1000, '../etc', 'robot9', ''), _change('codec', 'raw', '\n' * 999),
          _change('granularity', 'atoms', 'x' * 1000), _change('digest', '', '0' * 64),

@@ -1,4 +1,4 @@
-"""Virtual time and nodes over real DDS make the same decisions.
+"""A fleet makes the same decisions in virtual time as with nodes over real DDS.
 
 Every method trains over real DDS.
 """

@@ -72,8 +72,8 @@ def change_interval(rates: np.ndarray, share: float, step: float) -> float:
 
     The result is infinite if there is no large change.
 
-    A change is large when the rate and the rate at the previous large change differ by more
-    than ``share`` times the latter.
+    Let r be the rate at the previous large change. A change is large when the new rate differs
+    from r by more than ``share`` times r.
     """
     reference, last, changes = float(rates[0]), 0, 0
     for i, rate in enumerate(rates.tolist()):

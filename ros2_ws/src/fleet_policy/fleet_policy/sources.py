@@ -50,7 +50,10 @@ def absolute(topic: str, namespace: str) -> str:
 
 
 def generated(contract: Contract, seconds: float, seed: int = 0) -> Iterator[Event]:
-    """Yield random messages of every entry at the contract's rate, determined by ``seed``."""
+    """Yield random messages of every entry at the contract's rate.
+
+    ``seed`` determines the messages.
+    """
     rng = np.random.default_rng(seed)
     for tick in range(int(seconds * contract.rate)):
         for name, entry in contract.observations.items():

@@ -1,8 +1,8 @@
 """Compares measured and estimated latency; robot and server are two processes connected by DDS.
 
 Each side computes on one thread; the robot is slowed down by a factor, and both processes emulate
-the link. One JSON line has for each model and bandwidth: median seconds of every method, the
-expected seconds of its plan, and the largest error of the outputs.
+the link. The program prints one JSON line. For each model and bandwidth, it holds the median
+seconds of every method, the expected seconds of its plan, and the largest error of the outputs.
 
 `bench_runtime.py [--slowdown X] [--requests N] [MODEL[@SIDE] ...]`; SIDE is the side of the square
 input in pixels (default 224).

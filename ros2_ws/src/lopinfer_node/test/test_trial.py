@@ -34,12 +34,10 @@ class Squares(torch.nn.Module):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Return a function that stores a model as a robot sends it.
+    """Return a function that stores a model in the form in which a robot sends it.
 
-    That function gets the size of the matrix and the number of products; it returns the
+    The function takes the size of the matrix and the number of products, and returns the
     model's folder.
-
-    The arguments of that function are the size of the matrix and the number of products.
     """
     store = tmp_path_factory.mktemp('store')
 

@@ -376,7 +376,7 @@ class ParameterServerNode(ManagedNode):
     def save(self, name: str = '') -> Path:
         """Write a checkpoint, and return its path.
 
-        An empty ``name`` means a checkpoint of the run, otherwise a checkpoint with this name.
+        If ``name`` is empty, write a checkpoint of the run; otherwise one with this name.
 
         :raises CheckpointError: the checkpoint could not be written.
         """

@@ -98,7 +98,7 @@ def unit(chance, size):
 
 
 def changed(chance, items):
-    """Return two units that differ in one change, so that their passes are different."""
+    """Return two units, the second with one change, which makes its passes different."""
     items = [Item(i.op, list(i.inputs), i.scalar, i.size, i.wanted) for i in items]
     at = chance.choice([k for k, i in enumerate(items) if i.op not in (HTOD, DTOH)
                         and not i.wanted])

@@ -160,7 +160,10 @@ def main() -> None:
 
 
 def _submit(app: Path, link: subprocess.Popen) -> None:
-    """Submit the run as soon as the SuperLink accepts it, and print its log until it ends."""
+    """Submit the run again and again until the SuperLink accepts it.
+
+    Print the run's log until the run ends.
+    """
     until = time.monotonic() + SUBMIT_LIMIT
     while link.poll() is None:
         # `flwr run` ends when the run ends. Its exit code is 0 if all rounds are over, and another

@@ -1,8 +1,9 @@
 """The queue: chunks of actions, keyed by the time of the observation from which they follow.
 
-Time is counted in ticks of the control loop. Action k of a chunk is for tick first + k, where first
-is the tick of the chunk's observation, whenever the chunk arrives. So a late chunk loses its first
-actions, a repeated chunk changes nothing, and the order of arrival does not matter.
+Time is counted in ticks of the control loop. Action k of a chunk is for tick t + k, where t is the
+tick of the chunk's observation. The time at which the chunk arrives does not matter. So a late
+chunk loses its first actions, a repeated chunk changes nothing, and chunks may arrive in any
+order.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
 
 
 def save(traced: Traced, directory: Path) -> None:
-    """Write both files; if weights share memory, the file contains each of them in full."""
+    """Write both files; weights that share memory are each written in full."""
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},

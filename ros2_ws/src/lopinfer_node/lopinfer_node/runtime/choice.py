@@ -115,8 +115,8 @@ class PlanChoice:
         time plus ``deadline``, whichever is longer. A request that waits so long and then runs
         alone takes about three times the expected time. After enough measurements the request
         waits less, because an answer that takes longer than all recent answers is unlikely to
-        come soon. The request always waits at least as long as the robot alone would take,
-        because a request that gives up takes this time in any case.
+        come soon. The request always waits at least as long as the robot alone would compute,
+        because after giving up, the robot must spend this computing time anyway.
 
         :param known: expected time in seconds.
         """

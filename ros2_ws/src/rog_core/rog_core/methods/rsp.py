@@ -27,13 +27,13 @@ class Rsp(Outer):
     robot's own model is the fleet's model plus the local steps that it has made and not pushed
     yet. The server makes the outer step of `Outer`, row by row. This option is not from a paper.
 
-    Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. Every
-    `ROUNDS` pushes per robot, `rsp:auto` looks at the share of time that the fleet has waited. If
-    this share is above `STALL_HIGH`, the threshold rises by a quarter. If it is below `STALL_LOW`,
-    the present staleness has no advantage, and the threshold falls by one. If the loss exceeds its
-    recent mean by more than `HARM`, staleness does harm (ROG, Figure 10), and the threshold falls
-    by a quarter in any case. The loss is the median over the robots, so that one robot with a false
-    loss cannot decide.
+    Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. After
+    every `ROUNDS` pushes of each robot, `rsp:auto` looks at the share of time in which the fleet
+    has waited. If this share is above `STALL_HIGH`, the threshold rises by a quarter. If it is
+    below `STALL_LOW`, the present staleness has no advantage, and the threshold falls by one. If
+    the loss exceeds its recent mean by more than `HARM`, staleness does harm (ROG, Figure 10), and
+    the threshold falls by a quarter in any case. The loss is the median over the robots, so that
+    one robot with a false loss cannot decide.
     """
 
     name = 'rsp'

@@ -87,8 +87,8 @@ class WorkerMachine(Shared):
         """Push the gradient that the last `Compute` asked for.
 
         ``gradient``: finite, float32 (elements,). The caller must not change it before the next
-        `Compute`: with pipelining the worker reads it only after the transfers of the iteration
-        before.
+        `Compute`: with pipelining, the worker reads it only after the transfers of the previous
+        iteration.
         """
         return self.pushes.on_gradient(gradient, sgd, now)
 

@@ -20,7 +20,7 @@ _LEAST = 30    # minimum number of points in known space from which a pose is fo
 
 def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor, position: Tensor
           ) -> tuple[Tensor, Tensor]:
-    """Return the pose of a camera that fits the map best: rotation (3, 3) and position (3,).
+    """Return the camera pose that fits the map best: rotation (3, 3) and position (3,).
 
     The search begins at the given pose and ends early if the map holds too little of the
     view. If the search ends `FAR` or farther from the given position, return the given

@@ -31,7 +31,7 @@ def connect(settings: Settings) -> Any:
     """Connect to a server; return the engine of the requested mode, which sends the calls to it.
 
     If there is no server: in the main thread, print the reason and exit with code 1; in another
-    thread, such as the thread that looks for a returned server, raise ConfigError.
+    thread, such as the thread that waits until a server is back, raise ConfigError.
     """
     from ..client.journal import Journal
     from ..client.percall import PerCall

@@ -26,7 +26,7 @@ _ConcreteType: Any = torch._C.ConcreteModuleType
 def install(device: Device) -> None:
     """Patch modules and file functions.
 
-    Their tensors count as weights, which the server can keep.
+    Tensors of modules, and tensors from files, count as weights, which the server can keep.
     """
     apply = torch.nn.Module._apply
 
