@@ -282,8 +282,9 @@ class ClientMachine:
         if self.state != OPEN:
             return f'{self.state}: {self.reason}' if self.reason else self.state
         if now < self._not_before:
-            return (f'the server was late {self._penalties} times in a row; the robot uses it '
-                    f'again in {self._not_before - now:.1f} s')
+            late = 'once' if self._penalties == 1 else f'{self._penalties} times in a row'
+            return (f'the server was late {late}; the robot uses it again in '
+                    f'{self._not_before - now:.1f} s')
         return ''
 
     def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
