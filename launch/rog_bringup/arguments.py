@@ -45,7 +45,7 @@ def value(context: Any, argument: str) -> str:
 
 
 def names(context: Any, argument: str) -> list[str]:
-    """Return the names that an argument lists, separated by commas."""
+    """Return the names in an argument, which is a comma-separated list."""
     return [name.strip() for name in value(context, argument).split(',') if name.strip()]
 
 

@@ -33,7 +33,9 @@ _NUMBERS = {'float': (np.float32, ctypes.c_float), 'int': (np.int32, ctypes.c_in
 
 
 def _convert(argument, kind, pointer):
-    """Return the ctypes value for an argument, whose type must be that of the kernel's parameter.
+    """Return the ctypes value for an argument.
+
+    The argument must have the type of the kernel's parameter.
     """
     if pointer:
         assert argument.dtype == _MEMORY[kind]

@@ -39,7 +39,7 @@ def groups_of(draw, most=9):
 
 
 def losses(code, most):
-    """Return all sets of at most ``most`` members."""
+    """Return all sets that have ``most`` or fewer members."""
     return [set(lost) for count in range(most + 1)
             for lost in itertools.combinations(code.members, count)]
 

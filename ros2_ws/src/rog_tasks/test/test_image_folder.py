@@ -128,7 +128,7 @@ def test_a_failure_leaves_nothing_in_the_cache(cache):
 
 
 def link(kind, target):
-    """Return a member of a tar that is a link."""
+    """Return a tar member that is a link."""
     member = tarfile.TarInfo('train/red/link.png')
     member.type, member.linkname = kind, target
     return member
