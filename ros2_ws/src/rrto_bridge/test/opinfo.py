@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections import Counter
 
-import remote
 import torch
 
 SAMPLES = int(os.environ.get('RRTO_SAMPLES', '3'))   # number of samples of each operator
@@ -27,6 +26,17 @@ def operators():
     """Return the operators for which PyTorch has samples."""
     from torch.testing._internal.common_methods_invocations import op_db
     return op_db
+
+
+def name_of(op):
+    return op.name + (f'.{op.variant_test_name}' if op.variant_test_name else '')
+
+
+def samples_of(op):
+    """Return the first samples of an operator: float32 if it has them, else its first type."""
+    dtype = min(op.dtypes, key=lambda t: (t != torch.float32, str(t)), default=None)
+    torch.manual_seed(1)
+    return list(itertools.islice(op.sample_inputs('cpu', dtype), SAMPLES))
 
 
 def moved(value, device):
@@ -78,12 +88,8 @@ def same(a, b):
 
 def judge(op):
     """Return (verdict, text) for an operator: 'same', 'error', 'differs' or 'no samples'."""
-    dtype = torch.float32
-    if dtype not in op.dtypes:
-        dtype = next(iter(sorted(op.dtypes, key=str)), None)
-    torch.manual_seed(1)
     try:
-        samples = list(itertools.islice(op.sample_inputs('cpu', dtype), SAMPLES))
+        samples = samples_of(op)
     except Exception as error:
         return 'no samples', str(error)
     verdict, text = 'same', ''
@@ -103,10 +109,11 @@ def judge(op):
 
 def table(mode, said=lambda line: None):
     """Return for each verdict the names and texts of the operators with this verdict."""
+    import remote  # imported here, because `saved_results` uses no device in its process
     remote.start(mode)
     found = {}
     for op in operators():
-        name = op.name + (f'.{op.variant_test_name}' if op.variant_test_name else '')
+        name = name_of(op)
         verdict, text = judge(op)
         found.setdefault(verdict, {})[name] = text
         if verdict != 'same':

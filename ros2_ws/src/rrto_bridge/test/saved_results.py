@@ -9,18 +9,16 @@ server on the same GPU. Each writes the results to a file. The third line prints
 different results, then the number of names for each verdict.
 
 A file of results holds a tuple for each name: for each sample or inference either an error as a
-text, or the list of its results. Operators that need `remote` are not used here.
+text, or the list of its results.
 """
 
-import itertools
 import sys
-import types
 from collections import Counter
 
 import clients
+import opinfo
 import torch
 
-SAMPLES = 3      # samples of each operator
 INFERENCES = 6   # inferences of each program; the first are recorded, the last replayed
 
 
@@ -34,19 +32,15 @@ def plain(value):
 
 def of_operators(device):
     """Yield a pair for each operator: its name, and the results of its samples on ``device``."""
-    sys.modules.setdefault('remote', types.ModuleType('remote'))   # only in-process tests use it
-    import opinfo
     for op in opinfo.operators():
         if op.name in opinfo.FREE:
             continue
-        dtype = min(op.dtypes, key=lambda t: (t != torch.float32, str(t)), default=None)
-        torch.manual_seed(1)
         try:
-            samples = list(itertools.islice(op.sample_inputs('cpu', dtype), SAMPLES))
+            samples = opinfo.samples_of(op)
         except Exception:
             continue   # PyTorch has no samples for this type
         found = [opinfo.run(op, sample, device) for sample in samples]
-        yield '.'.join(filter(None, (op.name, op.variant_test_name))), tuple(
+        yield opinfo.name_of(op), tuple(
             f'{type(r).__name__}: {r}' if isinstance(r, Exception) else [*map(plain, r)]
             for r in found)
 

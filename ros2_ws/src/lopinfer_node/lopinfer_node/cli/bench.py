@@ -11,7 +11,7 @@ import torch
 
 from ..model import zoo
 from ..model.traced import trace
-from .choice import measured, positive
+from .choice import add_device, measured, positive
 from .rig import Rig, private_domain
 
 
@@ -23,8 +23,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='models of torchvision or timm (default: resnet18 vgg11_bn)')
     parser.add_argument('--requests', type=positive, default=30, metavar='N',
                         help='inferences to measure (default: 30)')
-    parser.add_argument('--device', default='cpu', metavar='DEVICE',
-                        help='device of the server: cpu, cuda or cuda:N (default: cpu)')
+    add_device(parser)
     parser.set_defaults(run=_run)
 
 

@@ -35,6 +35,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
                         help="computing threads (default: PyTorch's own choice)")
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Declare the option for the device of the server."""
+    parser.add_argument('--device', default='cpu', metavar='DEVICE',
+                        help='device of the server: cpu, cuda or cuda:N (default: cpu)')
+
+
 def add_machines(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the profiles of robot and server, and for the delay of the link."""
     parser.add_argument('--profile', type=Path, metavar='FILE',

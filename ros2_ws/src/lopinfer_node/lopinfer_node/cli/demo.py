@@ -11,7 +11,16 @@ import torch
 from ..model import zoo
 from ..model.traced import trace
 from ..planning.plots import draw_measured
-from .choice import MODEL_HELP, above_zero, bandwidths, measured, positive, print_table, shape
+from .choice import (
+    MODEL_HELP,
+    above_zero,
+    add_device,
+    bandwidths,
+    measured,
+    positive,
+    print_table,
+    shape,
+)
 from .rig import Measured, Rig, private_domain
 
 METHODS = ('device-only', 'server-only', 'dsccs', 'lopinfer')
@@ -32,8 +41,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='slow the robot down by this factor (default: 3)')
     parser.add_argument('--requests', type=positive, default=5, metavar='N',
                         help='inferences per method and bandwidth (default: 5)')
-    parser.add_argument('--device', default='cpu', metavar='DEVICE',
-                        help='device of the server: cpu, cuda or cuda:N (default: cpu)')
+    add_device(parser)
     parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',
                         help='directory for the picture (default: runs/lopinfer)')
     parser.set_defaults(run=_run)

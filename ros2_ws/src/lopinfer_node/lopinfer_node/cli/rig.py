@@ -125,9 +125,14 @@ class Rig:
                                 ClientOptions(planner, link=link, slowdown=self.slowdown))
         shared.connect(self.example)
         try:
-            if not shared.wait(START):
-                raise RemoteError(f'the server is not ready after {START:g} s: '
-                                  f'{shared.reason or "it does not answer"}')
+            end = time.monotonic() + START
+            while not shared.wait(1.0):
+                if self._process is not None and self._process.poll() is not None:
+                    raise RemoteError(f'the server must run, but ended with exit code '
+                                      f'{self._process.returncode}; it says above why')
+                if time.monotonic() > end:
+                    raise RemoteError(f'the server is not ready after {START:g} s: '
+                                      f'{shared.reason or "it does not answer"}')
             yield shared
         finally:
             shared.close()

@@ -7,7 +7,7 @@ import argparse
 from fleet_ros.network_options import add_network_options, join_network
 
 from ..nodes import server_main
-from .choice import positive
+from .choice import add_device, positive
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -15,8 +15,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser('serve', help='run the server until Ctrl+C')
     parser.add_argument('--models', default='', metavar='A,B,...',
                         help='models to load at start; robots send other models')
-    parser.add_argument('--device', default='cpu', metavar='DEVICE',
-                        help='computing device: cpu, cuda or cuda:N (default: cpu)')
+    add_device(parser)
     parser.add_argument('--threads', type=positive, metavar='N',
                         help="computing threads (default: PyTorch's own choice)")
     parser.add_argument('--memory', type=positive, metavar='MIB',

@@ -144,9 +144,8 @@ class Codec(ABC):
         table[:, 3] = self._numbers(table[:, 1], magnitude)
         assert self.kernels is not None, 'see `uses_kernels`'
         family, prefix = self.kernels
-        there = cuda.upload(values, table, code) if isinstance(code, np.ndarray) else \
-            [*cuda.upload(values, table), code]
-        cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before, *there, *after)
+        cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before, table, code,
+                    *after)
 
     def _numbers(self, lengths: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray | int:
         """Return the last column of the kernel's table: a number for each segment, int64.

@@ -73,16 +73,19 @@ def _module(family: str, device: int) -> Any:
 def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) -> None:
     """Start a kernel on torch's current stream of the device of ``like``, without waiting.
 
-    ``arguments``: contiguous tensors of that device, and numpy scalars.
+    ``arguments``: contiguous tensors of that device, numpy scalars, and numpy arrays of the host,
+    which are copied to the device.
     """
     import torch
     if not blocks:
         return
+    copies = iter(_upload(like, [a for a in arguments if isinstance(a, np.ndarray)]))
+    given = [next(copies) if isinstance(a, np.ndarray) else a for a in arguments]
     cupy, device = _cupy(), like.get_device()
     stream = _stream(torch.cuda.current_stream(like.device).cuda_stream, device)
     with cupy.cuda.Device(device):
         _module(family, device).get_function(name)((blocks,), (THREADS,), tuple(
-            _pointer(a) if isinstance(a, torch.Tensor) else a for a in arguments), stream=stream)
+            _pointer(a) if isinstance(a, torch.Tensor) else a for a in given), stream=stream)
 
 
 def _pointer(tensor: Array) -> np.uint64:
@@ -113,7 +116,7 @@ def sums(name: str, offsets: np.ndarray, like: Array, *arguments: Any) -> np.nda
     """Run a kernel of `sums.cu`; return the sum of each segment, float32, on the host."""
     segments = offsets.size - 1
     found = empty(4 * segments, like).view(like.dtype)
-    launch('sums', f'sums_{name}', segments, like, *upload(like, offsets), found, *arguments)
+    launch('sums', f'sums_{name}', segments, like, offsets, found, *arguments)
     return download(found)
 
 
@@ -128,13 +131,16 @@ def _pinned(shape: tuple[int, ...], dtype: Any) -> Array:
     return torch.empty(shape, dtype=dtype, device='cpu', pin_memory=True)
 
 
-def upload(like: Array, *arrays: np.ndarray) -> list[Array]:
+def _upload(like: Array, arrays: list[np.ndarray]) -> list[Array]:
     """Copy arrays to the device of ``like``, all in one copy from a pinned buffer of torch."""
+    if not arrays:
+        return []
     import torch
     *begins, end = np.cumsum([0, *(-(-a.nbytes // ALIGNED) * ALIGNED for a in arrays)]).tolist()
     pinned = _pinned((end,), torch.uint8)
+    host = pinned.numpy()
     for begin, a in zip(begins, arrays, strict=True):
-        pinned.numpy()[begin:begin + a.nbytes] = a.reshape(-1).view(np.uint8)
+        host[begin:begin + a.nbytes] = a.reshape(-1).view(np.uint8)
     there = pinned.to(like.device, non_blocking=True)
     return [there[begin:begin + a.nbytes].view(torch.from_numpy(a[:0]).dtype).view(a.shape)
             for begin, a in zip(begins, arrays, strict=True)]

@@ -3,6 +3,11 @@
 
 enum { MOST = 512, BINS = 2048 };
 
+// A bin of a histogram: its number, how many of its elements are sent, and how many it holds. One
+// load reads all three; because of the alignment it reads nothing else, such as a bin that another
+// thread sets to 0.
+struct alignas(16) Bin { int number, sent, held; };
+
 // Return the smallest magnitude that is sent, or a lower bound of it that no other element reaches.
 // `count` is the number of elements to send; it becomes the maximum number of those whose magnitude
 // equals the returned value.
@@ -11,10 +16,8 @@ enum { MOST = 512, BINS = 2048 };
 // next bits follow in the same way.
 static __device__ unsigned threshold(const Segment &mine, int &count)
 {
-    // `chosen`: the bin of the result, how many of its elements are sent, and how many it holds.
-    // It is aligned, so that the load of all three reads no bin, which other threads set to 0.
     __shared__ int bins[BINS];
-    alignas(16) __shared__ int chosen[4];
+    __shared__ Bin chosen;
     unsigned known = 0, mask = 0;
     for (int shift = 20;; shift = max(shift - 11, 0)) {
         for (int b = threadIdx.x; b < BINS; b += THREADS) bins[b] = 0;
@@ -36,12 +39,12 @@ static __device__ unsigned threshold(const Segment &mine, int &count)
             if (from >= count && from - own < count) {  // true in exactly one lane
                 int above = from - own, b = 64 * lane + 63;
                 while (above + bins[b] < count) above += bins[b--];
-                chosen[0] = b, chosen[1] = count - above, chosen[2] = bins[b];
+                chosen = {b, count - above, bins[b]};
             }
         }
         __syncthreads();
-        known |= (unsigned)chosen[0] << shift, mask = 0xffffffffu << shift, count = chosen[1];
-        if (chosen[2] == count || shift == 0)
+        known |= (unsigned)chosen.number << shift, mask = 0xffffffffu << shift, count = chosen.sent;
+        if (chosen.held == count || shift == 0)
             return known;
     }
 }
