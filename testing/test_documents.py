@@ -75,8 +75,8 @@ RUN = {
     'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8 MINUTES=0', says=' passed'),
     'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
                                        says='VERB', needs=ROOT / '.venv/bin/activate'),
-    'rog fleet up outdoor --sync rsp:4 --minutes 2':
-        Short(**TRAINS),
+    'rog fleet up outdoor --sync rsp:4 --minutes 2': Short(**TRAINS),
+    'rog fleet up outdoor --minutes 2': Short(**TRAINS),
     'rog fleet up outdoor --sync bsp': Short('rog fleet up quick.yaml --sync bsp', **TRAINS),
     'rog sim outdoor --sync rsp:4 --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:4 --minutes 0.2 --robots 4'),
@@ -98,7 +98,7 @@ RUN = {
     'rog plot runs/outdoor-...':
         Short('rog sim outdoor --minutes 0.2 --out runs/outdoor-1 && rog plot runs/outdoor-*',
               says='run.png'),
-    'rog control sync rsp:20': Short('', FLEET, says='rsp:20'),
+    'rog control sync rsp:4': Short('', FLEET, says='rsp:4'),
     'rog fleet show examples/my_fleet.yaml': Short(says='capacity'),
     'rog sim examples/my_fleet.yaml': Short('rog sim examples/my_fleet.yaml --minutes 0.2',
                                             says='Results in'),
@@ -195,7 +195,7 @@ NOT_RUN = {
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'lopinfer serve --device cuda': 'needs a GPU',
-    'rog fleet up outdoor --sync rsp:4 --resume': 'launch/test continues a run',
+    'rog fleet up outdoor --resume': 'launch/test continues a run',
     'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',
     'rog study rivals': "takes long; studies/test runs a shorter one",
     'rog study bounds': "takes long; studies/test runs a shorter one",

@@ -23,8 +23,8 @@ class TrainingConfig(Settings):
                   form='package.module:Class')
     task_options: dict[str, Any] = _({}, 'keyword arguments of the task; as a parameter or an '
                                          'argument, a JSON object')
-    sync: str = _('rsp:4', 'synchronisation method and its threshold; docs/methods.md describes '
-                           'them all', live=True)
+    sync: str = _('rsp:20+pipeline+sparse', 'synchronisation method with its arguments and '
+                  'options; docs/methods.md describes them all', live=True)
     codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, ternary:P with the '
                              'share P of the elements that is sent, e3m0, sparseloco, or a '
                              'class, package.module:Class')

@@ -20,7 +20,7 @@ from .progress import runs_progress
 if TYPE_CHECKING:
     from rog_sim.jobs import Job
 
-METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20'
+METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20,rsp:20+pipeline+sparse'
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
