@@ -27,10 +27,10 @@ KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up(
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The packages whose tests take longest. These tests begin first, so that none of them runs
 # alone at the end.
-LONGEST = ('rog_bringup', 'rog_core', 'rrto_bridge', 'testing', 'lopinfer_node', 'rog_cli',
-           'rog_sim')
-# Packages tested at the same time. Three keep two cores busy, because most tests also wait.
-AT_ONCE = 3
+LONGEST = ('rog_bringup', 'testing', 'rrto_bridge', 'rog_core', 'rog_studies', 'lopinfer_node',
+           'rog_cli', 'rog_sim', 'fleet_policy')
+# Packages tested at the same time. Four keep two cores busy, because most tests also wait.
+AT_ONCE = 4
 
 
 def folders() -> dict[str, list[Path]]:

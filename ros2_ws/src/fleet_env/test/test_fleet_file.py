@@ -65,7 +65,7 @@ def test_only_name_and_robots_are_needed(tmp_path):
     file = tmp_path / 'f.yaml'
     file.write_text('name: small\nrobots: [{name: robot1}]\n')
     fleet = read_fleet(file)
-    assert fleet.network.interface == 'lo' and fleet.training.sync == 'rsp:4'
+    assert fleet.network.interface == 'lo' and fleet.training.sync == 'rsp:20+pipeline+sparse'
 
 
 def test_settings_of_virtual_time(tmp_path):
