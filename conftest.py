@@ -7,7 +7,8 @@ import signal
 import pytest
 from fleet_testing import free_domain
 
-# Processes that tests start inherit these variables, which libraries read when they are imported.
+# Set these environment variables first: libraries read them when they are imported, and the
+# processes that the tests start inherit them.
 DOMAIN = free_domain()
 try:
     from fleet_env.fleet import ReachConfig
@@ -15,8 +16,8 @@ try:
 except ImportError:  # not every package's tests need rclpy
     os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-# use the network settings of a fleet, so that the tests do not discover nodes of this
-# machine that have other ROS 2 settings
+# Use the network settings of a fleet. With them, the tests do not discover nodes on this machine
+# that have other ROS 2 settings.
 else:
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
 # A script that runs in the background ignores SIGINT. Without this line, the processes
@@ -27,9 +28,10 @@ os.environ['PYTHONUNBUFFERED'] = '1'
 
 
 def pytest_collection_finish():
-    """Exclude the objects that the imports have made from later garbage collections.
+    """Freeze all present objects, so that later garbage collections skip them.
 
-    Otherwise each collection takes a quarter of a second, and most tests of RRTO begin with one.
+    Otherwise each collection takes a quarter of a second. Most tests of RRTO begin with a
+    collection.
     """
     gc.collect()
     gc.freeze()
@@ -37,7 +39,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def environment():
-    """Restore the environment after each test, so that no setting of it affects the next test."""
+    """Restore the environment after each test, so that its changes do not affect the next test."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():

@@ -15,7 +15,7 @@ include_patterns = ['docs/**.md', 'docs/api.rst', 'SECURITY.md', 'CONTRIBUTING.m
 # site.
 exclude_patterns = ['.*', 'build', 'install', 'log', 'runs']
 
-myst_heading_anchors = 3      # the anchors that links between pages use, as on GitHub
+myst_heading_anchors = 3      # make anchors for headings of levels 1 to 3, which links use
 suppress_warnings = ['misc.highlighting_failure']
 # docs/api.rst makes the reference from docstrings. In docstrings, `name` means code.
 default_role = 'code'

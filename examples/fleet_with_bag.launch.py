@@ -17,7 +17,7 @@ from launch import LaunchDescription
 
 
 def generate_launch_description():
-    """Return a fleet on this machine, and `ros2 bag record` beside it."""
+    """Return the launch description of a fleet on this machine and of `ros2 bag record`."""
     if find_spec('ros2bag') is None:  # else the fleet would train unrecorded
         raise RuntimeError('the command `ros2 bag` is missing, so nothing is started: it needs an '
                            'installed ROS 2 with rosbag2 (apt install ros-$ROS_DISTRO-rosbag2)')
@@ -26,4 +26,4 @@ def generate_launch_description():
     # Record all statuses of the training, but not the rows, which are most of the traffic.
     bag = ExecuteProcess(cmd=['ros2', 'bag', 'record', '--regex', '.*(fleet|training)_status'],
                          output='screen')
-    return LaunchDescription([fleet, bag])  # first the fleet, which sets the network for the bag
+    return LaunchDescription([fleet, bag])  # first the fleet: it sets DDS variables for the bag

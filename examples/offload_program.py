@@ -2,7 +2,7 @@
 
 Start it like this:
 
-    rrto serve      # on the machine with the GPU; without it, `rrto run` starts a server here
+    rrto serve      # on the machine with the GPU; if no server runs, `rrto run` starts one here
     rrto run -- python examples/offload_program.py
 """
 

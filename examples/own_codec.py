@@ -17,15 +17,15 @@ class Half(Codec):
     number = 64             # names the codec on the wire; 64 to 255 are free for you
     segment_elements = 512  # cut longer rows, so that each encoded part fits into a datagram
     scales = 0              # number of bfloat16 scales that begin an encoded segment
-    compiled = False        # the tensor operations below also process numpy arrays
-    faults = ('chunk holds a value that is NaN or infinite',)  # texts of rules OWN, OWN + 1, ...
+    compiled = False        # no compiled loops: the torch code below also encodes numpy arrays
+    faults = ('chunk holds a value that is NaN or infinite',)  # error texts of rules OWN, OWN + 1
 
     def sizes(self, lengths):
-        """Return the bytes of encoded segments; ``lengths``: their elements."""
+        """Return the bytes of each encoded segment; ``lengths``: elements of each segment."""
         return 2 * lengths
 
     def _encode_dense(self, dense, lengths, magnitude):
-        """Encode a tensor that holds the segments one after the other; return uint8."""
+        """Encode ``dense``, which contains the segments one after another; return uint8."""
         return dense.clamp(-MOST, MOST).half().cpu().numpy().view(np.uint8)
 
     def _add_dense(self, values, partition, ids, data, factor):
@@ -34,7 +34,7 @@ class Half(Codec):
         values[elements(partition, ids, values)] += factor * decoded
 
     def _look(self, lengths, ids, data):
-        """Check ``data``; return (broken rule or 0, its segment, sum of the squares)."""
+        """Check ``data``; return (broken rule or 0, position of its segment, sum of squares)."""
         if data.size != self.sizes(lengths[ids]).sum():
             return LENGTH, 0, 0.0
         energy = float(np.square(data.view('<f2'), dtype=np.float64).sum())

@@ -1,6 +1,6 @@
-"""A training loop of your own, which joins a fleet by its optimizer alone.
+"""A training loop of your own, which takes part in a fleet through the fleet's optimizer.
 
-The server has a fleet file whose task has the same model. Each robot runs this program:
+The task in the server's fleet file has the same model. Each robot runs this program:
 
     # Terminal 1: the server
     rog fleet up examples/my_fleet.yaml --only server --set training.task=own_task:Digits

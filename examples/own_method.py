@@ -1,6 +1,6 @@
 """A method of your own: robots may be some iterations apart; a bad link carries few rows.
 
-Try it in virtual time, beside the method to beat:
+Compare it with `bsp` in virtual time:
 
     rog compare examples/my_fleet.yaml --sync bsp,own_method:Lag:20,own_method:Lag:20+local
 """
@@ -11,15 +11,16 @@ from rog_core.steps import Gradient, Local
 
 
 class Lag(Method):
-    """Lag:S: a robot waits when S exchanges ahead; a quarter of the rows always arrives.
+    """Lag:S: a robot waits when it is S exchanges ahead of the slowest robot.
 
-    With +local an exchange, which is one push and one pull, comes after 2 local steps of SGD.
+    An exchange is one push and one pull; each carries at least a quarter of the rows. With the
+    option +local, a robot makes 2 local steps of SGD before each exchange.
     """
 
-    known = ('local',)                                 # its options
+    known = ('local',)                                 # options that users may add with +
 
     def bounds(self):
-        """Return how far ahead of the slowest a robot waits: now, and at most in the whole run."""
+        """Return the staleness bound (iterations): the present one, and the largest of the run."""
         threshold = self.spec.threshold(1)          # the S of Lag:S, at least 1
         return threshold, threshold
 

@@ -36,7 +36,7 @@ class Digits:
             yield self.images[chosen], self.labels[chosen]
 
     def loss(self, model, batch):
-        """Return a scalar that can be differentiated."""
+        """Return the loss of a batch: a scalar tensor that can be differentiated."""
         images, labels = batch
         return cross_entropy(model(images), labels)
 

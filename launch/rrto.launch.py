@@ -30,8 +30,8 @@ from rrto_bridge.server.parameters import ServerSettings
 
 from launch import LaunchDescription
 
-# The programs need the server's name. By default a server is named after its machine, and this name
-# is not known here.
+# The programs need the server's name. The default name of a server is that of its machine, which is
+# unknown here. Therefore the server gets this name.
 _NAME = 'server'
 _SERVER = arguments(ServerSettings)
 _PROGRAM = {name: text for name, text in arguments(Settings).items()
@@ -76,7 +76,7 @@ def _program(robot, context, options):
 
 
 def _after(server, programs):
-    """Return a handler that starts the programs when the server, which they need, is ready."""
+    """Return a handler that starts the programs when the server prints that it is ready."""
     waiting = list(programs)
 
     def on_output(event):

@@ -18,8 +18,8 @@ from launch.event_handlers import OnProcessExit, OnShutdown
 from launch.events import matches_action
 from launch.events.process import SignalProcess
 
-# For every process that a launch file starts: seconds that launch waits before it sends SIGTERM,
-# and seconds from then until it kills the process.
+# For every process that a launch file starts: seconds from the shutdown to SIGTERM, and seconds
+# from SIGTERM to SIGKILL.
 TIMES: dict[str, Any] = {'sigterm_timeout': str(ORDERLY), 'sigkill_timeout': str(LAST)}
 LINGER = 15.0  # seconds that robots have to end after the run is over
 
@@ -81,8 +81,8 @@ class Ending:
             self._fail(over=not self._running)
             return []
         if process is self._server and good and self._run and self._running:
-            # The server has told the robots to end. A robot that never heard of the server would
-            # go on, so the launch ends it after `LINGER`.
+            # The server has told the robots to end. A robot that has not found the server keeps
+            # running, so the launch ends it after `LINGER` seconds.
             return [TimerAction(period=LINGER, actions=[Shutdown(reason='the run is over')])]
         over = process is self._server or self._running in ([], [self._server])
         self._fail(over and (self._run or process is self._server))

@@ -62,14 +62,15 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     fleet = with_overrides(load_fleet(value(context, 'fleet'), [FLEETS]), {
         settings[name]: text for name, text in given(context, settings).items()})
     find_tasks(fleet)
-    # A child fleet starts its own server, which is a robot of this fleet, so do not start it here.
+    # The server of a child fleet is a robot of this fleet. The child fleet starts this server, so
+    # do not start it here.
     here = chosen(context, [r.name for r in fleet.robots if not r.fleet])
     check_task(fleet.training.task, fleet.training.task_options)
     if 'server' in here:  # only the server needs the code of the method
         check_method(fleet, fleet.capacities)
     out = os.path.abspath(value(context, 'out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
-    warm_up()  # compile here once, not in every process at the same time
+    warm_up()  # compile the numba functions here once, not in all processes at the same time
     space, begins = fleet.network.namespace, value(context, 'autostart') == 'true'
 
     def node(package: str, executable: str, name: str, parameters: Any) -> Node:

@@ -1,7 +1,7 @@
 """A node that publishes images of a red wall and a blue wall, with their classes.
 
-The walls take turns. The tests start this node as a process. It publishes ten images
-per second on `camera`, and the class of each image on `said`. The namespace of the node
+The images of the two walls alternate. The tests start this node as a process. It publishes ten
+images per second on `camera`, and the class of each image on `said`. The namespace of the node
 precedes both names.
 """
 

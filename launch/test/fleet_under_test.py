@@ -106,7 +106,7 @@ class Fleet:
         self.until(lambda: self.processes[name].poll() is not None, f'{name} ends')
         return self.processes[name].returncode
 
-    # -- what is published
+    # -- what the fleet publishes
 
     def until(self, condition, what):
         """Spin until the condition holds."""

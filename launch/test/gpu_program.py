@@ -1,4 +1,4 @@
-"""A program that runs inferences on 'cuda' until it is told to end; it does not import rrto."""
+"""A program that runs inferences on 'cuda' until it receives SIGINT; it does not import rrto."""
 
 import signal
 

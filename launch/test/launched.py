@@ -48,7 +48,7 @@ class Launched:
     def spin_until(self, done):
         """Spin `node` until the condition holds.
 
-        Fail if the launch ends first or nothing more happens.
+        Return earlier if the launch ends or `LIMIT` seconds have passed.
         """
         end = time.monotonic() + LIMIT
         while not done() and self._process.poll() is None and time.monotonic() < end:
@@ -59,7 +59,7 @@ class Launched:
         self._process.send_signal(number)
 
     def __exit__(self, *_):
-        """End the launch by Ctrl+C."""
+        """Send SIGINT to all processes of the launch, as Ctrl+C does, and wait for its end."""
         self._nodes.close()
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGINT)

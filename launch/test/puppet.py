@@ -1,6 +1,6 @@
-"""A robot in the process of a test.
+"""A robot that runs inside the process of a test.
 
-It takes part like other robots, and also sends false messages.
+It trains like other robots, and also sends false messages.
 """
 
 import math
@@ -42,9 +42,9 @@ def partition():
 class Puppet:
     """Takes part in a fleet as ``robot``; has a key if the fleet has one.
 
-    ``lie``: a function from each value that the robot is about to send to a list of false
-    values. The robot sends these first, with valid tags. ``status``: false values for
-    fields of the robot's statuses.
+    ``lie``: a function that gets each value that the robot is about to send, and returns a
+    list of false values. The robot sends the false values first, with valid tags.
+    ``status``: false values for fields of the robot's statuses.
     """
 
     def __init__(self, fleet, robot='robot1', key=None, incarnation=77):
@@ -76,10 +76,13 @@ class Puppet:
         self.act(self.machine.start(time.monotonic()))
         self._beat_at = 0.0
 
-    # -- what it does
+    # -- what the robot does
 
     def step(self):
-        """Do what is due; return False, so that it can be part of a condition."""
+        """Do the robot's work that is due; return False.
+
+        A condition can call this method: ``step() or condition()``.
+        """
         now = time.monotonic()
         if self.registers and now >= self.machine.deadline:
             self.act(self.machine.on_time(now))
@@ -102,16 +105,16 @@ class Puppet:
         return False
 
     def until(self, condition, what):
-        """Take part until the condition holds."""
+        """Let the robot work until the condition holds."""
         self.fleet.until(lambda: self.step() or condition(), what)
 
     def trained(self, iterations=5):
-        """Take part for this many more iterations."""
+        """Let the robot work until it has completed ``iterations`` more iterations."""
         goal = self.machine.iteration + iterations
         self.until(lambda: self.machine.iteration >= goal, f'{self.robot} gets to {goal}')
 
     def act(self, actions):
-        """Carry out an action of the machine."""
+        """Carry out ``actions`` of the machine."""
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 self._ask(action.message)
@@ -153,10 +156,10 @@ class Puppet:
 
     @property
     def chunks(self):
-        """Return the number of chunks of its push that exist so far."""
+        """Return how many chunks of its present push the robot has sent; 0 without a push."""
         return 0 if self.machine.push is None else self.machine.push._fresh
 
-    # -- what it hears
+    # -- what the robot receives
 
     def _ask(self, request):
         message = request_to_ros(request)

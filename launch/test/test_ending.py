@@ -65,7 +65,7 @@ def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
     launcher.lines.wait('robot1: [1-9]')
     launcher.lines.process.send_signal(number)
     launcher.lines.wait('stopping the fleet')
-    # several signals that arrive at the same time count as one
+    # The launcher may receive several signals as one, so repeat the signal until the launcher ends.
     while launcher.lines.process.poll() is None:
         launcher.lines.process.send_signal(number)
         try:

@@ -63,10 +63,7 @@ EXTREMES = {'uint8': 255, 'uint16': 2 ** 16 - 1, 'uint32': 2 ** 32 - 1, 'uint64'
 
 
 def honest(robot, **changes):
-    """Return a registration that the server accepts.
-
-    The robot in it trains the model of `Fleet`.
-    """
+    """Return a registration that the server accepts: of a robot with the model of `Fleet`."""
     partition = rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
     values = {'protocol': PROTOCOL, 'incarnation': 7, 'granularity': 'row', 'codec': 'onebit',
               'digest': partition.digest, 'number': 1,
@@ -98,7 +95,7 @@ WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 *
 
 
 class Stranger:
-    """An attacker that records all messages of two robots and their server, and changes them."""
+    """An attacker that records the messages of two robots and their server, and sends variants."""
 
     def __init__(self, fleet, seed):
         self.fleet, self.rng, self.said = fleet, random.Random(seed), 0
@@ -121,7 +118,7 @@ class Stranger:
         fleet.until(lambda: all(c.service_is_ready() for c in self.clients.values()), 'services')
 
     def say(self, count):
-        """Send this many messages; let everybody work in between."""
+        """Send ``count`` recorded messages, most of them changed; call services in between."""
         for _ in range(count):
             place = self.rng.choice(sorted(self.heard))
             message = self.rng.choice(self.heard[place])
@@ -150,7 +147,7 @@ class Stranger:
                 self.fleet.spin()
 
     def fall_silent(self):
-        """Stop, and wait until the fleet has forgotten the false messages."""
+        """Wait until no queue contains a false message and both robots have reported again."""
         for _ in range(20 * len(self.out)):  # more messages than all queues can hold
             self.fleet.spin()
         self.fleet.robots.clear()
@@ -279,7 +276,10 @@ def test_a_name_that_no_topic_can_have_is_refused_and_the_server_lives(open_flee
 
 
 def test_strangers_that_join_are_few(open_fleet):
-    """Each robot adds topics, and the executor of rclpy looks at all topics in each turn."""
+    """The server accepts at most 32 robots, because each robot adds topics.
+
+    The executor of rclpy looks at all topics in each turn.
+    """
     answers = [call(open_fleet, Register, '/rog/register', honest(f'stranger{number}'))
                for number in range(40)]
     assert [answer.accepted for answer in answers] == [True] * 32 + [False] * 8
@@ -360,7 +360,8 @@ def test_recorded_statuses_of_a_former_server_keep_no_robot_away(keyed):
     publisher = keyed.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
     over = threading.Event()
 
-    # so often that the last status that the robot receives is almost never the server's own status
+    # Publish so often that the latest status that the robot receives is almost never from the
+    # server.
     def repeat():
         while not over.wait(0.001):
             publisher.publish(recorded[-1])
@@ -395,9 +396,9 @@ def test_a_second_register_service_sends_no_robot_away(keyed):
 
 
 def test_a_registration_is_taken_once_by_a_server_process(keyed):
-    """A registration that is sent again is refused.
+    """The server refuses a registration that is sent a second time.
 
-    By then the robot has left, and the registration belongs to a replaced process.
+    By then the robot has left, and a later process of the robot has registered and left, too.
     """
     keyed.start('server', **with_key(keyed, 'fleet'), **SOON)
     keyed.until(lambda: keyed.status, 'the server')
@@ -413,9 +414,10 @@ def test_a_registration_is_taken_once_by_a_server_process(keyed):
 
 
 def test_a_robot_that_has_not_heard_yet_that_it_was_accepted_is_not_reported(keyed, monkeypatch):
-    """The robot's statuses have no tag of the new session yet.
+    """The server does not report statuses that a robot sends before it knows its session.
 
-    When the robot has heard of the session, the server refuses a status without the tag.
+    These statuses have no tag of the session. When the robot knows the session, the server
+    refuses a status without the tag.
     """
     keyed.diagnostics = {}
 
@@ -457,8 +459,8 @@ def test_a_fleet_with_a_key_offers_no_parameter_services(keyed):
 
 # For each lie: the type of the message, whether the server must refuse and count the lie,
 # and a function that returns the false messages to send before the true one. The server
-# does not count a false message that belongs to no transfer under way. It also does not
-# count one that it accepts instead of the true one; that harms only the liar.
+# does not count a false message that belongs to no transfer under way. Nor does it count a
+# false message that it accepts instead of the true one: this harms only the liar.
 LIES = {
     'other rows under its number': (Chunk, False, lambda p, c: [rows_swapped(c)]),
     'its rows under the next number, too': (Chunk, False, lambda p, c: [replace(c, sequence=1)]
@@ -633,7 +635,10 @@ def test_giant_texts_in_a_status_are_kept_by_nobody(liar):
 
 
 def test_what_a_robot_says_on_the_topics_of_another_changes_nothing_there(liar):
-    """The fleet has a key. Without one, anybody may send in the name of robot2: see SECURITY.md."""
+    """Messages of robot1 on the topics of robot2 change nothing; they carry robot1's session.
+
+    Without a key, anybody may send in the name of robot2: see SECURITY.md.
+    """
     fleet = liar.fleet
     node, joins = fleet.node, fleet.log('server').count('joins')
     status = node.create_publisher(TrainingStatus, '/robot2/training_status', qos.STATUS)
@@ -1012,7 +1017,7 @@ def test_processes_that_stand_still_around_a_registration_find_together_again(ke
 
 
 def test_questions_for_types_of_messages_do_not_hold_up_a_node(keyed):
-    """Of rclpy's services, the nodes of a fleet with a key offer only this one."""
+    """Of rclpy's services, a node of a fleet with a key offers only `get_type_description`."""
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until_trained('robot1')

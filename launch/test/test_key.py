@@ -63,7 +63,7 @@ def _call(fleet, kind, name, request):
 def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_nothing(fleet):
     """An attacker records all messages and sends them again, some with changes.
 
-    Their session is the present one.
+    The messages belong to the present session.
     """
     heard = {}
     for robot in ('robot1', 'robot2'):
@@ -209,7 +209,7 @@ def test_a_registration_is_taken_once(tmp_path, keys):
         request = Register.Request(robot='robot1', incarnation=5)
         answer = _call(fleet, Register, '/rog/register', request)
         assert not answer.accepted and 'is not proved' in answer.reason
-        # otherwise an attacker could pass the answer on; see test_hostile.py
+        # With a tag, an attacker could send this answer to the real robot; see test_hostile.py.
         assert not len(answer.tag)
 
 

@@ -80,7 +80,7 @@ class Killed:
         for name in NAMES:
             self.fleet.ended(name)
 
-    # -- what holds
+    # -- checks
 
     def check_status(self):
         """Check that the rows on which a robot trains are not too stale, nor older than before."""

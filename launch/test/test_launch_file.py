@@ -26,7 +26,7 @@ def test_a_fleet_trains_to_the_end(tmp_path):
 
 
 def until_trained(launch, robots=1):
-    """Wait until this many robots have trained; return the process of each robot."""
+    """Wait until ``robots`` robots have trained; return name of a robot -> process id."""
     found = {}
 
     def on_status(status):

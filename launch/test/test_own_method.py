@@ -38,7 +38,7 @@ SYNC = 'lag_of_mine:Lag:3+many'
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return the folder with the method."""
+    """Return a folder that contains the module of the method."""
     folder = tmp_path / 'mine'
     folder.mkdir()
     (folder / 'lag_of_mine.py').write_text(METHOD)

@@ -49,6 +49,6 @@ def test_a_server_that_gives_way_does_not_say_that_the_run_has_ended():
         assert 'other' in server.error
         server.finish()
         server.say_last()
-        for _ in range(20):   # enough turns for its messages to arrive
+        for _ in range(20):   # enough turns for the server's messages to arrive
             nodes.spin(0.01)
         assert {status.state for status in heard} == {'training'}

@@ -26,7 +26,7 @@ PACES = (1.0, 1.37, 1.71, 2.93)
 
 
 def scenario(folder, sync):
-    """Return four robots on good links; three of them get more and more ahead of the fourth."""
+    """Return a fleet of four robots on good links; three of them are faster than the fourth."""
     trace = folder / 'good.txt'
     trace.write_text('0 200\n')
     link = LinkConfig(trace=str(trace), latency=0.001)

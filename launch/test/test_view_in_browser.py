@@ -36,7 +36,7 @@ def domain():
 
 @pytest.fixture
 def rog(domain):
-    """Starts `rog` commands in this domain; ends those that still run after the test."""
+    """Yield a function that starts a `rog` command in this domain; end all commands afterwards."""
     running = []
 
     def start(*words):
@@ -109,7 +109,7 @@ class Browser:
         eventually(lambda: text in self.all(), lambda: f'{text!r} in {self.all()}')
 
     def elsewhere(self):
-        """Return what the page has loaded from servers other than its own."""
+        """Return the URLs that the page has loaded from servers other than its own."""
         loaded = self.driver.execute_script(
             "return performance.getEntriesByType('resource').map(e => e.name)")
         return [url for url in loaded if not url.startswith(self.url)]
@@ -117,7 +117,7 @@ class Browser:
 
 @pytest.fixture
 def look():
-    """Opens browsers; closes them after the test."""
+    """Yield a function that opens a browser; close all browsers after the test."""
     opened = []
 
     def look(view):

@@ -59,7 +59,7 @@ class Protocol:
             self._wrap(machine, name, self._after_worker)
 
     def at_rest(self):
-        """Return whether each machine computes, waits or has stopped, and nothing travels."""
+        """Return whether each machine computes, waits or has stopped, and no transfer runs."""
         members = self.server.members
         return all(name in members and members[name].sender is None
                    and (machine.state, members[name].state) in AT_REST
@@ -126,7 +126,8 @@ class Protocol:
             if sender is not None and (robot, sender.transfer.attempt) not in self._transfers:
                 self._transfers.add((robot, sender.transfer.attempt))
                 told = sender.command
-                # Robots join at the same time in virtual time, and one after another over DDS.
+                # The first transfer to each robot gets its own list, because the robots join at the
+                # same time in virtual time, but one after another over DDS.
                 who = 'server' if sender.transfer.iteration else f'server, {robot} joins'
                 self.decided.setdefault(who, []).append(
                     (robot, sender.transfer.kind.name, sender.transfer.iteration,

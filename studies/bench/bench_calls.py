@@ -1,12 +1,12 @@
-"""LOPInfer and RRTO beside plain calls of a server.
+"""Compares LOPInfer and RRTO with plain calls of a server.
 
-The plain calls use openpi-client's websocket and LeRobot's gRPC.
+The plain calls use openpi-client's websocket and LeRobot's gRPC; this bench calls them the rivals.
 
 All contestants use the same model, the same images (in bytes) and the same link. Robot
 and server are processes on this machine, with one thread each. The rivals send an image
-as it is (`raw`) or as a JPEG; LOPInfer and RRTO get it as a tensor. The robot is
-slowed: its part of the model and its JPEGs take `SLOWDOWN` times as long. The link of
-the rivals is a forwarder of TCP. LOPInfer and RRTO emulate the same rate, delay and
+as it is (`raw`) or as a JPEG; LOPInfer and RRTO get it as a tensor. The bench emulates a slow
+robot: the robot's part of the model and its JPEG encoding take `SLOWDOWN` times as long. The
+link of the rivals is a TCP forwarder. LOPInfer and RRTO emulate the same rate, delay and
 outages in their senders. Each rival needs an environment of its own. Two variables name
 the Python programs of these environments:
 
@@ -23,12 +23,12 @@ model, link and contestant:
 - bytes up and down per inference. They include the framing of websocket and gRPC, but
   not that of TCP and DDS
 - `cold_s`, `cold_with_server_s`: time from the start of the client's process to the
-  first result, and to the first result with the server. The server already runs and has
-  the weights; LOPInfer and RRTO have received them from an earlier client
+  first result, and to the first result with the server. At this start the server already runs
+  and has the weights; an earlier client has sent the weights to the servers of LOPInfer and RRTO
 
-With ``--outages``, an inference begins 0.1 s after the start of the last one, or when
-the last one ends. A tick of a control loop at 10 Hz is starved if no result has come
-since the tick before.
+With ``--outages``, an inference begins 0.1 s after the start of the previous inference, or when
+the previous inference ends, if that is later. A tick of a control loop at 10 Hz is starved if no
+result has come since the previous tick.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from tcp_link import (  # noqa: E402
 SLOWDOWN = 3.0
 DELAY = 0.002        # delay of the link in each direction, in seconds
 RATE = 10            # rate of the control loop, in Hz
-# Maps a model to the rows and columns of its images.
+# Maps a model to the height and width of its images, in pixels.
 SIDES = {'resnet50': 224, 'resnet18': 224, 'mobilenet_v3_small': 224, 'vgg11_bn': 224,
          'fcn_resnet50': 128}
 IMAGES = 16
@@ -96,7 +96,7 @@ Client = tuple[Output, Forwarder | None, float]
 Start = Callable[[float], Any]  # maps the period of inferences to a context with a client
 
 
-# -- the world -------------------------------------------------------------------------------------
+# -- data and contestants --------------------------------------------------------------------------
 
 def prepare(name: str, folder: Path) -> dict[str, Any]:
     """Write images, the model and its outputs; return sizes and the effect of JPEG.
@@ -126,7 +126,7 @@ def largest(outputs: np.ndarray) -> np.ndarray:
 
 
 def crop(number: int, side: int) -> np.ndarray:
-    """Return a view of one of scikit-learn's two photographs: uint8 (side, side, 3)."""
+    """Return a part of one of scikit-learn's two photographs: uint8 (side, side, 3)."""
     photo = Image.fromarray(load_sample_image(('china.jpg', 'flower.jpg')[number % 2]))
     # Shrink the photograph, because this removes the artefacts of its own JPEG compression.
     scale = 1.3 * side / photo.height
@@ -171,7 +171,7 @@ def rival(who: str, folder: Path, trace: LinkTrace | None) -> Iterator[Start]:
 def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
     """Run our server and send it the weights; yield a function that starts a client.
 
-    The trace begins now.
+    The link's trace begins when the server starts.
     """
     write_trace(folder / 'link.txt', trace)
     epoch, path = time.time(), folder / 'link.txt'
@@ -229,7 +229,7 @@ def with_server(lines: list[str]) -> bool:
 
 
 def steady(who: str, folder: Path, trace: LinkTrace, count: int) -> dict[str, Any]:
-    """Return the figures of inferences that run one after the other."""
+    """Measure inferences that run one after the other."""
     with started(who, folder, trace) as start, start(0.0) as (output, forwarder, began):
         output.until(len, READY, f'the client of {who}')
         turns = forwarder.turns if forwarder else 0
@@ -257,7 +257,7 @@ def steady(who: str, folder: Path, trace: LinkTrace, count: int) -> dict[str, An
 
 
 def disturbed(who: str, folder: Path, trace: LinkTrace) -> dict[str, Any]:
-    """Return the figures of a control loop over a link with outages."""
+    """Measure a control loop over a link with outages."""
     with ExitStack() as held:
         begin = time.monotonic() + LEAD.get(who, 0.0)
         start = held.enter_context(
@@ -279,7 +279,7 @@ def disturbed(who: str, folder: Path, trace: LinkTrace) -> dict[str, Any]:
 
 
 def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
-    """Return the figures of the results that a control loop gets.
+    """Return how many ticks of a control loop starve, and when results return after each outage.
 
     ``came``: the times at which results come, in seconds. ``shared``: for each result,
     whether the server helped to compute it. The first part of a run ends at the start of

@@ -1,9 +1,9 @@
-"""Every method beside the published means, for six published models and two links.
+"""Computes the latencies of every method for six published models and two links.
 
-The bench prints one JSON line. `gain` is the share by which LOPInfer's mean latency is
-below that of the best baseline. `foreseen_ms` is the mean latency if every request used
-the plan of the table that is fastest at the rate of the link during the request.
-`published` holds the thesis's results in ms for device-only, server-only, the best
+The bench prints one JSON line with these latencies and the published ones. `gain` is the share by
+which LOPInfer's mean latency is below that of the best baseline. `foreseen_ms` is the mean latency
+if every request used the plan of the table that is fastest at the rate of the link during the
+request. `published` holds the thesis's results in ms for device-only, server-only, the best
 layer partition and LOPInfer.
 """
 

@@ -1,4 +1,4 @@
-"""The gRPC of LeRobot's async_inference around a model; needs lerobot[async].
+"""Serves and calls a model through the gRPC of LeRobot's async_inference; needs lerobot[async].
 
     python grpc_side.py server PORT FOLDER
     python grpc_side.py client PORT FOLDER raw|jpeg SLOWDOWN PERIOD

@@ -1,8 +1,8 @@
-"""What every side of bench_calls.py does.
+"""The loop and the image formats that all contestants of bench_calls.py share.
 
-It runs in any environment with numpy, Pillow and PyTorch.
+This module needs only numpy, Pillow and PyTorch.
 
-A client infers one image after the other until it is ended. It prints for each
+A client infers one image after the other until its process is ended. It prints for each
 inference:
 
 - the monotonic time at which the inference ends, and its duration in seconds
@@ -55,10 +55,10 @@ def run(infer: Infer, folder: str, period: float,
 
 
 def encoder(form: str, slowdown: float) -> Callable[[np.ndarray], Any]:
-    """Return a function that maps an image to what a client sends.
+    """Return a function that encodes an image in the form that a client sends.
 
-    With ``raw`` this is the array itself, otherwise a JPEG. The JPEG takes as long as on a
-    robot that is slower by the factor ``slowdown``.
+    With 'jpeg' the function returns a JPEG, and takes as long as on a robot that is slower by the
+    factor ``slowdown``. With 'raw' it returns the array itself.
     """
     def encode(image: np.ndarray) -> bytes:
         began = time.thread_time()
@@ -75,7 +75,7 @@ def jpeg(image: np.ndarray) -> bytes:
 
 
 def picture(data: Any) -> np.ndarray:
-    """Return the image that was sent."""
+    """Return the image that a client has sent as a JPEG or as an array."""
     return np.asarray(Image.open(io.BytesIO(data))) if isinstance(data, bytes) else data
 
 

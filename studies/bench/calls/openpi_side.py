@@ -1,4 +1,4 @@
-"""openpi's websocket around a model, in an environment with openpi-client.
+"""Serves and calls a model through openpi's websocket, in an environment with openpi-client.
 
     python openpi_side.py server PORT FOLDER
     python openpi_side.py client PORT FOLDER raw|jpeg SLOWDOWN PERIOD

@@ -54,10 +54,10 @@ def tensor(image: np.ndarray) -> torch.Tensor:
 
 def slowed(infer: Callable[[np.ndarray], np.ndarray], slowdown: float,
            here: Callable[[], bool] = lambda: True) -> Callable[[np.ndarray], np.ndarray]:
-    """Slow an inference down to the speed of the robot.
+    """Return ``infer``, slowed down to the speed of the robot.
 
-    ``here`` returns whether this machine has computed the inference. If it has not, nothing
-    is slowed.
+    ``here`` returns whether this machine has computed the inference. Inferences that this machine
+    has not computed are not slowed down.
     """
     def slow(image: np.ndarray) -> np.ndarray:
         began = computing_time()
@@ -121,7 +121,7 @@ def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) ->
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    zoo.torchvision()   # the file model.pt contains torchvision's classes
+    zoo.torchvision()   # import torchvision: model.pt refers to its classes
     side, folder_, slowdown_, period_, *rest = sys.argv[1:]
     with torch.no_grad():
         {'alone': alone, 'lopinfer': lopinfer, 'rrto': rrto}[side](

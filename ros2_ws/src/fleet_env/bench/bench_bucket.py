@@ -1,4 +1,4 @@
-"""Cost of one packet on the emulated link, beside a bare bisection in a list of the same length."""
+"""Measure the cost of a packet on the emulated link; compare a bisection in a list as long."""
 
 import bisect
 import json

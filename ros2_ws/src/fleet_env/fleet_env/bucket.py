@@ -8,7 +8,7 @@ _MBIT_PER_BYTE = 8e-6
 
 
 class TokenBucket:
-    """Compute when each packet that is offered to the link leaves it.
+    """Compute when each packet leaves the link.
 
     The rate of the trace fills the bucket. An idle link saves no tokens. So the bytes that leave
     in any interval never exceed the integral of the rate over the interval, plus the packet that is

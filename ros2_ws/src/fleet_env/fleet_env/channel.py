@@ -75,7 +75,7 @@ class Channel:
 
     @property
     def deadline(self) -> float:
-        """Return the time at which :meth:`pop` has the next item; infinite if no item ever leaves.
+        """Return the time at which `pop` returns the next item; infinite if no item ever leaves.
 
         The search for this time stops after 10,000 changes of rate. In that case the returned time
         is too early: `pop` then returns nothing, and the search continues.
@@ -127,9 +127,10 @@ class _Flow:
 
 
 class _Air:
-    """One channel. Each list holds one value per robot; air time and clock are in seconds.
+    """One channel. Each list contains one value per robot; air time and clock are in seconds.
 
-    A robot's two flows have the same rate and share, so one `served` describes both.
+    The two flows of a robot have the same rate and share, so one value of `served` applies to
+    both flows.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):

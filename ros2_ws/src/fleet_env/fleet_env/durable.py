@@ -51,7 +51,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def hold(path: Path, who: str) -> int:
     """Lock a directory until this process ends or closes the returned handle.
 
-    :param path: the lock file, which is in this directory.
+    :param path: path of the lock file; its parent is the directory to lock.
     :param who: role of this process for the error message, such as ``parameter server``.
     :raises DurableError: another process has locked the directory, or it cannot be written.
     """
@@ -143,7 +143,7 @@ class Kept:
         metadata = header['__metadata__'] = {'meta': json.dumps(meta)}
         metadata['digest'] = _digest(header, body)
         text = json.dumps(header).encode()
-        text += b' ' * (-len(text) % 8)  # so that the tensors are aligned
+        text += b' ' * (-len(text) % 8)  # align the tensors to 8 bytes
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             os.replace(self._temporary(len(text).to_bytes(8, 'little') + text, body), path)

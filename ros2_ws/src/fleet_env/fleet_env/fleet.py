@@ -126,7 +126,7 @@ class ReachConfig(Settings):
 
 
 class NetworkConfig(ReachConfig):
-    """DDS, and the size of messages."""
+    """Settings of DDS, and the maximum size of messages."""
 
     chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', ge=256, le=65000)
     chunk_time: float = _(0.004, 'duration of a chunk on the link; longer: fewer messages, '
@@ -273,9 +273,10 @@ class FleetConfig(FleetSettings):
         return self.robots.index(self.robot(name))
 
     def share(self, name: str) -> tuple[int, int]:
-        """Return the rank of a robot, and the number of robots, in all sharing fleets.
+        """Return the rank of a robot, and the number of robots.
 
-        Sharing fleets divide the data among all their robots.
+        If several fleets divide the data among all their robots, both numbers count the robots
+        of all these fleets.
         """
         above = self.upstream
         return above.rank + self.rank(name), above.world or above.rank + len(self.robots)

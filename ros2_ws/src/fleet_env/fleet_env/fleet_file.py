@@ -47,7 +47,7 @@ def load_fleet(name_or_path: str | PathLike[str],
 
 
 def known_fleets(search_path: Iterable[str | PathLike[str]] = ()) -> dict[str, Path]:
-    """Return the fleets that :func:`load_fleet` finds by name, and their files."""
+    """Return name -> file of the fleets that :func:`load_fleet` finds by name."""
     directories = [part for part in os.environ.get(PATH_VARIABLE, '').split(os.pathsep) if part]
     found: dict[str, Path] = {}
     for directory in [*directories, *search_path]:

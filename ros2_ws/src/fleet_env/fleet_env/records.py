@@ -152,7 +152,7 @@ class RunWriter:
         data = json.dumps(line, allow_nan=False).encode() + b'\n'
         try:
             written = os.write(self._file, data)
-            if written != len(data):  # the next line must not continue this one
+            if written != len(data):  # remove the part, or the next line would continue it
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:

@@ -25,7 +25,7 @@ modes = st.booleans()
 
 
 def arrivals_of(fleet, gaps):
-    """Return (time, robot, uplink, bytes) of the offers to robots that exist."""
+    """Return (time, robot, uplink, bytes) of each offer; 'a' replaces a robot without a link."""
     now, out = 0.0, []
     for gap, robot, uplink, nbytes in gaps:
         now += gap
@@ -34,7 +34,7 @@ def arrivals_of(fleet, gaps):
 
 
 def play(fleet, arrivals, shared=True, until=1e3):
-    """Send arrivals through a channel; return (time, robot, uplink, index of the arrival)."""
+    """Offer ``arrivals`` to a channel; return (time, robot, uplink, index) of each departure."""
     channel, out = Channel(fleet, shared), []
 
     def drain(limit):
@@ -49,7 +49,7 @@ def play(fleet, arrivals, shared=True, until=1e3):
 
 
 def naive(fleet, arrivals, shared, until):
-    """Return the same as `play`, computed by integration from one change to the next."""
+    """Return what `play` returns, computed by integration from one change to the next."""
     queues = {(robot, uplink): [] for robot in fleet for uplink in (True, False)}
     edges = sorted({float(t) + n * trace.period for trace in fleet.values() for t in trace.times
                     for n in range(int(until / trace.period) + 1)} | {a[0] for a in arrivals})
@@ -83,7 +83,7 @@ def test_channel_agrees_with_a_naive_integration(fleet, gaps, shared):
     until = arrivals[-1][0] + 20
     found = {left[3]: left[0] for left in play(fleet, arrivals, shared, until)}
     expected = {left[3]: left[0] for left in naive(fleet, arrivals, shared, until)}
-    # these items leave at the time `until`, where rounding decides
+    # At the time `until`, rounding decides whether an item has left.
     for index in set(found) ^ set(expected):
         assert {**found, **expected}[index] == pytest.approx(until, abs=1e-6)
     for index in set(found) & set(expected):

@@ -211,7 +211,7 @@ def test_a_damaged_line_costs_that_line_and_is_named(tmp_path, damage):
     assert read_run(tmp_path, damaged) == EVENTS_OF_A_RUN
     error, = damaged
     assert f'{RUN_FILE}, line 3' in str(error)
-    # also for a program that reads the record to publish it
+    # Without a list for damaged lines, the reader raises an error.
     with pytest.raises(RecordError, match=f'{RUN_FILE}, line 3'):
         read_run(tmp_path)
 

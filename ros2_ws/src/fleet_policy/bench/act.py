@@ -106,7 +106,7 @@ class Act(nn.Module):
 
 
 class ActPolicy(Policy):
-    """The policy of the bench."""
+    """The ACT-like policy that the benches run."""
 
     contract = CONTRACT
 

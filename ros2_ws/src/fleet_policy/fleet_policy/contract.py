@@ -2,8 +2,9 @@
 
     rate: 30.0
     observations:
-      image.top: {topic: camera_top/image_raw, type: sensor_msgs/msg/Image, height: 480, width:
-      640} state: {topic: joint_states, type: sensor_msgs/msg/JointState, names: [shoulder, elbow]}
+      image.top: {topic: camera_top/image_raw, type: sensor_msgs/msg/Image, height: 480,
+                  width: 640}
+      state: {topic: joint_states, type: sensor_msgs/msg/JointState, names: [shoulder, elbow]}
     actions:
       joints: {topic: commands, type: std_msgs/msg/Float64MultiArray, size: 2}
 

@@ -256,7 +256,7 @@ class PolicyNode(ManagedNode):
         for publisher in self._publishers_of.values():
             publisher.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
 
-    # -- what it reports -------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------
 
     def _say(self) -> None:
         """Log when the states safe and starved begin and end.

@@ -44,7 +44,7 @@ class Replayed:
 
 def replay(contract: Contract, policy: Policy, events: Iterable[Event], latency: float = 0.1,
            settings: CoreSettings | None = None) -> Replayed:
-    """Pass events to a policy and execute its actions at the contract's rate.
+    """Pass events to a policy; return the actions executed at the contract's rate.
 
     :raises DataFault: a message does not fit the contract.
     """

@@ -24,7 +24,10 @@ options = st.builds(CoreSettings, request_share=st.floats(0.05, 1.0), in_flight=
 
 
 def unreliable(script, crashes):
-    """Return a server that follows a script of delays, and answers nothing while it is down."""
+    """Return a function that returns the delays of a server's replies to the next request.
+
+    The delays follow ``script``. A reply that would arrive during a crash is lost.
+    """
     turn = iter(range(10**9))
 
     def replies(now):

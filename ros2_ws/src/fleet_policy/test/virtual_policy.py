@@ -1,8 +1,7 @@
-"""A robot in virtual time: its machine, its own computation, and a server.
+"""A robot in virtual time: its machine, its own computation, and a server over a bad link.
 
-The link to the server is bad. An action consists of two ticks: the tick of the
-observation from which it follows, and the tick for which it is planned. So an executed
-action shows which observation it follows from.
+Each action consists of two numbers: the tick of the observation from which it follows, and the
+tick for which it is planned. So an executed action shows which observation it follows from.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ def chunk_of(tick, length):
 
 @dataclass
 class World:
-    """Runs a machine. ``replies(now)``: the delays of the server's replies, one for each copy."""
+    """Runs a `PolicyMachine` in virtual time.
+
+    ``replies(now)``: delays of the server's replies to a request, one delay for each copy.
+    """
 
     machine: PolicyMachine
     length: int

@@ -24,7 +24,7 @@ MESSAGES = 200          # number of messages, each as large as a chunk
 SIZE = 14000            # size of a message in bytes
 IDLE = 20.0             # seconds for which the bench watches two idle nodes
 KILLED = 10             # how often the sender is killed and started again
-# Without this, Cyclone would take the first interface that is up, which here is `lo`.
+# Bind Cyclone DDS to air0. By default it would use the first interface that is up: here `lo`.
 PLAIN = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="air0"/></Interfaces>'
          '</General></Domain></CycloneDDS>')
 
@@ -75,12 +75,12 @@ def node(role: str, profile: str) -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command in the network."""
+    """Run a command; raise an error if it fails."""
     subprocess.run(command, check=True)
 
 
 def fragments(space: str) -> int:
-    """Return the number of IP fragments that a namespace has made."""
+    """Return how many IP fragments the network namespace ``space`` has created."""
     text = subprocess.run(['ip', 'netns', 'exec', space, 'cat', '/proc/net/snmp'],
                           capture_output=True, text=True, check=True).stdout
     names, values = (line.split() for line in text.splitlines() if line.startswith('Ip:'))
@@ -88,14 +88,14 @@ def fragments(space: str) -> int:
 
 
 def sent(space: str) -> int:
-    """Return the bytes that a namespace has sent on air0."""
+    """Return how many bytes the network namespace ``space`` has sent on air0."""
     return int(subprocess.run(
         ['ip', 'netns', 'exec', space, 'cat', '/sys/class/net/air0/statistics/tx_bytes'],
         capture_output=True, text=True, check=True).stdout)
 
 
 def measure(profile: str) -> None:
-    """Print the figures of one profile."""
+    """Measure all figures of one profile and print them as JSON lines."""
     from rclpy.utilities import get_rmw_implementation_identifier
 
     def show(**figures: object) -> None:
@@ -164,7 +164,7 @@ def measure(profile: str) -> None:
 
 
 def main() -> None:
-    """Make the network, measure both profiles, and remove it."""
+    """Make the network namespaces and the bridge, measure both profiles, delete the namespaces."""
     spaces = ('rognetb', 'rognet0', 'rognet1')
     try:
         for space in spaces:

@@ -1,4 +1,4 @@
-"""Measure how many chunks per second a process receives: by rclpy, and by our way.
+"""Measure how many chunks per second a process receives: by rclpy, and by fleet_ros.receiving.
 
     python bench_receiving.py [--seconds 3] [--repeat 3]
 
@@ -31,7 +31,7 @@ def profile() -> Any:
 
 
 def send(size: int) -> None:
-    """Publish until stdin is closed."""
+    """Publish messages of ``size`` bytes until this process is killed."""
     import rclpy
     from std_msgs.msg import UInt8MultiArray
     rclpy.init(args=[])
@@ -74,7 +74,7 @@ def receive(size: int, way: str, seconds: float) -> tuple[float, float]:
 
 
 def udp(size: int, seconds: float) -> tuple[float, float]:
-    """Do the same with datagrams, without DDS."""
+    """Measure the figures of `receive` for UDP datagrams, without DDS."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.bind(('127.0.0.1', 0))
         code = ('import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n'
@@ -91,7 +91,7 @@ def udp(size: int, seconds: float) -> tuple[float, float]:
 
 
 def one(size: int, way: str, seconds: float) -> list[float]:
-    """Measure once, in new processes."""
+    """Start a sender and a receiver as new processes; return the receiver's figures."""
     command = [sys.executable, __file__, '--size', str(size), '--way']
     sender = subprocess.Popen([*command, 'send'])
     try:

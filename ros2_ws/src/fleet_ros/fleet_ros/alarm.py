@@ -1,4 +1,4 @@
-"""Deadlines that ring once.
+"""A timer that calls a function once, at a deadline that can be changed at any time.
 
 ROS timers are periodic. The state machines need deadlines that change with every event, which can
 be every few milliseconds.
@@ -31,7 +31,7 @@ class Alarm:
         self._thread.start()
 
     def set(self, at: float) -> None:
-        """Ring at the time ``at``, not at the former time; never if ``at`` is infinite."""
+        """Call the callback at the time ``at`` only; never if ``at`` is infinite."""
         with self._changed:
             if at < self._at:
                 self._at = at
@@ -40,9 +40,10 @@ class Alarm:
                 self._at = at  # the thread wakes at the former time, then waits for the new time
 
     def close(self) -> None:
-        """Stop the alarm.
+        """Stop the alarm, and wait until its thread has ended.
 
-        The callback is possibly waiting for a lock; the caller must not hold this lock.
+        The thread may be in the callback. The caller must hold no lock that the callback needs,
+        because otherwise both would wait forever.
         """
         with self._changed:
             self._closed = True

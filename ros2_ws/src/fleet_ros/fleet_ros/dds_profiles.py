@@ -14,7 +14,7 @@ LOOPBACK = 'lo'
 # maximum size in bytes; IP fragments a larger datagram, and if one fragment is lost, the whole
 # datagram is lost
 DATAGRAM = 1400
-RECEIVE_BUFFER = 10_000_000  # size in bytes; the kernel gives at most net.core.rmem_max
+RECEIVE_BUFFER = 10_000_000  # size in bytes; the kernel limits it to net.core.rmem_max
 ANNOUNCED = 5    # seconds between two discovery announcements of a process with Cyclone DDS
 # Seconds between two discovery announcements of a process with Fast DDS. Fast DDS answers
 # an announcement at most once. If the answer is lost, two processes find each other only
@@ -99,7 +99,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
         '<useBuiltinTransports>false</useBuiltinTransports><builtin><discovery_config>'
         f'<leaseDuration><sec>{LEASE[here]}</sec></leaseDuration>'
         f'<leaseAnnouncement><sec>{ANNOUNCED_FAST[here]}</sec></leaseAnnouncement></discovery_config>'
-        # A unicast locator of our own keeps Fast DDS from listening to multicast.
+        # With this unicast locator, Fast DDS does not listen to multicast.
         + ('<metatrafficUnicastLocatorList><locator><udpv4/></locator>'
            '</metatrafficUnicastLocatorList>') * here
         + f'<initialPeersList>{locators}</initialPeersList>' * bool(locators)

@@ -28,8 +28,8 @@ def torch_device(name: str) -> Any:
 def uploaded(tensor: Any, device: Any) -> Any:
     """Return a copy of a CPU tensor on ``device``; for the device CPU, the tensor itself.
 
-    A GPU copies the tensor from pinned memory while this thread continues. PyTorch reuses this
-    memory.
+    For a GPU, the tensor is first copied to pinned memory. The GPU copies it from there while this
+    thread continues. PyTorch keeps the pinned memory and uses it again for other tensors.
     """
     if device.type != 'cuda':
         return tensor.to(device)

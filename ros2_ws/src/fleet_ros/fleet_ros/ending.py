@@ -35,7 +35,7 @@ _parent = 0    # process id of the parent; 0 without a launcher
 
 
 class Interruption:
-    """The signals that this process has received; false as long as there is none.
+    """Records the signals that this process receives; its truth value is False before the first.
 
     ``at_once``: whether the process must end at once. This is true after a second signal.
     It is also true after a signal that arrives when the launcher has already ended.
@@ -99,7 +99,7 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let a signal end a program of the user at once and quietly, wherever it waits.
+    """Let SIGINT and SIGTERM interrupt a program of the user by an exception, wherever it waits.
 
     In this context SIGINT raises KeyboardInterrupt and SIGTERM raises SystemExit, so that the
     program can end in an orderly way. Signal handlers that the program has set itself stay. If the
@@ -124,7 +124,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _hide_interrupts() -> None:
-    """Print no traceback if a KeyboardInterrupt ends this process."""
+    """Make Python print no traceback if a KeyboardInterrupt ends this process."""
     former = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -156,9 +156,9 @@ def end_with_launcher() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Arrange that the kernel kills this process when its parent ends; Linux only.
+    """Make the kernel kill this process when its parent ends; Linux only.
 
-    More exactly, the kernel kills it when the thread that started it ends.
+    More exactly, the kernel kills this process when the parent's thread that started it ends.
 
     :param parent: process id of the parent.
     """
@@ -191,10 +191,10 @@ def _silence() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore all signals while the process ends.
+    """Ignore SIGINT, SIGTERM and SIGHUP while the process ends.
 
-    At exit Python restores the default handlers, and then tears down libraries. A Ctrl+C during
-    this time would kill the process, although it has ended without error.
+    At exit Python restores the default signal handlers, and then tears down libraries. With the
+    default handler, a Ctrl+C during this time would kill a process that has succeeded.
     """
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
@@ -204,9 +204,10 @@ def ignore_signals() -> None:
 def leave_at_exit(code: int) -> None:
     """Make this process end with ``code`` and without tearing down imported libraries.
 
-    There are two reasons. First, tearing down PyTorch takes longer than a fleet has for its
-    end. Second, the interpreter unwinds a thread that still computes. If the thread's stack
-    has C++ frames, this aborts the process: "terminate called without an active exception".
+    There are two reasons. First, the processes of a fleet have little time to end, and tearing
+    down PyTorch takes longer. Second, at exit the interpreter unwinds a thread that still computes.
+    If the thread's stack has C++ frames, this aborts the process: "terminate called without an
+    active exception".
     """
     atexit.register(leave, code)  # runs before all functions that were registered earlier
 

@@ -93,7 +93,7 @@ def fastdds_file() -> str:
 
 
 def _kept(profile: str) -> Path:
-    """Write a profile into the folder of ROS 2, under a name derived from its content."""
+    """Write a profile to a file below `ros_home`, named by the profile's hash; return its path."""
     path = ros_home() / 'fleet' / f'fastdds-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.xml'
     try:
         if path.exists() and path.read_text() == profile:

@@ -28,7 +28,7 @@ _INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([
 def leaves_machine(environment: Mapping[str, str]) -> bool:
     """Return whether DDS can reach other machines, or be reached from them.
 
-    Only the environment variables can exclude this; otherwise the result is True.
+    The result is False only if the environment variables confine DDS to this machine.
     """
     rmw = environment.get('RMW_IMPLEMENTATION') or get_rmw_implementation_identifier()
     reach = environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE', '').strip().upper()

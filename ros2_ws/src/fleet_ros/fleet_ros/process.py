@@ -79,7 +79,8 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
 def is_users(error: Exception, packages: Collection[str]) -> bool:
     """Return whether an error is the user's fault.
 
-    It is, if its class is from rclpy, fleet_ros, fleet_env or one of ``packages``.
+    An error is the user's fault if its class is from rclpy, fleet_ros, fleet_env or one of
+    ``packages``.
     """
     # The package of the class decides, because rclpy's errors in arguments, names, parameters
     # and the domain have no common base class.

@@ -18,7 +18,7 @@ class Reminder:
         self.reset()
 
     def reset(self) -> None:
-        """Start again with the first message, because the missing thing has appeared."""
+        """Make the message due at once; call this when the missing thing has appeared."""
         self._at, self._wait = -math.inf, FIRST
 
     def due(self, now: float) -> bool:

@@ -1,7 +1,4 @@
-"""Nodes that run in the process of a test, which spins them.
-
-They have a separate DDS domain.
-"""
+"""Runs nodes in the process of a test, which spins them, and in a separate DDS domain."""
 
 from spun_nodes import SpunNodes
 

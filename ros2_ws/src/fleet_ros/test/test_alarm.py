@@ -1,6 +1,6 @@
-"""An alarm rings once, at the last time that was set.
+"""An alarm calls its callback once, at the last time that was set.
 
-It rings in the executor or in a separate thread.
+The callback runs in the executor or in a separate thread.
 """
 
 import math

@@ -80,7 +80,7 @@ def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatc
 
 
 def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
-    """Otherwise Fast DDS would drop the whole profile because of this peer.
+    """Without this check, Fast DDS would drop the whole profile because of this peer.
 
     Without a profile, Fast DDS uses every interface.
     """

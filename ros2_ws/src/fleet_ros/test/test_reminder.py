@@ -1,4 +1,4 @@
-"""A reminder is given at once, and then at growing intervals."""
+"""The message of a reminder is due at once, and then at growing intervals."""
 
 from fleet_ros.reminder import Reminder
 

@@ -135,7 +135,7 @@ def test_calls_that_have_cost_enough_are_answered_with_nothing_for_a_while(bench
     assert not bench.call(ListParameters, 'list_parameters').result.names
     change = Parameter('mode', value='fast').to_parameter_msg()
     assert not bench.call(SetParameters, 'set_parameters', parameters=[change]).results
-    allowance.spend(-2e6, time.monotonic())  # stands for the passing of time
+    allowance.spend(-2e6, time.monotonic())  # has the same effect as a long wait
     assert bench.call(ListParameters, 'list_parameters').result.names
 
 

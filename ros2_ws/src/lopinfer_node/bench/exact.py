@@ -80,7 +80,10 @@ class _Model:
         cp.minimize(self.latency)
 
     def hint(self, plan: Plan, latency: float) -> None:
-        """Start from a plan; exclude slower plans, except for rounding."""
+        """Make the solver start from ``plan``, and exclude plans slower than ``latency``.
+
+        The limit is a little higher than ``latency``, because times are rounded to ticks.
+        """
         for node in self.graph.nodes:
             if node.kind is Kind.OPERATOR:
                 lo, hi = plan.interval(SERVER, node.index)
@@ -112,9 +115,10 @@ class _Model:
         return value
 
     def _needs(self, side: int) -> list[tuple[Any, Any, dict[int, tuple[Any, Any]]]]:
-        """Return for each node what one side needs of its output.
+        """Return for each node the interval of its output that one side needs.
 
-        An entry has (lo, hi) of all that is needed, and the need of each consumer.
+        An entry is (lo, hi, consumers). [lo, hi) contains the needs of all consumers.
+        ``consumers`` maps the index of each consumer to the interval that this consumer needs.
         """
         found: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.graph.nodes]
         for node in self.graph.nodes:

@@ -65,7 +65,7 @@ class OffloadedModel:
         self._repeats = False       # whether the example passes one tensor as two inputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one inference."""
+        """Run one inference, shared with the server if possible."""
         kwargs = dict(sorted(kwargs.items()))  # the order of keyword arguments does not matter
         with self._opening:
             if self._client is None and not self._reason:
@@ -177,7 +177,7 @@ class OffloadedModel:
     def reason(self) -> str:
         """Return why inferences are not shared, or why the server refused the model.
 
-        It may be ''.
+        The result is '' if there is no such reason.
         """
         return self._reason or self._whole_reason or (
             '' if self._client is None else self._client.machine.reason)

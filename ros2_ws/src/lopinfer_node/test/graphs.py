@@ -67,8 +67,8 @@ def chain(channels=(64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512
                     512, 512, 0), extent=224):
     """Return the graph of VGG19 with batch norms.
 
-    Each number in ``channels`` stands for a 3x3 convolution with so many output channels, and 0
-    stands for a pooling. Three linear operators follow.
+    Each number in ``channels`` adds a 3x3 convolution with this number of output channels; 0 adds a
+    pooling. Three linear operators follow.
     """
     b = Builder()
     at = b.input(3, extent, extent)
@@ -205,9 +205,10 @@ def random_costs(graph, seed):
 
 
 def random_plan_bounds(graph, seed):
-    """Return a random candidate (`most`, `least`).
+    """Return random bounds (`most`, `least`) of all operators.
 
-    Some segments and some single operators get a random bound.
+    One side computes a global operator whole. Of the other operators, some get a random `most`, and
+    some get a random `least`.
     """
     rng = np.random.default_rng([seed, 2])
     most, least = graph.extents.copy(), np.zeros(len(graph), np.int64)

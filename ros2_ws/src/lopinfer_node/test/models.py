@@ -21,7 +21,8 @@ def named(name: str) -> nn.Module:
     model = UNet() if name == 'unet' else load(name)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        # weights of heads and layer scales are at or near zero at first
+        # The initial weights of heads and layer scales are zero or nearly zero, so these parts
+        # would have no influence on the result.
         for p in model.parameters():
             if float(p.abs().max()) < 1e-3:
                 p.add_(0.1 * torch.randn(p.shape, generator=generator))
@@ -81,7 +82,7 @@ class RandomNet(nn.Module):
         try:
             with torch.no_grad():
                 made = operation(*(tensors[i] for i in sources))
-        except RuntimeError:   # the kernel is larger than the rest of the image
+        except RuntimeError:   # the kernel is larger than the image at this point of the model
             return
         if 0 < made.numel() <= 60_000 and min(made.shape) > 0:
             if isinstance(operation, nn.Module):

@@ -14,7 +14,7 @@ from lopinfer_node.runtime.program import Program
 
 def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]
              ) -> tuple[torch.Tensor, ...]:
-    """Run the programs of both sides; pass the bytes of each transfer across."""
+    """Run the programs of both sides; pass the bytes of each transfer to the other side."""
     programs = [Program(traced, plan, side) for side in (DEVICE, SERVER)]
     runs = [programs[DEVICE].start(inputs), programs[SERVER].start()]
     arrived: set[int] = set()
@@ -36,9 +36,11 @@ def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]
 
 
 def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
-    """Return a valid random plan: independent cuts, one cut with halos, or some segments.
+    """Return a valid random plan.
 
-    Either side may have the upper part.
+    The cuts are random for each operator, or at one share of all extents, or at one share for each
+    of up to six ranges of operators. The parts of both sides may overlap. Either side may have the
+    upper part.
     """
     nodes, extents = len(graph), graph.extents
     style = rng.integers(4)

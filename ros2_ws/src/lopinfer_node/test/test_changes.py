@@ -56,7 +56,7 @@ def closing(limits):
 
 
 class Reads(nn.Module):
-    """A module that reads values of all kinds that code can read besides its arguments."""
+    """Reads values of many kinds besides its argument, such as globals, attributes and closures."""
 
     factor = 2.0
     limits = [0.0, 1.0]
@@ -86,7 +86,7 @@ def model():
 
 
 def seen(snapshot):
-    """Return the changes that are found now; look as often as is necessary to check all values."""
+    """Return the change that ``snapshot`` finds; call `look` often enough to check all values."""
     found = snapshot.change()
     for _ in range(64):
         found = found or (snapshot.look() and snapshot.change())
@@ -176,7 +176,7 @@ def test_an_equal_replacement_is_watched(model):
 
 
 class Box(nn.Module):
-    """Multiplies its input by a number that ``read`` takes from ``box``."""
+    """Multiplies its input by a number that ``read`` reads from ``box``."""
 
     def __init__(self, box, read):
         super().__init__()

@@ -280,7 +280,7 @@ def test_a_plan_that_takes_longer_than_another_is_left_after_a_few_requests():
     taken = {2: 0.2, 1: 0.125, None: 0.14}
     plans = [ask(machine, now, taken) for now in range(1, 20)]
     assert plans[:4] == [2] * 4 and plans[4:] == [1] * 15
-    # 0.12 s, corrected by measurements of this plan
+    # the table's estimate of 0.12 s for this plan, corrected by the measured requests
     assert machine.report.estimate == pytest.approx(0.125)
 
 

@@ -1,4 +1,4 @@
-"""Replays methods over a recorded link with the calibrated timeline."""
+"""Tests of `evaluate`, which estimates the requests of each method over a recorded link."""
 
 from pathlib import Path
 
@@ -87,8 +87,8 @@ def test_the_plan_is_that_of_the_bandwidth_measured_before():
     outcome = evaluate.replay(GRAPH, table_from(6), COSTS, trace)
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
     late = evaluate.estimates(GRAPH, SERVER, COSTS, np.array([40e6 / 8 * evaluate.EFFICIENCY]))[0]
-    # The device still computes the second sample. The server computes the third one, at the
-    # slow rate.
+    # In the second sample of the trace, the device still computes, because the plan comes from the
+    # rate of the first sample. In the third sample, the server computes, at the slow rate.
     assert set(outcome.latency) == {device, late[0]}
     assert outcome.latency[0] == device and outcome.latency[-1] == late[0]
     assert (outcome.latency == late[0]).sum() == pytest.approx(10 / late[0], abs=2)

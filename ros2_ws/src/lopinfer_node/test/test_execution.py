@@ -1,4 +1,4 @@
-"""One side of a request: a step runs when its inputs are there, and its results leave at once."""
+"""One side of a request: a step runs when its inputs are available; results are sent at once."""
 
 from dataclasses import replace
 

@@ -104,7 +104,7 @@ class Drifts(Base):
 
 
 class Mean(Base):
-    """Keeps a slow mean of earlier inputs in an attribute; it begins with the first input."""
+    """Keeps a slow mean of the convolution's results in an attribute, from the first call on."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +200,7 @@ def test_a_model_that_accepts_only_inputs_like_its_example_is_traced():
 
 
 class Thirds(nn.Module):
-    """Divides integers. The result has PyTorch's default dtype.
+    """Divides integers; the result has PyTorch's default dtype.
 
     If ``dtype`` is given, the result has this dtype instead.
     """
@@ -246,7 +246,7 @@ def test_an_item_of_a_constant_is_a_number():
 
 @dataclasses.dataclass
 class Results:
-    """Returns an object that PyTorch cannot take apart."""
+    """A result type that PyTorch cannot split into its tensors."""
 
     mean: torch.Tensor
 

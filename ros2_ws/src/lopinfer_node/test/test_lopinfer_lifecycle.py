@@ -24,7 +24,7 @@ SERVER = '/lopinfer_server'
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    """Starts a server process with parameters, in the DDS domain of the test."""
+    """Return a function that starts a server process in the DDS domain of the test."""
     domain, started = free_domain(), []
     monkeypatch.setenv('ROS_DOMAIN_ID', str(domain))
 

@@ -1,6 +1,7 @@
 """Tests real processes over DDS.
 
-Results are equal, a server is killed, two robots share a server, and both nodes run.
+The tests compare results with the model on one machine, kill a server, share a server between two
+robots, and run both nodes.
 """
 
 import json
@@ -51,7 +52,7 @@ NODE = 'import sys; from lopinfer_node.nodes import {0}_main; sys.exit({0}_main(
 
 @pytest.fixture(autouse=True)
 def domain(monkeypatch):
-    """Return a DDS domain that only this test uses."""
+    """Set a DDS domain that only this test uses."""
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
 
 
@@ -95,9 +96,10 @@ def start(processes, kind, **parameters):
 
 
 def halves(traced, fixed, per_share):
-    """Yield plans: the robot computes the upper half of each operator, the server the lower half.
+    """Yield one table whose plan divides each operator in the middle.
 
-    The plan is the same for every bandwidth.
+    The robot computes the upper half, and the server the lower half. The server computes global
+    operators whole. The plan is the same for every bandwidth.
     """
     graph = traced.graph
     whole = np.array([n.is_global or n.extent == 1 for n in graph.nodes])
@@ -236,7 +238,7 @@ def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeyp
 def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_there(
         store, monkeypatch):
     def full(*arguments):
-        raise RuntimeError('No space left on device')   # the text of the error in safetensors
+        raise RuntimeError('No space left on device')   # as safetensors does if the disk is full
 
     def read_only(*arguments):
         raise OSError('Read-only file system')
@@ -415,7 +417,7 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
 
 
 def test_two_models_of_one_process_are_both_shared(store):
-    """The server knows one model; the other one is sent and tried."""
+    """The server has one of the models; it receives the other model and tries it."""
     models = [Small().eval(), Small().eval()]
     with torch.no_grad():
         models[1].head.weight.mul_(-3.0)

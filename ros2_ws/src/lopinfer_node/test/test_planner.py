@@ -1,4 +1,4 @@
-"""The tables of plans that a client makes for itself."""
+"""Tests of the plan tables that a client makes."""
 
 import numpy as np
 import pytest

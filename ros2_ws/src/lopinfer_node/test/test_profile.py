@@ -1,4 +1,7 @@
-"""A profile can be saved and loaded. Costs are fitted as ``a + b * share``."""
+"""A profile can be saved and loaded.
+
+Costs are fitted as ``a + b * share``.
+"""
 
 import json
 from functools import partial

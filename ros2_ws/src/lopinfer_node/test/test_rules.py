@@ -27,7 +27,10 @@ CASES = cases()
 
 @cache
 def traced_case(name):
-    """Return module, inputs and trace of a case. Tests share them, so no test may change them."""
+    """Return module, inputs and trace of a case.
+
+    Tests share these objects, so no test may change them.
+    """
     torch.manual_seed(1)
     module, shapes = CASES[name]
     module.eval()
@@ -56,7 +59,7 @@ def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
 # These footprints are hulls by definition: the input indices that one output index needs
 # form no interval, or the operator reverses the order of the indices.
 HULLS = {'slice step', 'focus', 'in place on a view', 'conv dilated far'}
-# For these operators the derivative can be zero although an input matters.
+# For these operators, the derivative can be zero at an input index that the result depends on.
 FLAT = {'max_pool2d', 'max_pool3d', 'adaptive_max_pool2d', 'relu', 'gt', 'where', 'to', 'clamp',
         'max', 'pad', 'prelu', 'mul'}
 

@@ -83,7 +83,7 @@ def pieces_of(inputs, number, incarnation=5):
 
 
 def finish(server, now=1.0):
-    """Compute all that can be computed; return the pieces that are sent."""
+    """Compute all steps that can run; return the pieces that the server sends."""
     sent = []
     while (work := server.work()) is not None:
         sent += server.on_computed(work, work.execution.compute(work.steps), 0.5, now)

@@ -66,7 +66,7 @@ def test_half_and_half_only_the_sums_of_the_servers_half_come_back():
 
 
 def _half(graph, node):
-    """Return 0 or 1: the part of the axis on which an operator works."""
+    """Return the half of the axis on which an operator works: 0 or 1."""
     while node.op != 'slice':
         node = graph.nodes[node.inputs[0]]
     return int(node.footprints[0].need(0, 1)[0] > 0)

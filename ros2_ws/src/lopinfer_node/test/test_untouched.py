@@ -78,7 +78,7 @@ class Selects(Base):
 
 
 def contents(model):
-    """Return everything that the modules hold, with the values of tensors."""
+    """Return the attributes of all modules, with the values of tensors."""
     def of(value):
         if isinstance(value, torch.Tensor):
             return type(value), id(value), value.detach().clone().tolist()
@@ -297,7 +297,7 @@ class Drops(Base):
 
 
 class Types(Base):
-    """Returns a type that cannot be compared."""
+    """Returns a tensor whose dtype does not allow comparisons."""
 
     def forward(self, x):
         return self.conv(x).to(torch.float8_e4m3fn)

@@ -54,7 +54,7 @@ class Channel:
 
 
 class World:
-    """A loop of events in virtual time; one seed decides all random choices."""
+    """An event loop in virtual time; one seed decides all random choices."""
 
     def __init__(self, graph, seed, channel=None, clients=1, stored=(DIGEST,)):
         self.graph, self.channel = graph, channel or Channel()
@@ -198,7 +198,6 @@ class Client:
         return self.run is None
 
     def request(self):
-        """Begin an inference."""
         assert self.idle
         world, machine, graph = self.world, self.machine, self.world.graph
         inputs = [np.array([world.random.randrange(1000) for _ in range(graph.nodes[i].extent)])
@@ -257,7 +256,7 @@ class Client:
         self.act(self.machine.on_uploaded(reason, self.world.now))
 
     def call(self, request, answer):
-        """Send a call of a service. If no server runs, the client gets no answer."""
+        """Send a call of a service; the client gets no answer if no server runs."""
         world = self.world
 
         def ask():

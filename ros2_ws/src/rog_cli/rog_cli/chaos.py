@@ -40,10 +40,10 @@ ROBOTS = '5'
 DISK_MIB = 64        # size in MiB of the server's disk, which the fault "disk full" fills
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-# seconds for which the run may last longer than its minutes and the server's absences
+# Seconds by which the run may exceed the sum of its minutes and the time that server restarts cost.
 DRAIN = 120.0
 START = 60.0         # seconds that a process may take from its start to its first status
-# the machine counts as overloaded if it delays this process by more seconds than this
+# The machine counts as overloaded if it delays this process by more than HELD_UP seconds.
 HELD_UP = 1.0
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
 # A link counts as faded if its rate, or its share of the air, is below this number of
@@ -97,9 +97,9 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # The watch allows some heartbeat periods in addition. The server counts the silence of a
-        # robot from its last heartbeat, which may be a period old, and looks for silent robots once
-        # in a period.
+        # The watch allows three heartbeat periods more than the server does. The server counts the
+        # silence of a robot from its last heartbeat, which may be a period old, and looks for
+        # silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # processes that were killed and not started again
@@ -223,7 +223,7 @@ class _Run:
         self.network.change(robot, dataclasses.replace(found, linked=not dark))
 
     def _over(self) -> bool:
-        """Return whether the run is ending. While it ends, no further fault is injected."""
+        """Return whether the run is ending; if it is, no further fault is injected."""
         fleet = self.monitor.fleet
         return fleet is not None and fleet.state in ('stopping', 'stopped')
 

@@ -24,7 +24,7 @@ BUSY = 0.95
 
 @dataclass(frozen=True)
 class Seen:
-    """One robot at one time.
+    """The state of one robot at one time.
 
     ``iteration``: number of its finished iterations. ``away``: whether the server counts the robot
     as away. ``unable``: kind of the fault that keeps the robot from working; empty if the robot can
@@ -39,10 +39,9 @@ class Seen:
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
     """Return for each robot the rate that the shared air offered it, in Mbit/s.
 
-    This is the lower one of the rates in the two directions, uplink and downlink. If a
-    direction was not busy all the time, the air did not limit it, so its rate counts as
-    infinity. ``before`` and ``after``: two reports of `fleet_env.radio.Radio` with their
-    times ``t``.
+    This rate is the lower of the rates of uplink and downlink. If a direction was not busy all
+    the time, the air did not limit it, so its rate counts as infinity. ``before`` and
+    ``after``: two reports of `fleet_env.radio.Radio` with their times ``t``.
     """
     seconds = after['t'] - before['t']
     found = {}

@@ -54,7 +54,7 @@ class NetworkError(RogError):
     """The machine or the rights of the user do not allow an emulated network."""
 
 
-# -- the plan of the network, as values ---
+# -- addresses, commands, settings and counters, without I/O ---
 
 
 def addresses(robots: Sequence[str]) -> dict[str, str]:
@@ -107,7 +107,7 @@ def ip_counters(snmp: str) -> dict[str, int]:
     return dict(zip(names, map(int, values), strict=True))
 
 
-# -- setting it up ---
+# -- the namespaces, devices and processes ---
 
 
 class EmulatedNetwork:

@@ -125,7 +125,10 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
-    """Refuse child fleets that would miss the parent's server or meet another fleet.
+    """Refuse child fleets whose DDS domains or namespaces do not fit the other fleets.
+
+    The upstream of each child fleet must be the domain and the namespace of the parent's server.
+    No two fleets may share both domain and namespace.
 
     :raises ConfigError: a child fleet is refused; the message names the file and the
         setting.

@@ -99,7 +99,7 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 
 
 def _true_rates(fleet: FleetConfig) -> dict[str, float]:
-    """Return the overrides that make links follow the trace of the option ``--trace``.
+    """Return the overrides of ``link.scale`` for the trace of the option ``--trace``.
 
     The ``link.scale`` of a fleet file is meant for the trace that the fleet file names. For
     another trace the scale must be 1. So the overrides set it to 1 for the fleet, and for

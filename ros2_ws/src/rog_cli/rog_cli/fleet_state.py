@@ -84,7 +84,7 @@ COLUMNS = {'iter': '', 'loss': '', 'acc': '%', 'stale': '', 'pushed': 'rows', 'l
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet at one moment.
+    """The displayed state of a fleet at one moment.
 
     ``found``: whether the server has sent a status. ``silent``: seconds since the last status of
     the server. ``keyed``: whether the fleet has a key.
@@ -105,7 +105,7 @@ class Fleet:
 
     @property
     def time(self) -> str:
-        """Return the time that has passed and the time that is left of the run, in words."""
+        """Return the elapsed time and the remaining time of the run as text."""
         left = '' if math.isnan(self.left) else f', {_duration(self.left)} left'
         return f'{self.elapsed:.0f} s{left}'
 
@@ -163,7 +163,7 @@ class Curve:
     def add(self, t: float, value: float) -> None:
         """Add a point if both numbers are finite and the point is due.
 
-        A long curve takes only every n-th point.
+        In a long curve, only every n-th point is due.
         """
         if not (math.isfinite(t) and math.isfinite(value)):
             return

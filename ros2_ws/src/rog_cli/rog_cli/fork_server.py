@@ -1,6 +1,4 @@
-"""Starts a fleet's processes as forks of a process that has loaded PyTorch.
-
-That process has also loaded the kernels.
+"""Starts a fleet's processes as forks of a process that has loaded PyTorch and the kernels.
 
 A fork needs milliseconds; loading PyTorch needs four seconds of a core in every
 process. Forked processes also share the loaded code in memory.
@@ -42,7 +40,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
-    """A process that the fork server has started; has the same methods as `subprocess.Popen`."""
+    """A process that the fork server has started, with some methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -84,7 +82,10 @@ class Child:
 
 
 def kill(process: subprocess.Popen | Child) -> bool:
-    """Kill a process; return whether it has ended. A process that waits for a device may remain."""
+    """Kill a process; return whether it has ended.
+
+    A process that waits for a device may remain.
+    """
     process.kill()
     try:
         process.wait(_GONE)

@@ -43,10 +43,11 @@ def _all(fleet: FleetConfig) -> list[str]:
 
 
 class FleetProcesses:
-    """Starts the server and the robots, and ends them in an orderly way. Logs go to ``out``/logs.
+    """Starts the server and the robots, and ends them in an orderly way.
 
-    If the robot ``robot`` is a child fleet, the processes of this child fleet are called
-    ``robot/server``, ``robot/robot1``, ..., and their files are in ``out``/robot.
+    The logs are in ``out``/logs. If the robot ``robot`` is a child fleet, the processes of this
+    child fleet are called ``robot/server``, ``robot/robot1``, ..., and their files are in
+    ``out``/robot.
 
     :param names: `server` and names of robots: the processes that run on this machine.
     """
@@ -166,9 +167,8 @@ class FleetProcesses:
     def failures(self) -> dict[str, int]:
         """Return the exit codes of the processes that failed, by name.
 
-        A process fails if its exit code is not 0. A process that was asked to end and was ended
-        by this signal has not failed. If the server has failed, the result holds only the
-        server.
+        A process has failed if its exit code is not 0, unless it was asked to end and a signal
+        in `SIGNALS` ended it. If the server has failed, the result contains only the server.
         """
         # A process that has not yet set its handlers dies of the signal that asks it to end.
         found = {name: code for name, process in self.processes.items()
@@ -194,9 +194,7 @@ class FleetProcesses:
         self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
-        """Wait until all processes have ended.
-
-        Ask those that still run to end, and finally kill them.
+        """Wait until all processes have ended; ask them to end, and finally kill them.
 
         :param patience: several numbers. The first is the time in seconds until the processes
             are asked to end. Each further number is the time until they are asked again.

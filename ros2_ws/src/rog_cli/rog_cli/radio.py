@@ -1,6 +1,4 @@
-"""The process that carries frames between robots and access point.
-
-The links are emulated.
+"""The process that carries frames between robots and access point over emulated links.
 
     python -m rog_cli.radio FLEET_FILE EVERY READY SPACES FD FD ...
 
@@ -159,11 +157,10 @@ def _written(fd: int, frame: bytes) -> bool:
 
 
 def take_precedence() -> None:
-    """Give this process precedence over the processes that use the radio.
+    """Raise the priority of this process above the priority of the processes that use the radio.
 
-    Then no frame is late.
-
-    If the user is not allowed to raise the priority, the priority does not change.
+    Then no frame is late. If the user is not allowed to raise the priority, the priority does not
+    change.
     """
     with suppress(OSError):
         if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):

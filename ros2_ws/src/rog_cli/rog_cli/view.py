@@ -177,7 +177,7 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
 
 
 def place(namespace: str) -> str:
-    """Return in words where this process looks for a fleet: DDS domain and namespace."""
+    """Return as text the DDS domain and the namespace in which this process looks for a fleet."""
     return f"DDS domain {os.environ.get('ROS_DOMAIN_ID') or '0'}" + \
         (f', namespace {namespace}' if namespace else '')
 

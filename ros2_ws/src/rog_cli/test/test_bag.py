@@ -72,7 +72,8 @@ def write(path, statuses, storage='mcap', without=()):
 def converted(store, kind, message):
     """Return a message as an object of the library rosbags.
 
-    ``store``: the types of rosbags; the object has the fields that its type has there.
+    ``store``: the message types of rosbags. The object has the fields that ``store`` lists for
+    its type.
     """
     values = {}
     for name in store.types[kind].__dataclass_fields__.keys() - {'__msgtype__'}:

@@ -1,4 +1,7 @@
-"""rog compare, and rog plot of several runs: choices, refusals, files. The runs are invented."""
+"""Tests of rog compare, and of rog plot for several runs: choices, refusals, files.
+
+The runs are invented.
+"""
 
 import pytest
 from fleet_env.records import Iteration, RunWriter, Start

@@ -94,7 +94,7 @@ def test_a_part_of_a_fleet_cannot_be_emulated(capsys):
     assert 'nothing else can reach' in capsys.readouterr().err
 
 
-# -- with the kernel's help ---
+# -- real namespaces and devices ---
 
 
 @contextmanager

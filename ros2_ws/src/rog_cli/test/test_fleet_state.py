@@ -83,7 +83,7 @@ def test_curves_are_over_the_time_of_the_run(state):
 
 
 def trained(state, now, *robots, **fields):
-    """Give ``state`` a status of the server, and a status of each of its robots."""
+    """Pass to ``state`` a status of the server, and a status of each robot in ``robots``."""
     state.on_fleet(server(*((name, 'training', {}) for name in robots), **fields), now)
     for name in robots:
         state.on_robot(own(name, iteration=3, rows_total=4, accuracy=.5, bandwidth=2.0), now)

@@ -1,6 +1,6 @@
 """Compares CUDA kernels with PyTorch operations, for the codecs on a GPU.
 
-The model is ConvMLP-M with 17.4 M elements. For each codec this bench measures three times in
+The model is ConvMLP-M with 17.4 M elements. For each codec this bench measures three durations in
 milliseconds: to encode all segments and copy the bytes to the host (take), to copy the bytes to the
 GPU, decode them and add them (add), and to copy as many float32 values within the GPU (memcpy).
 Then it measures one iteration of a worker and a server that push and pull all rows. It prints one

@@ -51,7 +51,8 @@ def _body(message: Chunk | Ack | End | Receipt) -> int:
         return 4 + 8 + 4 + 4 + 8 + 4 + 1
     if isinstance(message, End):
         command = message.command
-        # The fixed fields, aligned as in the message. Then the step: its name and its numbers.
+        # The fixed fields come first, aligned as in the message. The step follows: its name and its
+        # numbers.
         size = _aligned(24 + 2 * 8 + 2 * 4 + 4 + len(command.sync) + 1 + 1, 8) + 3 * 8 + 4 + 1
         size = _aligned(size, 8) + 8 + 1
         size = _aligned(size, 4) + 4 + len(command.step.name) + 1

@@ -1,4 +1,4 @@
-"""Delivers messages; `Loopback` connects a server and its workers within one process."""
+"""Delivers messages to state machines; `Loopback` connects a server and workers in one process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Loopback:
             for k, name in enumerate(team.capacities, start=2)])
 
     def start(self) -> list[tuple[str, Action]]:
-        """Let all workers register; deliver their messages, and return the result of `deliver`."""
+        """Register all workers with the server; return the result of `deliver`."""
         for name, worker in self.workers.items():
             self.want(name, worker.start(self.now))
         return self.deliver()

@@ -149,7 +149,7 @@ def _check_grants(method: Method) -> None:
 
 
 def _check(method: Method, server: ServerMachine) -> None:
-    """Call ``held_up_by``, ``refusal`` and ``sending``.
+    """Check what the method's ``held_up_by``, ``refusal`` and ``sending`` return.
 
     :raises _BadAnswer: one of the three returns an invalid value.
     """

@@ -1,9 +1,10 @@
-"""Runs CUDA kernels without a GPU, for tests.
+"""Compiles and runs CUDA kernels without a GPU, for tests.
 
-NVRTC compiles the kernels, and a stand-in for cupy runs them on the CPU.
+`compile_by` compiles kernels with NVRTC. A stand-in for cupy compiles them with g++ and runs them
+on the CPU.
 
-The stand-in delays work as a GPU does: a stream runs its queue only when somebody waits for it. All
-memory first holds bytes 0xa5, and each allocation has guard bytes 0xa5 before and after it.
+The stand-in delays operations as a GPU does: a stream runs its queue only when somebody waits for
+it. All memory first holds bytes 0xa5, and each allocation has guard bytes 0xa5 before and after it.
 """
 
 import ctypes

@@ -1,5 +1,4 @@
-"""Simulates a fleet on a hostile network in virtual time; a thin shell around the state machines.
-"""
+"""Simulates a fleet on an unreliable network in virtual time, as a shell of the state machines."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ BUFFER = 2.0  # seconds of data that a link queues before it drops messages
 
 class Robot:
     def __init__(self, name, fleet, incarnation):
-        # Wrong values at first; the snapshot replaces them.
+        # These initial values are wrong on purpose: the server's snapshot must replace them.
         weights = np.full(fleet.partition.elements, 7.0, np.float32)
         self.name = name
         self.store = SummingAccumulator(fleet.partition, weights)
@@ -103,7 +102,7 @@ class Fleet:
         self.blast = 100
         self.deaf_links: set[str] = set()  # links that carry only heartbeats
         self.unheard: set[str] = set()     # robots whose link was dead at the last heartbeat
-        # Maps (robot, whether towards the server) to the time at which the link is free.
+        # Maps (robot, True if towards the server) to the time from which the link is free.
         self.free_at: dict = {}
         # Messages that the network has carried; `replay` delivers them again.
         self.history: list = []
@@ -138,8 +137,8 @@ class Fleet:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
 
-        # The server calls `on_chunk` itself, too, for chunks that arrived before their transfer
-        # began.
+        # Replace the attribute, because the server also calls `on_chunk` itself: for chunks that
+        # arrived before their transfer began.
         def on_chunk(name, chunk, now):
             actions = take(name, chunk, now)
             ids, server.aggregation.last_ids = server.aggregation.last_ids, None
@@ -247,7 +246,7 @@ class Fleet:
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history)
             if isinstance(message, Receipt) and server is not self.server:
-                continue  # `deliver_to_robot` explains why
+                continue  # `deliver_to_robot` drops receipts of a crashed server, too
             if self.rng.random() < 0.25:
                 name = self.rng.choice(sorted(self.robots))
             self.counts['replayed'] += 1
@@ -283,7 +282,10 @@ class Fleet:
                 assert hostile.fingerprint(self.server, robot.machine) == before, bad
 
     def check_twin(self, machine, name, message):
-        """Check that the chunk is valid without its fault, so that the fault is what is refused."""
+        """Check that the receiver accepts the valid twin of a corrupted chunk.
+
+        Otherwise the receiver could refuse the corrupted chunk for another reason than its fault.
+        """
         member = self.server.members.get(name)
         receiver = (member and member.push) if machine is self.server else machine.pull
         if isinstance(message, Chunk) and receiver is not None and receiver.state == OPEN \
@@ -291,7 +293,7 @@ class Fleet:
             receiver.examine(hostile.twin(message))
             self.counts['twin fit'] += 1
 
-    # -- what is where
+    # -- where the gradients are
 
     @staticmethod
     def open_chunks(robot):
@@ -308,7 +310,7 @@ class Fleet:
         return sum(robot.store.produced for robot in self.lives_of_robots)
 
     def held(self, robot):
-        """Return the sum of what the robot has produced and the server has not applied yet."""
+        """Return the sum of the robot's gradients that the server has not applied yet."""
         held = robot.store.pending.astype(np.float64)
         for sent in self.open_chunks(robot):
             key = (robot.machine.incarnation, sent.chunk.transfer, sent.chunk.sequence)
@@ -342,7 +344,7 @@ class Fleet:
         self.at(0.1, self.heartbeat)
 
     def carry(self, robot, towards_server, nbytes, deliver):
-        """Carry a message over the network, which may queue, lose, delay, double or reorder it."""
+        """Send a message over a network that may queue, lose, delay, duplicate or reorder it."""
         if robot in self.dead_links | self.deaf_links or self.rng.random() < self.loss:
             self.counts['lost'] += 1
             return
@@ -423,20 +425,21 @@ class Fleet:
             self.carry(name, True, nbytes, lambda: self.deliver_to_server(name, message))
 
     def is_partial(self, side, name):
-        """Return whether a transfer that ends leaves rows unsent because its time is over."""
+        """Return whether the side's transfer, which ends now, has windows that were not sent."""
         machine = self.robots[name].machine
         sender = self.server.members[name].sender if side is None else machine.push
         return sender is not None and sender._window < len(sender.plan.windows)
 
     def deliver_to_robot(self, robot, message, server):
-        # Either a receipt from a server that has crashed counts as received before the crash, or it
-        # is lost.
+        # Drop a receipt of a crashed server. `restart_server` has counted the chunks that are not
+        # in the checkpoint as held by the robot; with the receipt, the robot would discard them.
         stale = self.server is not server
         if not robot.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
             return
         handle = handler(robot.machine, message)
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
-        # If the gradient was already under way, its start is checked when the grant comes.
+        # If a gradient is already under way when its grant arrives, the worker orders no new
+        # gradient. So check its start here.
         machine = robot.machine
         if machine.state == COMPUTING and machine.iteration != robot.granted:
             self.check_start(robot, machine.iteration)
@@ -477,7 +480,7 @@ class Fleet:
 
             def answer():
                 if server is not self.server and response.push is not None:
-                    return  # `deliver_to_robot` explains why
+                    return  # it contains a receipt of a crashed server; see `deliver_to_robot`
                 if robot.alive and robot.machine.awaits(message):
                     self.act(robot.name,
                              robot.machine.on_register_response(response, self.now), robot)
@@ -490,7 +493,7 @@ class Fleet:
         assert robot.machine.gradient == BUSY, 'a gradient before this one has not been taken yet'
         model = robot.store.model.copy()
         gradient = self.gradients.of(robot, order)
-        if robot.name in self.exploding:  # the gradient of this robot explodes
+        if robot.name in self.exploding:
             self.exploding.discard(robot.name)
             gradient = gradient * np.float32(self.blast)
 
@@ -527,7 +530,7 @@ class Fleet:
     # -- invariants
 
     def check_deadline(self):
-        """Check that no event is due before the deadline that the server has named."""
+        """Check that the server's deadline is not later than the deadline of any member."""
         due = map(self.server.deadline_of, self.server.members)
         assert self.server.deadline <= min(due, default=math.inf)
 
@@ -538,8 +541,8 @@ class Fleet:
         """
         robot.granted = iteration
         if robot.machine.server != self.server.incarnation:
-            # A server that has crashed has granted this iteration, and the robot does not know of
-            # the crash yet.
+            # A server that has crashed granted this iteration. The robot does not know of the crash
+            # yet.
             return
         self.staleness.starts(robot.machine)
         self.counts['staleness checked'] += self.staleness.check(robot, iteration, self)

@@ -9,14 +9,15 @@ from rog_core.arrays import copy_of
 from rog_core.protocol.states import STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream
 
-# Seconds for which the fleets run in turn. Events of different fleets need no exact order.
+# The simulation runs each fleet in turn for this time, in seconds. So events of different fleets do
+# not happen in exact order.
 STEP = 0.02
 
 
 class Below(Fleet):
     """A child fleet, whose server is a robot of the parent fleet.
 
-    It sums up the changes that its own robots made.
+    ``own``: sum of the changes that the child's own robots made.
     """
 
     def __init__(self, *arguments, **options):
@@ -45,9 +46,9 @@ class FleetAsRobot(Robot):
 
     @property
     def not_kept(self):
-        """Return the change that the worker was given and has not yet accumulated.
+        """Return the change that the worker has received but not yet accumulated.
 
-        Returns 0 if there is no such change.
+        If there is no such change, return 0.
         """
         up = self.upstream
         given = up._handed is not None and self.store.kept == up._kept

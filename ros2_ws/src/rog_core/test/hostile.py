@@ -54,8 +54,7 @@ BAD_STEPS = {
     'too many fragments': Phase(3, MAX_LOCAL + 1, 0),
 }
 
-# Values for the other fields of a command that no worker can carry out, as arguments of
-# `dataclasses.replace`.
+# Invalid values of a command's other fields, as arguments of `dataclasses.replace`.
 BAD_WORDS = {
     'no iteration': {'next_iteration': 0}, 'an iteration below 0': {'next_iteration': -1},
     'an MTA time that is NaN': {'mta_time': math.nan}, 'an MTA time below 0': {'mta_time': -1.0},
@@ -89,7 +88,7 @@ def _chunk_faults(chunk):
         replace(chunk, segments=0),
         replace(chunk, ids=ids[:-1]),
         replace(chunk, ids=np.append(ids, np.uint8(1))),
-        # In the first fault one id is out of range; in the second the ids are not ascending.
+        # The first of these two faults has an id out of range, the second ids that do not ascend.
         replace(chunk, ids=np.concatenate([ids, last]), segments=chunk.segments + 1),
         replace(chunk, ids=np.append(ids, np.uint8(0)), segments=chunk.segments + 1),
         replace(chunk, values=values[:-1]),

@@ -9,9 +9,9 @@ from rog_core.methods.coded import Coded
 
 
 class Versions:
-    """For each segment of each member, the iteration at which it was last applied.
+    """For each segment of each member, the iteration of the newest push that the server applied.
 
-    The values are observed from outside the server.
+    The values come from the chunks that a test observes, not from the server's own versions.
     """
 
     def __init__(self, partition):
@@ -28,7 +28,10 @@ class Versions:
         return self.members[-1]
 
     def forget(self, member):
-        """Reset the versions of a member that was retired and is back: only new rows count."""
+        """Forget the versions of a member that returns after it was retired.
+
+        `entry` then starts again from the member's present iteration.
+        """
         self.members = [known for known in self.members if known[0] is not member]
 
     def applied(self, member, chunk, ids):
@@ -53,8 +56,9 @@ def loosest(method):
 class Staleness:
     """Finds which staleness bound holds for which member when a running fleet changes its method.
 
-    The looser bound holds until every member has pushed under the tighter bound, and for iterations
-    granted until then. ``told``: maps the name of a method, as robots receive it, to the method.
+    The looser bound holds until every member has pushed under the tighter bound. It also holds for
+    the iterations that were granted before then. ``told``: function that returns the method with a
+    name that robots receive.
     """
 
     def __init__(self, told):
@@ -82,7 +86,7 @@ class Staleness:
         active, present = server.active(), loosest(self.told(str(server.method)))
         for member in active:
             life = member.incarnation
-            # For a member that has just joined, only the present bound counts.
+            # For a member that has just joined, record only the bound of the present method.
             if self.members.get(life) is not member:
                 self.members[life] = member
                 self.complied[life] = present

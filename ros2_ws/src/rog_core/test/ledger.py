@@ -23,7 +23,7 @@ def _method(text, capacities, codec, momentum):
 
 
 def method_named(text, team):
-    """Return a method with this name that is never trained; tests read its properties."""
+    """Return a cached method with this name, whose properties tests read; it never trains."""
     return _method(text, tuple(team.capacities.items()), team.codec, team.momentum)
 
 
@@ -56,7 +56,7 @@ class Gradients:
         if not isinstance(step, Shards):
             gradient = self.noise.standard_normal(self.elements).astype(np.float32)
             gradient[self.noise.random(gradient.size) < 0.2] = 0
-            # The result of local steps is already a step: it contains the learning rate.
+            # With local steps, the result is a change of the model. It contains the learning rate.
             return gradient * np.float32(RATE * step.steps) if isinstance(step, Local) else gradient
         parts = [np.float32(weight) * shard_gradient(self.elements, shard, order.iteration)
                  for shard, weight in zip(step.ids, step.weights, strict=True)]
@@ -149,7 +149,11 @@ class SummingAggregation(Aggregation):
                 del self.pushed_of[robot]
 
     def check_decoded(self, due, before):
-        """Check that all pushes belong to one new round, and the master rows fall by its mean."""
+        """Check that all decoded pushes belong to one new round.
+
+        With raw rows and no momentum, also check that the master rows decrease by the learning rate
+        times the round's full gradient.
+        """
         iterations = set().union(*(self.pushed_of[robot] for robot in due.coefficients))
         assert len(iterations) == 1, iterations
         iteration, = iterations

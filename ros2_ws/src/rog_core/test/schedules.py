@@ -114,7 +114,7 @@ def check_end(fleet, seconds=12):
     assert fleet.counts['refused'] or not fleet.server.refused, 'a healthy push was refused'
 
 
-# -- one thing at a time, for tests that lose and find robots
+# -- single faults, for tests that disconnect and reconnect robot0
 
 
 def run_until(fleet, condition, step=2e-3):

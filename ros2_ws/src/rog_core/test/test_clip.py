@@ -38,7 +38,8 @@ def test_an_encoding_is_scaled_without_decoding_it_and_never_up(codec, factor):
 class Pushes:
     """Makes pushes of raw rows.
 
-    All elements of a row are equal, so that the row has a given energy.
+    All elements of a row are equal. They are chosen so that the sum of their squares, the energy of
+    the row, has a given value.
     """
 
     def __init__(self, limit):

@@ -52,8 +52,7 @@ def check_progress(fleet, seconds=12):
 
 @pytest.mark.parametrize('sync', METHODS)
 def test_every_round_counts_once_as_the_mean_of_all_shards(sync):
-    """Check the gradients of each round; `ledger.SummingAggregation.check_decoded` checks the rest.
-    """
+    """Check that no round is left out; `SummingAggregation.check_decoded` checks each gradient."""
     fleet = coded(sync, loss=0.05, duplicate=0.1, delay=0.1, rate=3e5)
     fleet.run(15)
     fleet.check()
@@ -79,7 +78,7 @@ def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
     alone = slow.machine.iteration
     assert len(fleet.update.rounds) > 15
     assert fleet.server.members['robot1'].rows_pushed < fleet.partition.rows
-    # The robot takes part in the present rounds, and is not still busy with former rounds.
+    # The robot takes part in the present rounds: it does not still push for former rounds.
     assert alone > fleet.update.rounds[-1] - 15
     fleet.carry = carry
     check_progress(fleet, 5)
@@ -91,7 +90,7 @@ def slow_all_but(fleet, name):
 
 
 def test_the_server_s_word_that_a_round_is_over_may_be_lost():
-    """Only the receipt tells the robot that the server has cut its push short."""
+    """Lose receipts, because only a receipt tells a robot that the server cut its push short."""
     fleet = coded('gc', rate=1e5)
     slow_all_but(fleet, 'robot1')
     machine, lost = fleet.robots['robot1'].machine, []
@@ -215,7 +214,7 @@ def test_rows_that_a_former_method_left_behind_are_no_part_of_a_coded_gradient()
 
 
 def test_what_is_computed_for_one_code_never_counts_for_another():
-    """No robot has pushed in the open round, so the round has the same number in both codes."""
+    """Change the code before any push of the open round, so that the round keeps its number."""
     fleet = coded('gc:0')
     fleet.run(3)
     for latter in ('hgc:0', 'gc:0', 'hgc:1'):
@@ -251,7 +250,10 @@ def test_feedback_keeps_what_the_codec_leaves_out_and_only_that():
 
 @pytest.mark.parametrize('chunks', [0, 100])
 def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
-    """Our robots send no such End. The server must not decode a push that lacks rows."""
+    """Check that the server does not decode a push that lacks rows.
+
+    The workers of this package never send such an End.
+    """
     fleet = coded('gc:0', rate=2e5)
     fleet.run(3)
     machine = fleet.robots['robot1'].machine
@@ -259,7 +261,7 @@ def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
     last = fleet.server.members['robot1'].push.transfer
     transfer = replace(last, iteration=machine.iteration, attempt=last.attempt + 1)
     fleet.deliver_to_server('robot1', End(transfer, chunks, 0.1, 0.1))
-    fleet.dead_links.add('robot1')  # so that the robot itself sends no push with this number
+    fleet.dead_links.add('robot1')  # prevents that the robot itself sends a push with this number
     fleet.run(4)
     fleet.dead_links.clear()
     check_progress(fleet, 6)

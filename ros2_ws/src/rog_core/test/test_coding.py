@@ -1,4 +1,4 @@
-"""Gradient codes: which robot computes which shard. Any s stragglers of a group do no harm."""
+"""Gradient codes: which robot computes which shard; a group decodes without any s stragglers."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def groups_of(draw, most=9):
 
 
 def losses(code, most):
-    """Return all sets that have ``most`` or fewer members."""
+    """Return all sets of at most ``most`` members of the code, which a test treats as lost."""
     return [set(lost) for count in range(most + 1)
             for lost in itertools.combinations(code.members, count)]
 

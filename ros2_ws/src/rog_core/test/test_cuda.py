@@ -164,7 +164,7 @@ def test_arguments_of_another_type_than_the_parameters_are_told():
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Make the code take a stand-in for a GPU."""
+    """Replace cupy by a stand-in that runs kernels on the CPU; yield the stand-in."""
     stand_in = StandIn(monkeypatch)
     monkeypatch.setitem(sys.modules, 'cupy', stand_in.cupy)
     for cached in (cuda._cupy, cuda._module, cuda._stream):
@@ -181,8 +181,8 @@ def to_gpu(values):
 def rows(codec, lengths, whole):
     """Return a partition with one row for each of ``lengths``.
 
-    ``whole``: also keep long rows in one segment, unless the codec names single elements: its
-    positions have no room for a longer segment.
+    ``whole``: keep even long rows in one segment. This has no effect on a codec that names single
+    elements, because its positions have too few bits for a longer segment.
     """
     partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
     if not whole or codec in NAMED:
@@ -422,7 +422,8 @@ def cupy():
 @given(data=st.data(), seed=st.integers(0, 2 ** 32))
 def test_a_gpu_gives_the_bits_of_the_compiled_loop(cupy, place, codec, data, seed):
     partition, ids = data.draw(segments_of(codec, min_value=1, max_value=100_000))
-    # A GPU makes only one kind of NaN, so the bits of NaN may differ; no machine accepts a NaN.
+    # Draw no NaN. A GPU makes only one kind of NaN, so the bits of a NaN may differ from the CPU's.
+    # Receivers refuse NaN anyway.
     values, mirror = drawn(partition, seed, SPECIAL[4:])
     code, left = results(codec, partition, ids, values, mirror, lambda v: v)
     assert cuda.usable(on_device(values))

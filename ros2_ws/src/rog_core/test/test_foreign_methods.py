@@ -77,7 +77,7 @@ class Calm(Method):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Write a module that stands for another package; return its name."""
+    """Return a function that writes the module of another package and returns its name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(text):
@@ -88,7 +88,7 @@ def package(tmp_path, monkeypatch):
     return write
 
 
-# -- one that is right
+# -- a valid method
 
 
 @pytest.mark.parametrize('spec', mostly_long(
@@ -122,7 +122,7 @@ class Tight(Ssp):
 
 @pytest.mark.parametrize(('ahead', 'computed'), [('robot1', 3), ('robot2', 6)])
 def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, computed):
-    """Only one robot computes; it continues until it reaches its own staleness bound."""
+    """Let only one robot compute, until it reaches its own staleness bound."""
     sync = f'{package(TIGHT)}:Tight:5'   # the staleness bound is one more than the S of ssp:S
     team = Team(codec='onebit', momentum=0.9, capacities={'robot1': 1.0, 'robot2': 1.0})
     check_named(sync, team)
@@ -176,7 +176,7 @@ def test_robots_are_told_plain_values_and_never_look_for_its_module(package, mon
     module = package(CALM)
     sync = f'{module}:Calm:4:2+half'
     fleet = Fleet(3, 2, sync)
-    # The test needs the method, too, so it is built before imports are watched.
+    # Create the method before the test watches imports, because the checks of `Fleet` need it, too.
     method_named(sync, fleet.team)
     looked_for, told = [], Counter()
 
@@ -344,7 +344,7 @@ def refuses(fleet, text, reason):
 
 @pytest.fixture(scope='module')
 def fleet():
-    """A fleet that trains; a refused method must not change it."""
+    """Yield a fleet that trains; check at the end that the refused methods did not harm it."""
     fleet = Fleet(6, 2, 'rsp:4')
     fleet.run(1)
     yield fleet
@@ -381,7 +381,7 @@ def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
 
 
 def test_a_machine_imports_no_method(package, fleet):
-    """Only the shell imports the method, in the check before; see `rog_core.method_check`."""
+    """Check that a machine refuses a method whose module the shell has not imported before."""
     module = package(CALM)
     sync, reason = f'{module}:Calm:4:2', f"'{module}:Calm:4:2': module {module} must be imported"
     before = fingerprint(fleet.server)

@@ -35,12 +35,12 @@ class Deceived(Fleet):
         self.run(2)
 
     def check_start(self, robot, iteration):
-        """Check nothing: the class docstring says why."""
+        """Check nothing, because this fleet may lose rows."""
 
     def iterations(self):
         return {name: robot.machine.iteration for name, robot in self.robots.items()}
 
-    # -- what a stranger can make of what it has heard
+    # -- messages that an attacker can forge from the traffic
 
     def session(self, name):
         return self.robots[name].machine.session
@@ -118,7 +118,7 @@ def test_a_stream_of_them(seed):
 
 
 def begun_again(fleet, member):
-    """Check that no second push begins during a push, because its rows would count twice."""
+    """Check that the server refuses a second push during a push; its rows would count twice."""
     opened = member.push.transfer
     for ahead in (1, 2):
         wrong = replace(opened, attempt=opened.attempt + ahead)
@@ -130,7 +130,10 @@ def begun_again(fleet, member):
 
 @pytest.mark.parametrize('sync', ['gsgm', 'bsp', 'rsp:4', 'bsp+svrg=3'])
 def test_a_push_of_another_kind_than_was_granted_is_refused(sync):
-    """GSGM does not count a full gradient in a round, so the other robots would wait for ever."""
+    """Check that the server refuses such a push.
+
+    GSGM would not count a full gradient in a round, so the other robots would wait for ever.
+    """
     fleet = Fleet(4, 3, sync, 'raw' if 'svrg' in sync else 'onebit')
     for robot in fleet.robots.values():
         robot.compute_time = 0.1

@@ -1,4 +1,4 @@
-"""Groups of robots: equation 13, greedy and Karmarkar-Karp, and regrouping by straggling robots."""
+"""Groups of robots: equation 13, greedy and Karmarkar-Karp, and regrouping for stragglers."""
 
 import itertools
 
@@ -147,7 +147,7 @@ def test_a_fleet_that_has_the_capacity_but_does_not_divide_is_refused():
         static_grouping([4, 3, 3, 3, 3], 1)
 
 
-# -- who may stand in for whom
+# -- which capacities are comparable
 
 
 def test_capacities_within_a_tenth_count_as_one():

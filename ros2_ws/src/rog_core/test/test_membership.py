@@ -170,7 +170,7 @@ def test_a_silent_member_is_away_and_one_that_beats_is_not():
     machine.on_register(request(), 0.0)
     machine.on_register(request('robot2', 10), 0.0)
     machine.on_heartbeat('robot2', 10, 2.0)
-    # Incarnation 8 is a former process of the robot, so this does not count.
+    # Incarnation 8 is a former process of the robot, so the server ignores this heartbeat.
     machine.on_heartbeat('robot1', 8, 2.0)
     assert machine.deadline <= 3.0
     machine.on_time(3.0)
@@ -313,7 +313,7 @@ def test_a_command_that_cannot_be_followed_is_refused_and_the_transfer_stays_ope
 
 
 def test_a_worker_joins_a_fleet_whose_method_it_has_never_heard_of():
-    """The server sends its commands as plain values; the method's name is only for people."""
+    """Check that a worker needs only the plain values of a command, not the method's class."""
     machine = worker()
     machine.start(0.0)
     machine.on_register_response(

@@ -1,4 +1,4 @@
-"""What a method promises in a whole fleet: progress after any outage, and its bound."""
+"""Tests of methods in a whole fleet: progress after any outage, and the bound of the method."""
 
 import math
 from collections import Counter
@@ -17,9 +17,9 @@ from schedules import SYNCS, check_end
 @pytest.mark.parametrize('sync', SYNCS)
 @pytest.mark.parametrize('heartbeat_limit', [1.0, 1e4])
 def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
-    """With a long heartbeat limit no robot is ever away, so the others wait.
+    """Check that all robots continue after an outage.
 
-    After the outage all robots must continue.
+    With the long heartbeat limit no robot becomes away, so during the outage the others wait.
     """
     fleet = Fleet(11, 3, sync, loss=0.05, rate=2e5, heartbeat_limit=heartbeat_limit)
     fleet.run(2)
@@ -77,7 +77,7 @@ def test_rows_of_ssp_with_early_transmission_may_fall_behind_further_than_its_it
     assert behind['rsp:3-minimum'] < 3 < behind['ssp:2+early-minimum']
 
 
-# -- the smaller code
+# -- the smaller codec
 
 
 def slow_robot(sync, rate=4e3):
@@ -155,7 +155,7 @@ def test_a_lone_robot_has_all_the_time():
     assert fleet.counts['ternary'] == 0
 
 
-# -- the books
+# -- time statistics
 
 
 @pytest.mark.parametrize('sync', mostly_long(

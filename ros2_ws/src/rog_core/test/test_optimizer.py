@@ -140,7 +140,7 @@ def test_a_program_that_changes_weights_itself_is_warned_and_only_then(method):
 @pytest.mark.parametrize('method', ['rsp:8', 'rsp:8+pipeline'])
 @pytest.mark.parametrize('size, rate', [(1e12, 0.05), (1e30, 0.05), (3e38, 0.05), (3e38, 50.0)])
 def test_a_gradient_that_is_finite_but_absurd_is_of_no_consequence(method, size, rate):
-    """Such a gradient must not harm later gradients.
+    """Check that a very large gradient does not harm later gradients.
 
     Without a limit, the model that pipelining predicts from such a gradient would make all later
     gradients wrong. If values exceeded float32, the worker would send NaN for ever, and the server

@@ -48,7 +48,7 @@ class Dawdler(Fleet):
         return self.server.members['robot0']
 
     def take_over(self):
-        """Let the test play robot0 from now on, at a moment when robot0 must push next."""
+        """Wait until robot0 must push next; from then on the test sends its messages."""
         run_until(self, lambda: self.member.state == TRAINING and self.member.push.state != 'open'
                   and self.robots['robot0'].machine.state == 'computing')
         self.robots['robot0'].compute_time = 1e9
@@ -114,7 +114,7 @@ def test_rows_under_new_numbers_count_once():
     master = fleet.server.master.copy()
     for _ in range(8):
         fleet.hear(fleet.chunk([3]))
-        # Segment 5 is new, but the server takes a chunk as a whole or not at all.
+        # Segment 5 is new, but the server applies either all segments of a chunk or none.
         fleet.hear(fleet.chunk([4, 5]))
         fleet.run(PATIENCE / 4)
     assert (fleet.server.master[:fleet.partition.offsets[9]]
@@ -185,10 +185,7 @@ def speed_alone():
 
 
 def share_of_speed(fleet, seconds, behave):
-    """Return the speed of the others while robot0 behaves as ``behave`` does.
-
-    The speed is relative to `speed_alone`.
-    """
+    """Return the others' speed, relative to `speed_alone`, while ``behave`` acts for robot0."""
     before, began = fleet.others(), fleet.now
     while fleet.now < began + seconds:
         behave()
@@ -196,7 +193,7 @@ def share_of_speed(fleet, seconds, behave):
 
 
 def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
-    """Each time the robot is retired, completes its push, counts again, and stops again."""
+    """Repeat: robot0 is retired, completes its push, counts again, and stops again."""
     fleet = Dawdler()
     fleet.take_over()
 
@@ -253,7 +250,7 @@ def test_who_registers_again_and_again_costs_a_bounded_share_of_the_time():
 
 @pytest.mark.parametrize('away', mostly_long([1.3, 2.5], 1.3))
 def test_who_is_silent_again_and_again_costs_a_bounded_share_of_the_time(away):
-    """Each time the robot is away, registers again, gets an iteration, and falls silent."""
+    """Repeat: robot0 is away, registers again, gets an iteration, and falls silent."""
     fleet = Dawdler(heartbeat_limit=PATIENCE)
 
     def behave():

@@ -135,7 +135,7 @@ def test_without_any_part_every_row_travels():
     assert create('rsp:4-order-timeout-minimum').options == create('rsp:4-early').options
 
 
-# -- the code for those who have no time
+# -- the smaller codec, for workers for which the others would wait
 
 
 @pytest.mark.parametrize(('rate', 'patience', 'smaller'), [

@@ -1,4 +1,4 @@
-"""Which worker may continue: each method decides for fleets that have no network."""
+"""Which worker may continue: the decisions of each method for a fleet without a network."""
 
 import heapq
 import math
@@ -19,7 +19,7 @@ from rog_core.server.aggregation import Aggregation, ServerState
 
 UNHURRIED = examples(100)
 
-# -- a fleet whose workers compute, push, and wait for one another; nothing takes any other time
+# -- a fleet in which only computing and waiting for other workers take time
 
 
 class Drive:
@@ -153,7 +153,10 @@ def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
 
 
 def flown_bounds(fleet, low, high):
-    """Find each device's bound by trial: at which lead must another device wait for it?"""
+    """Return each device's bound: the smallest lead at which another device must wait for it.
+
+    Find the bounds by trial.
+    """
     method = create(f'flown:{low}:{high}')
     for name in fleet:
         method.on_push(name, fleet, 0.0)
@@ -263,7 +266,7 @@ def test_auto_stays_in_its_range_and_tells_the_workers_plain_names(low, width, r
         assert plain.sending() == method.sending()
 
 
-# -- all of them
+# -- all methods
 
 
 @pytest.mark.parametrize('sync', ['bsp', 'ssp:2', 'dssp:1:4', 'flown', 'rsp:3', 'rsp:auto', 'gsgm',
@@ -311,7 +314,7 @@ def test_a_round_without_contributions_does_not_end():
     assert method.dues(fleet, frozenset()) == method.dues({}, frozenset()) == []
 
 
-# -- what a checkpoint says
+# -- checkpoints
 
 
 def aggregation(sync):

@@ -163,7 +163,10 @@ def test_a_program_that_hangs_is_not_waited_for():
 
 
 def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
-    """There is no earlier gradient to compare with; for example, the camera gives no image."""
+    """Let robot0 hang in its first gradient, so that there is no earlier gradient to compare with.
+
+    This happens, for example, if the camera gives no image.
+    """
     fleet = quick('rsp:4')
     fleet.kill_robot('robot0')
     run_until(fleet, lambda: fleet.server.members['robot0'].state == AWAY)

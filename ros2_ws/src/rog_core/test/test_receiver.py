@@ -1,4 +1,4 @@
-"""The receiver takes each chunk once, whatever the channel does, and refuses invalid chunks."""
+"""The receiver applies each chunk once, whatever the channel does, and refuses invalid chunks."""
 
 from dataclasses import replace
 
@@ -164,7 +164,7 @@ def test_a_refused_chunk_changes_nothing(name, before):
     taker, applied = receiver()
     if before != 'nothing':
         taker.on_chunk(chunk(0))
-    if before == 'closed':  # otherwise the bad chunk would open the next transfer
+    if before == 'closed':  # give the bad chunk a number with which a valid one opens a transfer
         taker.on_end(End(PUSH, 1))
         bad = replace(bad, transfer=replace(bad.transfer, attempt=4))
     state = fingerprint(taker)

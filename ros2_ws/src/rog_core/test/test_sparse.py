@@ -219,7 +219,7 @@ def test_the_sparsity_of_a_chunk_is_that_of_the_fleet():
     ours = receiver('ternary:0.5')
     _, taken = ours.on_chunk(chunk(GOOD))
     assert taken.codec is get_codec('ternary:0.5') is codec_on_wire(3, ours.codec)
-    ours = receiver('ternary:0.5')  # a new receiver, because a transfer takes each row only once
+    ours = receiver('ternary:0.5')  # a new receiver, because one transfer accepts a row only once
     _, taken = ours.on_chunk(replace(chunk([0] * 3, SMALLER.number), sequence=1))
     assert taken.codec is SMALLER
 

@@ -1,4 +1,4 @@
-"""Steps travel as plain values; invalid steps are refused, valid steps computed as specified."""
+"""Steps travel as plain values; valid steps are computed as specified, invalid ones are refused."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), shards,
                                           st.integers(0, n[1] - 1))))
 
 
-# -- how they are told
+# -- steps as plain values
 
 
 @given(steps)
@@ -85,7 +85,7 @@ def test_any_numbers_are_a_step_that_can_be_done_or_are_refused(name, integers, 
     assert all(map(math.isfinite, step.numbers()))
 
 
-# -- what they compute
+# -- the computations of steps
 
 
 class Batches:

@@ -118,7 +118,7 @@ def test_without_feedback_a_lossy_codec_codes_every_step_once(text):
     for _ in range(3):
         assert (rule.push('a') == exact.push('a')).all()
         coded, step = rule.fall(Decode({'a': 1.0}, 5)), exact.fall(Decode({'a': 1.0}, 5))
-        # The codec's losses do not change the momentum.
+        # The error of the codec does not change the momentum.
         assert (rule.method.velocity == exact.method.velocity).all()
         assert not close(coded, step)
         sent = np.abs(coded) > 1e-6

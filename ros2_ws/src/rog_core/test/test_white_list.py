@@ -116,7 +116,10 @@ orders = st.tuples(st.integers(1, 6), st.lists(st.integers(0, 999), min_size=1, 
 @FEW
 @given(orders)
 def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order):
-    """The only difference is when the list is filled again; see `rog_core.methods.gsgm`."""
+    """Compare with `algorithm_2`; only the push at which the white list is filled again differs.
+
+    See `rog_core.methods.gsgm`.
+    """
     count, picks = order
     drive, arrivals = Drive(names_of(count)), []
     for pick in picks:

@@ -35,7 +35,7 @@ def write_model_outputs(directory: Path, shown: Mapping[str, Mapping[str, np.nda
 
 
 def read_model_outputs(directory: Path) -> ModelOutputs:
-    """Return the outputs of the models.
+    """Return the outputs that `write_model_outputs` has written to ``directory``.
 
     :returns: a dict that maps the name of each robot, and `SERVER`, to a dict from the name of an
         output to its array. The dict is empty if the run has no outputs.

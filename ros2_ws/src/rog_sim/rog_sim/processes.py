@@ -65,8 +65,8 @@ class GradientProcesses:
     def __exit__(self, *raised: object) -> None:
         for worker in self._workers:
             worker.close()
-        # Begin with the last process, because each process holds copies of the pipes of the
-        # processes that were forked before it.
+        # A process ends when every copy of the parent's end of its pipe is closed. Each process
+        # holds copies of these ends for the processes forked before it, so join the last one first.
         for worker in reversed(self._workers):
             worker.join()
 
@@ -78,7 +78,8 @@ class _Process:
         context = multiprocessing.get_context('fork')
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
-        # Block SIGINT in the forked process as well, because its parent process ends it.
+        # The forked process inherits the block of SIGINT, so Ctrl+C does not end it; the parent
+        # does.
         with interrupts_blocked():
             self._process.start()
         theirs.close()

@@ -54,7 +54,7 @@ class Robot:
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Result | None = None
-        self._sent_anchor: Any = None  # the anchor of SVRG that the other process has
+        self._sent_anchor: Any = None  # the SVRG anchor that was last sent to the robot's process
         self._evaluating = 0  # iteration whose model is being evaluated; 0 if no evaluation runs
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
@@ -119,7 +119,7 @@ class Robot:
         return loss, accuracy
 
     def computed(self, now: float) -> list[Action]:
-        """Pass the computed gradient to the machine; return its actions."""
+        """Pass the computed gradient to the robot's state machine; return the machine's actions."""
         self.finish()
         return self.machine.on_gradient(self._source.result, self._sgd, now)
 

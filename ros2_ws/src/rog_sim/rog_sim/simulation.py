@@ -99,7 +99,7 @@ def _refuse_live(task: Task) -> None:
 
 def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndarray] | None
               ) -> tuple[torch.nn.Module, RowPartition]:
-    """Return the task's model with its initial weights, in eval mode, and its rows.
+    """Return the task's initial model, in eval mode, and the rows of this model.
 
     :param above: rows and initial weights of the parent fleet, which a child fleet must use.
     :raises ConfigError: the parent fleet trains another model.
@@ -165,7 +165,7 @@ class Simulation:
         self._unheard: set[str] = set()
         self._patient = math.isinf(fleet.server.patience)  # whether no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
-        self._waiting: set[int] = set()  # identities of the chunks that wait for the air
+        self._waiting: set[int] = set()  # `id` of each chunk that waits for the channel
         self._queue: list[_Event] = []      # heap of the events that have a delay
         # events without a delay, in the order of their creation
         self._soon: deque[_Event] = deque()
@@ -198,7 +198,7 @@ class Simulation:
     # -- time ---
 
     def run(self, progress: Progress) -> Summary:
-        """Run to the end of the training."""
+        """Run this fleet and its child fleets up to the end of the run; return the outcome."""
         fleets = [*self.below.values(), self]
         workers = [robot for fleet in fleets for robot in fleet.real_robots]
         for place, robot in enumerate(workers):
@@ -335,7 +335,8 @@ class Simulation:
                 self._act(robot, machine.on_server_status(server.incarnation, known, self.now))
         self._unheard = {name for name in self.robots if not self._heard(name)}
         if not self._patient:
-            # The deadlines from `server.patience` depend on which robots wait now.
+            # The deadlines from `server.patience` depend on which robots wait now, so let the
+            # server compute them again.
             self._server_time()
         away = {m.robot for m in server.members.values() if m.state == 'away'}
         for name in sorted(away ^ self._away):
@@ -387,7 +388,7 @@ class Simulation:
         if isinstance(robot, ChildFleet):
             self._report(robot)
             robot.go_on(order)
-            # The next push may be due already.
+            # The child fleet's next push may be due already, so check at once.
             self._at(0.0, lambda: self._act(robot, robot.account(self.now)))
             return
         robot.start(self._processes, order,

@@ -1,4 +1,4 @@
-"""Provides a fleet of two robots for tests with invented runs, which need no prepared task."""
+"""Provides a fleet of two robots for tests whose runs are invented instead of simulated."""
 
 import pytest
 from fleet_env.fleet_file import read_fleet

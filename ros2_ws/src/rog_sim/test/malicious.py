@@ -4,7 +4,7 @@ from virtual_fleet import Linear
 
 
 class Blown(Linear):
-    """The gradients of the first robot are 100 times too large."""
+    """A task in which the gradients of the first robot are 100 times too large."""
 
     factor = 100.0
 
@@ -18,12 +18,12 @@ class Blown(Linear):
 
 
 class Negated(Blown):
-    """The gradients of the first robot point in the opposite direction."""
+    """A task in which the gradients of the first robot point in the opposite direction."""
 
     factor = -1.0
 
 
 class Reversed(Blown):
-    """The gradients of the first robot are too large and point in the opposite direction."""
+    """A task in which the gradients of the first robot are 100 times too large and reversed."""
 
     factor = -100.0

@@ -28,9 +28,9 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
 
 
 def environment():
-    """Return an environment for child processes.
+    """Return the environment for child processes.
 
-    In it, they find the modules of this process and of the tests.
+    `PYTHONPATH` lists the folders of this process's modules and of the test modules.
     """
     path = [str(Path(made_up_runs.__file__).parent), *filter(None, sys.path)]
     return {**os.environ, 'PYTHONPATH': os.pathsep.join(path)}

@@ -11,7 +11,7 @@ from virtual_fleet import GOOD_LINK, Linear, fleet_of
 
 
 def trained(folder, sync, task, clip=0.0):
-    """Return how much higher the accuracy of robot4, which is honest, is after the training.
+    """Return by how much the training raises the accuracy of robot4, an honest robot.
 
     `server.implausible` is off.
     """

@@ -14,7 +14,7 @@ RATE, MOMENTUM, DECAY = .05, .9, .01
 
 
 def trained(tmp_path, sync, robots, nesterov=True, **training):
-    """Return the server's model, and the number of iterations that it results from.
+    """Return the server's model and the number of iterations that produced it.
 
     The links lose no message, and the codec rounds no value.
     """

@@ -1,7 +1,7 @@
-"""Keeps tensors in the user's cache directory if it is expensive to make them.
+"""Keeps tensors that are expensive to make in the user's cache directory.
 
-Files are safetensors. The name of a file is a digest of all that its content depends
-on, so a file is made again only if it is lost or damaged.
+The files have the format safetensors. The name of a file is a digest of all that its content
+depends on, so a file is made again only if it is lost or damaged.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ def digest(*parts: str | bytes | memoryview) -> str:
 
 
 def digest_of(tensors: Tensors) -> str:
-    """Return the SHA-256 of names, shapes, types and values."""
+    """Return the SHA-256 of the names, shapes, dtypes and values of ``tensors``."""
     parts: list[str | bytes | memoryview] = []
     for name, tensor in sorted(tensors.items()):
         values = tensor.detach().cpu().contiguous().reshape(-1).numpy().view('u1')

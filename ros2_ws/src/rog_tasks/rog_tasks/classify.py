@@ -60,10 +60,10 @@ class Classification(Task):
         chosen = torch.arange(test_limit) * images // test_limit \
             if 0 < test_limit < images else slice(None)
         self._test = as_float(self._data.test_images[chosen]), self._data.test_labels[chosen]
-        self._shards = self._cut(1)  # check the split and the labels already here
+        self._shards = self._cut(1)  # raises an error now if the split or a label is invalid
 
     def model(self) -> nn.Module:
-        """Return a new model; the global random state is left as it was."""
+        """Return a new model; do not change the global random state."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._number('model', seed=self._model_seed))
             made = build_model(self._model_spec, self._model_options,
@@ -126,7 +126,7 @@ class Classification(Task):
         return [torch.from_numpy(shard) for shard in shards]
 
     def _number(self, purpose: str, rank: int = 0, seed: int | None = None) -> int:
-        """Return the seed for a purpose; different purposes draw different numbers."""
+        """Return a random seed that differs between purposes and between ranks."""
         entropy = [self._seed if seed is None else seed, rank, *purpose.encode()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 

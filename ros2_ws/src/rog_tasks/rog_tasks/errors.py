@@ -24,5 +24,5 @@ class SourceClosed(Exception):
 
 
 def some(names: Sequence[str], most: int = 10) -> str:
-    """Return the first ``most`` names as a list for a message; if there are more, say how many."""
+    """Return the first ``most`` names for a message; if there are more, append the total number."""
     return ', '.join(names[:most]) + (f', ... ({len(names)})' if len(names) > most else '')

@@ -33,7 +33,7 @@ def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iter
 
 
 def failure(task: Any, error: BaseException) -> str:
-    """Return "the task failed: TypeError: ... (own_task.py line 31, in loss)".
+    """Return a text such as "the task failed: TypeError: ... (own_task.py line 31, in loss)".
 
     The place is the innermost line of the traceback that is in the task or in code that the
     task calls; lines of libraries do not count. If the task itself is not in the traceback,

@@ -58,7 +58,7 @@ class Recognition(Task):
             test_limit) if test else None
 
     def model(self) -> nn.Module:
-        """Return a new model; the global random state is left as it was."""
+        """Return a new model; do not change the global random state."""
         form = self._form
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)

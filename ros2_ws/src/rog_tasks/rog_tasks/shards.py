@@ -99,7 +99,7 @@ def _main_direction(images: Tensor) -> NDArray[np.float64]:
                       ).flatten(1).double().numpy()
     centred = cells - cells.mean(0)
     direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]
-    # choose a sign, because the eigenvector's sign is arbitrary
+    # Make the largest component positive, because the sign of an eigenvector is arbitrary.
     direction *= np.sign(direction[np.abs(direction).argmax()])
     feature: NDArray[np.float64] = centred @ direction
     return feature / (feature.std() or 1.0)

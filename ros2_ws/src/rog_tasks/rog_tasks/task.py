@@ -27,9 +27,9 @@ _REQUIRED = ('model', 'batches', 'loss', 'evaluate')
 class Task(ABC):
     """A model, its data, its loss and its metric.
 
-    Your own class may derive from this one, or just have ``model``, ``batches``, ``loss`` and
-    ``evaluate``. Options arrive as keyword arguments of the constructor, and so does ``seed`` if
-    the constructor has it.
+    A user's class may derive from `Task`, or only have the methods ``model``, ``batches``, ``loss``
+    and ``evaluate``. The constructor gets the options as keyword arguments; it also gets ``seed``
+    if it has a parameter of this name.
     """
 
     batch_size: int = 24
@@ -77,7 +77,7 @@ class Task(ABC):
         """
 
     def evaluate_clean(self, model: 'nn.Module') -> float:
-        """Return the metric on data from before the change, 0 to 1; NaN if data never change."""
+        """Return the metric, 0 to 1, on data from before a change, such as fog; NaN without one."""
         return math.nan
 
     def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
@@ -224,7 +224,7 @@ def measure_clean(task: Task, model: 'nn.Module') -> float:
 def _metric(evaluate: Callable[['nn.Module'], Any], model: 'nn.Module', what: str) -> float:
     import torch
 
-    # the modes of modules may differ
+    # Save the mode of each module, because some may be in training mode and others not.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

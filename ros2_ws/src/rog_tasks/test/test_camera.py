@@ -1,4 +1,4 @@
-"""A live topic: images are used, losses are reported, and a camera that stops is no error.
+"""A live topic: images are used, lost images are reported, and a silent camera is no error.
 
 The clock is a number that the tests set. A thread waits in real time only until a test
 wakes it.

@@ -25,7 +25,7 @@ def one_thread():
 
 
 def trained(task, robots, steps):
-    """Let ``robots`` robots train by averaged SGD; return the model of each robot."""
+    """Train ``robots`` robots by averaged SGD; return the model of each robot."""
     models = [task.model() for _ in range(robots)]
     batches = [task.batches(rank, robots) for rank in range(robots)]
     optimizers = [torch.optim.SGD(m.parameters(), .1, momentum=.9, nesterov=True) for m in models]

@@ -165,7 +165,7 @@ def test_a_model_is_measured_where_it_is():
             return torch.zeros(len(images), 10, device='meta')
 
     devices = set()
-    # a tensor on `meta` has no values
+    # `evaluate` fails, because a tensor on `meta` has no values.
     with pytest.raises((RuntimeError, NotImplementedError), match='meta'):
         Cruda(pretrain_epochs=0).evaluate(Constant())
     assert devices == {'meta'}

@@ -26,7 +26,7 @@ FORMS = ('{}', '{}.tar', '{}.tar.gz', '{}.tgz', '{}.zip')
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Return the user's cache directory, which is empty."""
+    """Redirect the user's cache directory to an empty folder; return its subfolder `rog`."""
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     return tmp_path / 'cache' / 'rog'
 

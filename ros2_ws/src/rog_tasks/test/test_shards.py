@@ -72,10 +72,10 @@ def test_ten_robots_see_one_class_each_of_ten_equal_ones():
 
 def test_by_place_each_robot_has_its_corner_and_spread_mixes_them():
     labels = np.arange(400) % 10
-    images = images_of(labels)  # the main direction of an image grows with the image's number
+    images = images_of(labels)  # the first principal component grows with the image's number
     means = [[shard.mean() for shard in partition(labels, 4, split, 0, images)]
              for split in ('place', 'place:0.5', 'place:1000')]
-    # The sign of the main direction is not defined, so either end may come first.
+    # The sign of a principal component is arbitrary, so either end may come first.
     assert sorted(means[0]) == pytest.approx([49.5, 149.5, 249.5, 349.5], abs=2)
     assert means[0] in (sorted(means[0]), sorted(means[0], reverse=True))
     spreads = [np.ptp(mean) for mean in means]

@@ -98,8 +98,8 @@ class Live:
             return 'the run is over' if fleet.state == 'stopped' else 'the run is ending'
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'
-        # A server with a key has no parameter services. If the server takes no control calls, its
-        # answer to a call says so.
+        # A server with a key has no parameter services, so its parameter `CONTROL` is unknown here.
+        # If the server takes no control calls, its answer to a call says so.
         if len(fleet.tag):
             return ''
         if not self._parameters.service_is_ready():

@@ -2,8 +2,9 @@
 
 Each entry of CLIENTS builds a model on a device and returns its inference. The
 inference is a function: its argument is the number of the inference, and it returns
-tensors on the CPU. `python clients.py [NAME ...]` prints the time and round trips of
-each program. An entry whose library is not installed raises ModuleNotFoundError.
+tensors on the CPU. `python clients.py [NAME ...]` prints for each program and mode the round
+trips of the last inference, whether the results equal those of the CPU, and the number of
+replayed inferences. An entry whose library is not installed raises ModuleNotFoundError.
 """
 
 import importlib
@@ -410,7 +411,7 @@ def unet_plus_plus(device):
 def kornia_filters(device):
     """Prepare camera images as a robot does before it runs a model.
 
-    The length of the last loop depends on values.
+    The number of passes of the loop in `canny` depends on the image.
     """
     library = importlib.import_module('kornia')
 
@@ -574,7 +575,7 @@ def gpt2_assisted(device):
 
 
 def run(name, device, count):
-    """Yield after each inference of a client; collect the results of the first inferences."""
+    """Yield the results of each of ``count`` inferences of a client."""
     torch.manual_seed(0)
     infer = CLIENTS[name](device)
     for k in range(count):

@@ -38,8 +38,8 @@ class Log:
     """A log, with the facts that a right answer of the search must match.
 
     `frees[i]`: handles that are freed after call i. `clean[e]`: number of equal passes in a row
-    that end at call e. `length`: number of calls in the unit. `carried`: number of tensors that the
-    unit takes from the previous pass.
+    that end at call e. `length`: number of calls in the unit. `carried`: number of results of the
+    previous pass that a pass uses.
     """
 
     calls: list = field(default_factory=list)
@@ -98,7 +98,7 @@ def unit(chance, size):
 
 
 def changed(chance, items):
-    """Return two units, the second with one change, which makes its passes different."""
+    """Return two units that differ in one place, so that their passes are not equal."""
     items = [Item(i.op, list(i.inputs), i.scalar, i.size, i.wanted) for i in items]
     at = chance.choice([k for k, i in enumerate(items) if i.op not in (HTOD, DTOH)
                         and not i.wanted])
@@ -112,7 +112,7 @@ def changed(chance, items):
     if change == 'meta':
         return items, _with(items, at, Item(item.op, item.inputs, item.scalar, item.size + 1))
     if change in ('input', 'weight'):
-        # The two units take one tensor from different places; everything else is equal.
+        # Only one input of one call differs between the two units.
         others = [('weight', 4), ('weight', 5)] if change == 'weight' else [('own', 0),
                                                                             ('weight', 5)]
         pair = [_with(items, at, Item(item.op, [*item.inputs, o], item.scalar, item.size))
@@ -133,7 +133,7 @@ def _with(items, at, item):
 
 
 class Writer:
-    """Writes the calls of passes."""
+    """Writes the calls of passes into a `Log`."""
 
     def __init__(self, chance):
         self.chance, self.log = chance, Log()

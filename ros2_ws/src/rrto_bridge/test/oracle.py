@@ -1,4 +1,4 @@
-"""Decides by brute force, with the facts that the generator knows, whether an answer is right."""
+"""Checks by brute force whether a sequence that the search accepts agrees with its `Log`."""
 
 from rrto_bridge.protocol.record import HTOD
 
@@ -13,9 +13,9 @@ def exact(value):
 
 
 def canonical(calls):
-    """Return a pass in a form in which equal passes are equal.
+    """Return (rows, outer handles, positions) of a pass; equal passes have equal rows.
 
-    Return also the handles from outside the pass, and where the pass creates each handle.
+    The outer handles come from outside the pass. The positions say which call creates each handle.
     """
     made, rows, outer = {}, [], []
     for k, call in enumerate(calls):
@@ -35,7 +35,7 @@ def canonical(calls):
 
 
 def carried(calls, length, end):
-    """Return how many tensors the pass that ends with call `end` takes from earlier passes.
+    """Return how many tensors of earlier passes are used by the pass that ends with call `end`.
 
     Tensors that are the same in every pass do not count.
     """

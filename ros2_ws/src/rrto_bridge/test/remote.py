@@ -25,7 +25,7 @@ class Mortal(InProcess):
         super().__init__(machine)
         self.lives = lives
         self.waits = 0
-        self.back = None   # function that the server calls when it is back
+        self.back = None   # function that a test calls to report that the server is back
 
     def wait(self, ticket):
         self.waits += 1
@@ -50,9 +50,9 @@ def _engine(mode, lives, journal):
 
 
 def another(mode, lives=1 << 60):
-    """Return the engine of the next server to which the program connects."""
+    """Make a new server, to which the program connects next, and return its engine."""
     global _next
-    assert _device.connection.engine   # connects to the present engine
+    assert _device.connection.engine   # connect to the present engine first
     _next = _engine(mode, lives, True)
     return _next
 
@@ -60,7 +60,7 @@ def another(mode, lives=1 << 60):
 def start(mode, lives=1 << 60, journal=False):
     """Install a new engine and return it.
 
-    Before this call, no tensor of an earlier engine must be left.
+    No tensor of an earlier engine may exist when this function is called.
     """
     global _device, _next
     _next = _engine(mode, lives, journal)

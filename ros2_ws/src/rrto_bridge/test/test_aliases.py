@@ -173,7 +173,10 @@ READS = {
 
 
 def run(device, creation, alias, mutation, which):
-    """Return all that can be read of a tensor and its alias, or the type of the error."""
+    """Apply a mutation to a tensor or its alias; return the properties and values of the two.
+
+    If an operation raises an error, return `REFUSED` or 'error'.
+    """
     torch.manual_seed(3)
     make, fill = CREATIONS[creation]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The server refuses arguments with which operators would access foreign memory."""
+"""The server refuses arguments with which operators would access memory outside their tensors."""
 
 import pytest
 import torch

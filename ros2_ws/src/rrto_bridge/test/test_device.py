@@ -1,4 +1,4 @@
-"""The device has the same properties for a program as CUDA would have."""
+"""For a program, the device behaves as a CUDA device does."""
 
 import copy
 import gc
@@ -314,7 +314,7 @@ def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
 
 @pytest.mark.parametrize('mode', remote.MODES)
 def test_an_out_argument_is_returned_with_its_new_shape(mode):
-    """This is also true if the tensor is an input, or if values decide the new shape."""
+    """The `out` tensor may be an input of the operator, and its new shape may depend on values."""
     def infer(x):
         place = {'device': x.device}
         y, other, more = x * 2, torch.zeros(4, 4, **place), torch.zeros(4, 4, **place)

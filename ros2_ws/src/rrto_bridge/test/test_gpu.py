@@ -24,7 +24,7 @@ def test_values_cross_and_come_back(context):
 
 
 def test_random_operators_draw_from_a_generator_of_the_gpu():
-    """An attention, dropout and `randn` use the state of the GPU's generator, not of the CPU's."""
+    """Attention, dropout and `randn` use the state of the GPU's generator, not of the CPU's."""
     first, second = (Context(torch.device('cuda:0'), 1 << 30) for _ in range(2))
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
     drawn = []

@@ -312,9 +312,9 @@ def test_integers_are_counted_where_a_program_sees_cuda():
 
 @pytest.mark.parametrize('function', [torch.softmax, torch.log_softmax])
 def test_half_precision_is_normalised_in_single_precision(function):
-    """The library transformers does this in its attention.
+    """The attention of the library transformers converts half to single precision in this way.
 
-    On CUDA, one operator does both steps.
+    On CUDA, one operator does the conversion and the normalisation.
     """
     remote.start('replay')
     scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).half()

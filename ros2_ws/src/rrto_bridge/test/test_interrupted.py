@@ -178,7 +178,7 @@ def test_an_error_of_a_call_undoes_no_other_call(mode, kind, journal):
     expected = list(run('cpu'))
     engine = remote.start(mode, journal=journal)
     assert list(run('cuda')) == expected
-    if journal:   # the server is lost now, and this process computes its tensors again
+    if journal:   # lose the server; this process then computes its tensors again from the journal
         state = torch.zeros(2, device='cuda')
         with pytest.raises(RuntimeError, match='must match'):
             state.add_(torch.ones(3, device='cuda')).cpu()

@@ -1,4 +1,4 @@
-"""A predicted meta equals the meta of the operator's result; unknown kinds are not predicted."""
+"""A predicted meta equals the result's meta; calls of an unknown kind are not predicted."""
 
 import pytest
 import torch

@@ -62,7 +62,7 @@ def offloaded(device):
 
 
 def growing(device):
-    """Run inferences with a cache that grows each time."""
+    """Run inferences with a cache that grows with each inference."""
     query, key, value, out = [nn.Linear(8, 8).eval().requires_grad_(False).to(device)
                               for _ in range(4)]
     kept = []
@@ -76,7 +76,7 @@ def growing(device):
 
 
 def sizes(device):
-    """Run inferences with a different size each time."""
+    """Run inferences whose inputs differ in size."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
                           nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
     model.requires_grad_(False).to(device)

@@ -36,7 +36,7 @@ class Program:
         self.take(())
 
     def take(self, actions):
-        """Carry out the session's actions, and send what the session allows next."""
+        """Carry out the session's actions, and send the frames that the sender then allows."""
         actions = deque(actions)
         while True:
             for frame in [] if actions else self.sender.poll():

@@ -52,11 +52,12 @@ class Planned:
 class ActionQueue:
     """Holds chunks and returns the action for a tick.
 
-    :param half_life: time in seconds. It decides which action counts if several chunks have
-        an action for a tick. If it is 0, this is the action of the latest observation.
-        Otherwise it is the weighted mean of the actions. The weight of an action halves for
-        each ``half_life`` by which its observation is older. ``observed`` of the mean is
-        the mean of the observations' times, with the weights of the actions.
+    If several chunks have an action for a tick, the queue returns the action of the latest
+    observation or, if ``half_life`` is not 0, the weighted mean of the actions.
+
+    :param half_life: time in seconds. The weight of an action halves for each ``half_life`` by
+        which its observation is older. ``observed`` of the mean is the mean of the
+        observations' times, with the same weights.
     """
 
     def __init__(self, half_life: float = 0.0) -> None:
@@ -64,7 +65,11 @@ class ActionQueue:
         self._chunks: list[Chunk] = []   # in ascending order of `Chunk.first`
 
     def add(self, chunk: Chunk, tick: int) -> str:
-        """Keep a chunk that arrives at ``tick``; return TAKEN, REPEATED or LATE."""
+        """Keep a chunk that arrives at ``tick``, unless it is late or repeated.
+
+        Return LATE if all ticks of the chunk are over, REPEATED if a chunk of the same
+        observation is in the queue, otherwise TAKEN.
+        """
         if chunk.end <= tick:
             return LATE
         at = bisect_left(self._chunks, chunk.first, key=_first)
@@ -90,7 +95,7 @@ class ActionQueue:
         self._chunks = kept
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all chunks."""
         self._chunks.clear()
 
     @property

@@ -9,8 +9,8 @@ The first action ends `waiting`. In `running` there is an action for the tick; i
 the fault. In `starved` and `safe` the robot does what the setting `safety` says.
 
 The machine requests new actions when the queue holds less than a share of a chunk. It
-asks the fastest of the places that answer. It asks another place than the robot so
-early that the answer can come before the robot must begin to compute.
+asks the fastest of the places that answer. It asks a place other than the robot early
+enough for the answer to arrive before the robot must begin to compute.
 
 If the other places do not answer in time, the robot computes the actions itself. The
 robot begins while the queue still lasts long enough for this computation. So after the
@@ -109,11 +109,11 @@ class PolicyMachine:
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
-        """Take a chunk (n, d); return what happened to it.
+        """Add the chunk (n, d) of an answer to the queue; return what happened to the chunk.
 
         The result is 'taken', 'late', 'repeated', 'unknown' (no such request), 'dropped' (in the
         state `safe`), or a text that says what is wrong with the actions.
-        ``where``: the place that computed the chunk, if another place was asked.
+        ``where``: the place that computed the chunk; '': the place that was asked.
         """
         if request not in self._open:
             return self._count('unknown' if request > self._number or request < 1 else 'repeated')
@@ -193,7 +193,7 @@ class PolicyMachine:
         return (self.tick_number + 1) / self.rate if self.tick_number >= 0 else -math.inf
 
     def on_tick(self, now: float) -> tuple[Command, list[Infer]]:
-        """Return what to do at the tick of this time, and what to compute for later ticks."""
+        """Return the command for the tick at ``now``, and requests for actions of later ticks."""
         tick = self.tick_of(now)
         if self.tick_number >= 0:
             self.counts['missed'] += max(0, tick - self.tick_number - 1)
@@ -245,9 +245,9 @@ class PolicyMachine:
     def _asks_at(self, place: Place) -> float:
         """Return how many seconds before the end of the queue to ask a place for actions.
 
-        A slow robot begins to compute long before the end of the queue. Another place is asked
-        so early that the answer comes before the robot begins. If the latency of that place is
-        long, the queue possibly never lasts long enough for this (`_most_left`). Then only
+        A slow robot begins to compute long before the end of the queue. Another place must be
+        asked so early that its answer arrives before the robot begins. If the latency of the
+        place is long, the queue may never last long enough for this (`_most_left`). Then only
         `request_share` decides.
         """
         share = self.settings.request_share * self.longest / self.rate
@@ -269,7 +269,10 @@ class PolicyMachine:
         return self.longest / self.rate - latency / self.settings.in_flight
 
     def _preferred(self, now: float) -> Place:
-        """Return the place that answers sooner, or now and then a slower place, to measure it."""
+        """Return the place with the shortest usual latency.
+
+        If this is the robot, return another place every `RETRY` seconds, to measure its latency.
+        """
         robot = self.places[ROBOT]
         others = [place for place in self.places.values() if place is not robot and place.can(now)]
         if not others:
@@ -280,9 +283,9 @@ class PolicyMachine:
         return best
 
     def _spacing(self, place: Place) -> float:
-        """Return the least time between two requests, in seconds.
+        """Return the least time between two requests to a place, in seconds.
 
-        This time spreads the requests.
+        With this time, at most `in_flight` requests fall into one usual latency.
         """
         usual = place.usual
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight
@@ -304,7 +307,7 @@ class PolicyMachine:
         prefix = self._queue.planned(self.tick_of(self._observed), ahead)
         return Infer(place.name, self._number, self._observed, prefix)
 
-    # -- what it reports -------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------
 
     @property
     def left(self) -> float:

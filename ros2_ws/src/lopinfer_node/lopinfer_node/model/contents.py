@@ -17,10 +17,9 @@ SAMPLE = 256       # bytes of each weight that every call of `look` reads
 
 
 class Contents:
-    """Checksums of the memory of CPU tensors and arrays.
+    """Checksums of the memory of CPU tensors and arrays, computed in the constructor.
 
-    The constructor computes them. The object keeps the memory alive. Otherwise a new weight
-    could get the address of a freed weight.
+    The object keeps the memory alive, so that no new weight gets the address of a freed weight.
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor | np.ndarray]) -> None:

@@ -1,9 +1,9 @@
 """Find what the code of a model reads besides its arguments.
 
 The search begins at the modules of the model and goes through their functions. It finds
-attributes, weights and submodules of modules. It also finds lists, dictionaries and
-objects with their items, if the code names them. Attributes, globals, closures and
-classes can hold these.
+attributes, weights and submodules of modules. It also finds each list, dictionary or
+object whose name the code contains, and the items in it. Such an object can be an
+attribute, a global, a closure variable or an attribute of a class.
 """
 
 from __future__ import annotations

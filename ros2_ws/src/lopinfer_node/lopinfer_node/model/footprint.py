@@ -102,7 +102,7 @@ def window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int
     if dilation == 1:
         return _of(start, start + kernel, extent)
     # A dilated kernel has holes. So the interval reaches from the first to the last kernel position
-    # inside the input. The window, clipped to the input, may be larger.
+    # inside the input. This interval may be smaller than the window clipped to the input.
     first = start + dilation * np.maximum(0, -(start // dilation))
     last = start + dilation * np.minimum(kernel - 1, (extent - 1 - start) // dilation)
     return _of(np.where(first <= last, first, extent), last + 1, extent)

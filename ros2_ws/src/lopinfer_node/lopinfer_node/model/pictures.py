@@ -15,7 +15,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class OfImages(torch.nn.Module):
-    """A model that takes pictures, uint8 (n, 3, rows, columns), and normalises them.
+    """A model whose input is pictures, uint8 (n, 3, rows, columns), which it normalises.
 
     Each channel becomes (x / 255 - mean) / std. So each colour value crosses the link as one byte
     instead of four (float32), with the same result.
@@ -32,7 +32,7 @@ class OfImages(torch.nn.Module):
         self.eval()
 
     def forward(self, image: torch.Tensor) -> Any:
-        """Return the model's results."""
+        """Normalise the pictures and return the model's results."""
         return self.model((image.float() / 255 - self.mean) / self.std)
 
 

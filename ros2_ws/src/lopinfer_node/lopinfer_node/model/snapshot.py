@@ -34,12 +34,11 @@ _address = torch.Tensor.data_ptr
 
 
 class Snapshot:
-    """Everything a model computes with.
+    """The modules, weights, mode and hooks of a model, and all that the code of the model reads.
 
-    This is: modules, weights, mode, hooks, and what the code of the model reads. ``run()``
-    runs the model once. This run may change items that are not attributes of modules, such
-    as the cache of a library. Such items are results: their changes do not count. Raise
-    ModelError if a write to a weight cannot be detected.
+    ``run()`` runs the model once. This run may change items that are not attributes of
+    modules, such as the cache of a library. Such items are results: their changes do not
+    count. Raise ModelError if a write to a weight cannot be detected.
     """
 
     def __init__(self, model: torch.nn.Module, run: Callable[[], Any] | None = None) -> None:
@@ -98,8 +97,8 @@ class Snapshot:
     def look(self) -> str:
         """Check a part of the items for changes that `change` alone cannot detect.
 
-        A background thread calls this repeatedly. Return a change; `change` then also reports
-        it.
+        A background thread calls this method repeatedly. Return a description of a change; '' if
+        there is none. After a change, `change` returns the same description.
         """
         with self._lock:
             if not self._running and not self._seen:
@@ -112,7 +111,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Held:
-    """A container, and the items that it held when the model was last accepted."""
+    """A container, and the items that it had when the state of the model was last recorded."""
 
     path: str
     live: Any

@@ -46,9 +46,9 @@ class LinkEstimate:
     _backed_off: float = -math.inf
     _last: tuple[int, float] = (-1, 0.0)   # newest packet, and the time of its arrival
     _before: float = math.inf              # estimate before the present train; infinite: unknown
-    _bytes: float = 0.0  # weighted bytes of the present train; `_seconds`: its weighted seconds
+    _bytes: float = 0.0  # bytes of this train, older bytes weighted less; `_seconds`: likewise
     _seconds: float = 0.0
-    _length: float = 0.0                   # bytes of the whole train
+    _length: float = 0.0                   # bytes of this train, without weights
 
     @property
     def piece_bytes(self) -> int:
@@ -75,7 +75,7 @@ class LinkEstimate:
         """Update the estimate with the acknowledgement of ``packet``.
 
         ``arrived``: time at which the packet arrived, by the receiver's clock.
-        ``delivered_then``: bytes that had arrived when the packet was sent.
+        ``delivered_then``: bytes that had been acknowledged when the packet was sent.
         """
         trip = max(now - sent_at, 1e-6)
         # The bytes that have arrived in this round trip give a lower limit of the link's rate.
@@ -89,12 +89,11 @@ class LinkEstimate:
         self._delays.append(arrived - sent_at)
         former, former_arrived = self._last
         if packet <= former:
-            # A packet that was sent later has arrived earlier. So the time between the arrivals
-            # says nothing about the rate.
+            # A later packet arrived first, so the time between the arrivals does not show the rate.
             return
         self._last = packet, arrived
-        # When this packet was sent, the packet before it had not arrived yet. So the link was busy
-        # between their arrivals.
+        # If this packet was sent before the packet before it arrived, the link was busy between
+        # the two arrivals, and the train continues.
         if packet == former + 1 and sent_at <= former_arrived - min(self._delays):
             self._extend(nbytes, max(arrived - former_arrived, 1e-6))
         else:

@@ -23,11 +23,12 @@ Progress = Callable[[int, int], None]
 
 def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence[float] = SHARES,
             progress: Progress | None = None, slowdown: float = 1.0) -> Profile:
-    """Run the model `repeats` times at each share, operator by operator, and fit the medians.
+    """Measure each operator `repeats` times at each share, and fit a line to the medians.
 
-    Every pass runs the whole model in order, so caches are as warm as in an inference. The function
-    calls `progress(done, passes)` after each pass. `slowdown`: factor by which pauses emulate a
-    slower robot (`slow.py`); after a pause, caches are colder.
+    A share is the part of an operator's result that is computed. Every pass runs the whole model in
+    order, so caches are as warm as in an inference. The function calls `progress(done, passes)`
+    after each pass. `slowdown`: factor by which pauses emulate a slower robot (`slow.py`); after a
+    pause, caches are colder.
     """
     sizes = [_sizes(traced, share) for share in shares]
     actual = np.array(sizes) / traced.graph.extents
@@ -86,7 +87,7 @@ class _Pass:
         self.device = next(iter(traced.parameters.values()), torch.empty(0)).device
 
     def run(self) -> np.ndarray:
-        """Run one pass; return the seconds of every node, float64 (nodes,)."""
+        """Run one pass; return the seconds that each node took, float64 (nodes,)."""
         graph = self.traced.graph
         values: dict[int, torch.Tensor] = {}
         marks: list[tuple[int, Any, Any]] = []

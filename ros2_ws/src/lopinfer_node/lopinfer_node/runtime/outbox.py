@@ -31,7 +31,7 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """One part of a transfer."""
+    """One part of a transfer; each transmission of the part is one piece."""
 
     route: Route
     transfer: int
@@ -48,7 +48,7 @@ class _Sent:
 
     part: _Part
     at: float
-    delivered: int          # bytes that had arrived when this transmission began
+    delivered: int          # bytes that had been acknowledged when this transmission began
 
 
 class Outbox:
@@ -57,7 +57,7 @@ class Outbox:
     def __init__(self, incarnation: int, piece_bytes: int) -> None:
         self.incarnation = incarnation
         self.link = LinkEstimate(piece_bytes)
-        self.busy = 0.0             # seconds of computing; every piece carries this number
+        self.busy = 0.0             # seconds that this side has computed; every piece carries it
         self.bytes_sent = 0
         self.next_packet = 0
         self._waiting: deque[_Part] = deque()
@@ -135,7 +135,7 @@ class Outbox:
             self._waiting.appendleft(sent.part)
 
     def poll(self, now: float) -> list[Piece]:
-        """Return the pieces to send now. Call this after every event and at `deadline`."""
+        """Return the pieces to send now; call this after every event and at `deadline`."""
         while self._flight:
             packet, oldest = next(iter(self._flight.items()))
             if oldest.at + self.link.timeout > now:

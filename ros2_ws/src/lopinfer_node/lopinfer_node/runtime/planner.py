@@ -36,7 +36,7 @@ FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))
 
 @dataclass
 class TablePlanner:
-    """Makes a plan table by one of `METHODS`, or estimates the plans of ``table``.
+    """Makes a plan table with one of `METHODS`, or estimates the latencies of a given table.
 
     ``profile``: profile of this machine. If it is None, measure this machine; the
     measurement emulates a machine that is ``slowdown`` times slower. ``latency``: delay of
@@ -93,11 +93,15 @@ class TablePlanner:
 
         The search assumes links with equal rates in both directions. For other links, a plan
         that was made for another bandwidth may be better than the plan for the uplink's
-        bandwidth. There are three kinds of plans. The simplest plans run the whole model on one
-        side. A layer plan runs each operator whole on one side; it replaces the best simplest
-        plan only if it is better by a margin. A plan of LOSS replaces the winner of these two
-        kinds only if it is better by a margin. The margin allows for the error of the
-        estimates.
+        bandwidth. There are three kinds of plans:
+
+        - The simplest plans run the whole model on one side.
+        - A layer plan runs each operator whole on one side. It replaces the better simplest plan
+          only if it is better by a margin.
+        - A plan of LOSS replaces the best plan of the first two kinds only if it is better by a
+          margin.
+
+        The margin allows for the error of the estimates.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
@@ -123,7 +127,8 @@ class TablePlanner:
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        # requests measure only the latency, so other objectives have no alternatives
+        # A request measures only its latency. So a plan has alternatives only if the objective is
+        # the latency.
         if not self._fastest:
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)
@@ -148,7 +153,10 @@ class TablePlanner:
 
     def _grids(self, graph: Graph, plans: Sequence[Plan], costs: Costs, rates: Sequence[float]
                ) -> tuple[np.ndarray, np.ndarray]:
-        """Return seconds and joules of each plan for each bandwidth pair, (plans, up, down)."""
+        """Return the seconds and the joules of each plan for each pair of bandwidths.
+
+        Both arrays have the shape (plans, up, down).
+        """
         pairs = np.stack(np.meshgrid(rates, rates, indexing='ij'), -1).reshape(-1, 2)
         found = [estimates(graph, plan, costs, pairs, self.latency, self.message, self.power)
                  for plan in plans]

@@ -23,7 +23,7 @@ Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a 
 
 @dataclass(frozen=True)
 class Step:
-    """One operator on one side, in the order of the graph.
+    """One operator that one side computes; the steps of a side are in the order of the graph.
 
     The step may run when the transfers `waits` have been delivered. After the step, the transfers
     `sends` may be sent. The inputs of the model are steps without arithmetic.
@@ -46,7 +46,10 @@ class _Compiled:
 
 def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]
                ) -> Arithmetic:
-    """Return the function that computes [lo, hi) of operator `index` from intervals `needs`."""
+    """Return the function that computes the interval [lo, hi) of operator `index`.
+
+    `needs`: for each input of the operator, the interval that the function gets.
+    """
     node, nodes = traced.graph.nodes[index], traced.graph.nodes
     call, division = traced.calls[index], traced.divisions[index]
     whole = (lo, hi) == (0, node.extent) and all(
@@ -95,8 +98,8 @@ class Program:
     def _mark_last_uses(self) -> None:
         """Mark the step at which each intermediate tensor is used last.
 
-        The run frees the tensor after this step. It keeps the inputs, because the device may
-        have to finish alone.
+        The run frees the tensor after this step. It keeps the inputs, because the robot may have to
+        finish the request alone.
         """
         seen: set[int] = set()
         nodes = self.traced.graph.nodes
@@ -111,7 +114,7 @@ class Program:
             self._compiled[at] = _Compiled(c.sources, c.run, c.own, tuple(last))
 
     def start(self, inputs: Sequence[torch.Tensor] | None = None) -> Run:
-        """Begin one inference; only the device passes the inputs."""
+        """Begin one inference; only the robot's side passes the inputs."""
         if self.side == DEVICE:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)

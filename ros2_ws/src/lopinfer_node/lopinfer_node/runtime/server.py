@@ -113,12 +113,12 @@ class Prepared:
 
     @cached_property
     def number(self) -> int:
-        """Return the number of the plan that pieces carry."""
+        """Return the plan's number, which pieces carry."""
         return plan_number(self.plan.digest)
 
 
 class Limits(Settings):
-    """Bounds on what one server serves."""
+    """Settings that limit the clients, requests, models and memory of one server."""
 
     clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
     request_bytes: int = 1 << 28   # maximum bytes of the incoming transfers of one request
@@ -190,7 +190,7 @@ class ServerMachine:
         self.dropped: Counter[str] = Counter()
         self.requests = 0
         self.paused = False  # whether new requests are refused; running requests are finished
-        self.changed = False        # `work` may have changed; the shell resets this flag
+        self.changed = False        # whether `work` may return other steps; the shell resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
         # maps a client to its session; the client whose steps were computed latest is last
@@ -389,7 +389,7 @@ class ServerMachine:
                  ) -> list[Action]:
         """Handle the end of `PreparePlans`.
 
-        ``table``: the plans, in the order of ``request``. ``reason``: why it is refused, or ''.
+        ``table``: the plans, in the order of ``request``. ``reason``: why they are refused, or ''.
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
@@ -508,7 +508,7 @@ class ServerMachine:
     # -- time ------------------------------------------------------------------------------------
 
     def on_time(self, now: float) -> list[Action]:
-        """Perform all due actions; call this at `deadline`."""
+        """Drop silent clients, and return all due actions; call this at `deadline`."""
         actions: list[Action] = []
         for session in list(self._sessions.values()):
             if now >= session.heard + self.limits.lease:

@@ -74,9 +74,9 @@ def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
     """Encode the plans of a table for `PlansRequest`; encode equal plans only once.
 
     ``own``: intervals of each plan, int64 of shape (2, nodes, 2). The messages call the
-    position of a plan in this list its *bin*. Return (bins, plans). The first value gives,
-    for each bin, the position of its plan among the distinct plans. The second value is a
-    flat int32 array of the distinct plans.
+    position of a plan in this list its *bin*. Return (bins, plans): ``bins`` gives for each
+    bin the position of its plan among the distinct plans, and ``plans`` is a flat int32 array
+    of the distinct plans.
     """
     distinct: dict[bytes, int] = {}
     bins = [distinct.setdefault(o.tobytes(), len(distinct)) for o in own]

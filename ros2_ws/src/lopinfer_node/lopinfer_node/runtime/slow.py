@@ -15,12 +15,12 @@ SHORTEST = 1e-3   # seconds; a shorter pause is not worth its overhead
 
 
 def computing_time() -> float:
-    """Return the present time of a clock for the computing time of this thread.
+    """Return the reading, in seconds, of a clock that measures the computing time.
 
-    The time is in seconds. If one thread computes, the clock is the processor time of this
-    thread. This clock excludes the time of other processes; otherwise the pauses would also
-    multiply that time. If several threads compute, the clock is the wall clock, because the
-    calling thread waits for the other threads.
+    If one thread computes, the clock is the processor time of the calling thread. This clock
+    excludes the time of other processes; otherwise the pauses would also multiply that time.
+    If several threads compute, the clock is the wall clock, because the calling thread waits
+    for the other threads.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
@@ -33,7 +33,7 @@ class Pause:
         self._owed = 0.0
 
     def after(self, seconds: float, at_once: bool = False) -> None:
-        """Count computed seconds, and sleep when the pauses that are due are long enough.
+        """Add the pause for ``seconds`` of computing; sleep if all due pauses exceed `SHORTEST`.
 
         ``at_once``: sleep now for all the time that is due.
         """
@@ -61,7 +61,7 @@ class SlowProgram:
 
 
 class _SlowRun:
-    """A run that sleeps after computations, in few pauses, and always before it sends."""
+    """A slowed run: it sleeps after computations, at the latest before it sends or ends."""
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:
         self.deliver, self.piece = run.deliver, run.piece

@@ -60,13 +60,13 @@ class Trial:
     plan: int
 
     def save(self, path: Path) -> None:
-        """Write the JSON object that this module describes."""
+        """Write the trial to a file, as the JSON object that the module's docstring describes."""
         path.write_text(json.dumps({'loaded': self.loaded, 'request': self.request,
                                     'plan': self.plan, 'profile': self.profile.as_json()}) + '\n')
 
     @classmethod
     def load(cls, path: Path) -> Trial:
-        """Read the JSON object; raise ProfileError if it is invalid."""
+        """Read the file that `save` has written; raise ProfileError if it is invalid."""
         try:
             return cls._of(json.loads(path.read_text()))
         except (OSError, ValueError, RecursionError) as error:
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> int:
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
-    warm_up(torch.device('meta'))     # loads 70 MB of code, which is not part of the model
+    warm_up(torch.device('meta'))     # load 70 MB of code now, before the model's memory counts
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)

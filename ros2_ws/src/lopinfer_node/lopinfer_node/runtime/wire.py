@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..errors import RemoteError
 
 PROBE = 0xFFFFFFFF      # transfer number of pieces that measure the link and belong to no request
-PROBE_PIECES = 4        # number of pieces in a probe
+PROBE_PIECES = 4
 MAX_PROBE = 240000      # maximum bytes of all pieces of a probe together
 MAX_PIECE = 245760      # maximum bytes of data in one piece
 MAX_PARTS = 0xFFFF

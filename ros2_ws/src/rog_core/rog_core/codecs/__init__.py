@@ -30,7 +30,7 @@ __all__ = ['CODECS', 'LENGTH', 'OWN', 'RAW', 'SCALE', 'SMALLER', 'Codec', 'Part'
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}
 SMALLER = CODECS['ternary']  # codec for a link that is too slow for the fleet's codec
-# maps the name of a codec to the function that gets the text after the colon
+# maps a codec's name to the function that makes the codec from the text after the colon
 _WITH_ARGUMENT = {'ternary': SparseTernary.of}
 _CLASS = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')  # matches package.module:Class
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
@@ -81,8 +81,8 @@ def _plugged(name: str) -> Codec:
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec with this number; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the codec of the receiver. The number alone does not suffice for a codec of another
-    package, or for a codec with a sparsity.
+    ``own``: the codec of the receiver, because the number alone does not identify a codec of
+    another package, or the sparsity of a codec.
     """
     if number == own.number:
         return own

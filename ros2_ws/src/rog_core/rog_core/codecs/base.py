@@ -134,9 +134,9 @@ class Codec(ABC):
                 *after: np.number) -> None:
         """Start a kernel with a table of the segments, int64 (ids, 4), see `common.cuh`.
 
-        ``code``: the encoded bytes on the host, or memory for them on the device. ``before`` and
-        ``after``: further arguments of the kernel; they come before and after the arguments table
-        and ``code``.
+        ``code``: the encoded bytes on the host, or memory for them on the device. ``before``:
+        further arguments of the kernel before the table. ``after``: further arguments after
+        ``code``.
         """
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
@@ -192,7 +192,7 @@ class Codec(ABC):
 
     def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
                       data: np.ndarray, factor: np.float32) -> None:
-        """See `add`. Only a codec whose field `compiled` is true has this method."""
+        """Do the same as `add`; only a codec whose field `compiled` is true has this method."""
         raise NotImplementedError
 
     @abstractmethod
@@ -227,10 +227,10 @@ class Codec(ABC):
 
 
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
-    """Join the segments of many chunks, by ascending id. No id may be in two parts.
+    """Join the segments of many chunks and sort them by ascending id.
 
-    A loop over the result then visits the rows in the order of the model. This takes half
-    as long as a loop that jumps between rows.
+    No id may be in two parts. A loop over the result visits the rows in the order of the model.
+    This takes half as long as a loop that jumps between rows.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)

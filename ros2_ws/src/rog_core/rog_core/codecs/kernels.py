@@ -69,7 +69,6 @@ def bad_scale(code):
 
 @njit(nogil=True, cache=True)
 def _count(magnitudes, least):
-    """Count the magnitudes that are at least ``least``."""
     total = np.int32(0)
     for k in range(magnitudes.size):
         total = np.int32(total + np.int32(magnitudes[k] >= least))

@@ -1,4 +1,7 @@
-"""``raw``: float32, little endian, without loss. Model values are always sent raw."""
+"""``raw``: float32, little endian, without loss.
+
+Model values are always sent raw.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Raw(Codec):
         return dense.cpu().numpy().view(np.uint8)
 
     def snapshot(self, partition: Segments, values: Array, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids`` of ``values``, which stay unchanged. Returns uint8."""
+        """Encode the segments ``ids`` of ``values`` as uint8; ``values`` does not change."""
         if cuda.usable(values):
             return self._encode_by_kernel(partition, values, None, ids, None, COPY)
         if not isinstance(values, np.ndarray):

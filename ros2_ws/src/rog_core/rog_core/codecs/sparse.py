@@ -116,7 +116,10 @@ class SparseTernary(Codec):
 
 @njit(nogil=True, cache=True)
 def _write(row, magnitudes, positions, count, code):
-    """Encode one segment; return its scale. ``magnitudes``, ``positions``: see `select_largest`."""
+    """Encode one segment; return its scale.
+
+    ``magnitudes``, ``positions``: see `select_largest`.
+    """
     bits, total = row.view(np.int32), 0.0
     sent = select_largest(bits, magnitudes, positions, count)
     for i in range(sent):

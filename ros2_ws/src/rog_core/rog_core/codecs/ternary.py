@@ -87,7 +87,7 @@ def _byte(bits):
 
 @njit(nogil=True, cache=True)
 def _write(row, code):
-    """Encode one segment; return its scale."""
+    """Encode the segment ``row`` into ``code``; return the scale of the segment."""
     bits, total, count = row.view(np.int32), 0.0, 0
     for b in range(2, code.size):
         start = (b - 2) * BLOCK
@@ -149,7 +149,7 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """See `Codec._look`."""
+    """Check ``data``; return the three numbers that `Codec._look` describes."""
     at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
         length, sent = lengths[ids[i]], 0

@@ -151,7 +151,7 @@ class Method:
         self.bound, self.most = self._two_numbers(self.bounds())
         self.model: Model | None = None
 
-    # -- its name, arguments and options ---------------------------------------------------------
+    # -- name, arguments and options -------------------------------------------------------------
 
     @classmethod
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:
@@ -200,7 +200,7 @@ class Method:
         """The text from which a restarted server builds this method again."""
         return self.named(*self.spec.arguments)
 
-    # -- who may take part, who may go on --------------------------------------------------------
+    # -- who may take part, who may continue -----------------------------------------------------
 
     @property
     def early(self) -> bool:
@@ -244,12 +244,12 @@ class Method:
         """Handle the end of a wait: a robot has waited ``seconds`` for others."""
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """Return the robots for which this robot must wait; empty if it may go on.
+        """Return the robots for which this robot must wait; empty if it may continue.
 
         ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
-        old bound still holds until every robot has pushed under the new method.
+        old bound still applies until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # compare iterations, because rows may be older
+        if self.at_barrier(robot, fleet):  # compare iterations: the slowest rows may be older
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         behind = self.behind(robot, fleet, max(self.bound_of(robot), least))
@@ -281,9 +281,9 @@ class Method:
         return math.inf
 
     def on_time(self, now: float) -> None:
-        """Handle the arrival of the time `deadline`.
+        """Update the method at the time `deadline`.
 
-        Then the server checks which robots may continue.
+        After this call, the server checks which robots may continue.
         """
 
     # -- what a robot computes and sends ---------------------------------------------------------
@@ -302,7 +302,7 @@ class Method:
 
     @property
     def shrinks(self) -> bool:
-        """Whether rows travel in a smaller codec if the link is too slow for the fleet's codec.
+        """Whether a transfer uses a smaller codec if the link is too slow for the fleet's codec.
 
         The link is too slow if the mandatory rows would take longer than `Command.patience`. The
         smaller codec is `rog_core.codecs.SMALLER`.
@@ -340,9 +340,9 @@ class Method:
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
-        """Return whether a push of this iteration is still used.
+        """Return whether the server may still use a push of this iteration.
 
-        Otherwise the server ends the push.
+        If not, the server ends the push early.
         """
         return True
 

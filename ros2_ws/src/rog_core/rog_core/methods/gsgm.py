@@ -14,9 +14,9 @@ from .method_spec import EARLY, MethodSpec
 
 
 class Gsgm(Rolling):
-    """``gsgm``: a push has all rows.
+    """GSGM: every robot contributes once per round, and the server keeps one global momentum.
 
-    ``gsgm:T``: ATP chooses the rows; their staleness is at most T.
+    ``gsgm``: a push has all rows. ``gsgm:T``: ATP chooses the rows; their staleness is at most T.
 
     Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes,
     and then leaves the list. The push of a robot that is not on the list waits in a queue.

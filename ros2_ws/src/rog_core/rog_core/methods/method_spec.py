@@ -15,7 +15,7 @@ from functools import lru_cache
 from ..errors import ConfigError
 
 MAX_THRESHOLD = 1000
-EARLY = frozenset({'order', 'timeout', 'minimum'})  # the options that the option `early` stands for
+EARLY = frozenset({'order', 'timeout', 'minimum'})  # the option `early` means these three options
 _NUMBER = r'(?:=(-?[\w.]*?(?:e-\d+)?)(?=[+-]|$))?'
 _OPTION = re.compile(rf'([+-])([a-z]*){_NUMBER}')
 

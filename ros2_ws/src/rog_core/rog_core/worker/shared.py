@@ -84,7 +84,7 @@ class Shared:
         return COMMUNICATES if self.state in (PUSHING, PULLING) else STALLS
 
     def settle(self, now: float) -> None:
-        """Add the time since the last change of state to the statistics."""
+        """Add the time since the last call to the present activity's time in the statistics."""
         began = self.command.next_iteration > 0  # time before the first grant is not counted
         if began and self.state not in (STOPPED, PAUSED):
             name = TIME_OF[self.activity]
@@ -98,7 +98,7 @@ class Shared:
         return max(self.iteration - (self.state == COMPUTING), 0)
 
     def report(self, now: float) -> WorkerReport:
-        """Return state and statistics at the time ``now``."""
+        """Return the worker's state and its statistics up to ``now``."""
         self.settle(now)
         counted = self.statistics
         return WorkerReport(

@@ -10,7 +10,7 @@ from rog_tasks.crimp.implicit_map import TRUNCATION, ImplicitMap
 from rog_tasks.crimp.tracking import align
 
 BEHIND = 0.15  # largest distance, in metres, of a sample behind a surface
-_RECENT = 3    # half of the samples come from this many of the newest frames
+_RECENT = 3    # half of the samples come from the newest `_RECENT` frames
 _WARM_UP = 30  # number of steps on the first frame alone
 
 

@@ -18,7 +18,7 @@ TRUNCATION = 0.3
 
 
 class ImplicitMap(nn.Module):
-    """Distances and colours in the box between two corners of the world.
+    """A map of distances and colours in the box between two corners of the world.
 
     :param low, high: the two corners (3,), in metres.
     :param cells: for each level, the side of a cell in metres.
@@ -111,7 +111,7 @@ class _Interpolate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         index, weight = ctx.saved_tensors
-        # the last column is the weight
+        # After `index_add_`, the last column of `total` is the sum of the weights.
         given = torch.cat((gradient, torch.ones_like(gradient[:, :1])), 1)
         total = gradient.new_zeros(ctx.count, given.shape[1])
         total.index_add_(0, index.reshape(-1), (weight[..., None] * given[:, None]).flatten(0, 1))

@@ -121,7 +121,7 @@ def way(width: float, depth: float, part: int, parts: int) -> Poses:
 
 
 def film(scene: Scene, camera: Camera, poses: Poses, noise: float, seed: int) -> Frames:
-    """Return what a camera sees from ``poses``.
+    """Return the frames that ``camera`` takes at ``poses``.
 
     :param noise: standard deviation, in metres, of the measured depth of a point at a depth of 1 m.
         The deviation grows with the square of the depth. The standard deviation of the colours is

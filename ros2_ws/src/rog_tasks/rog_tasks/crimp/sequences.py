@@ -131,7 +131,7 @@ def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
 
 
 def _reduced(camera: Camera, width: int, height: int) -> Camera:
-    """Return ``camera`` with another number of pixels."""
+    """Return ``camera`` for images that are scaled to ``width`` x ``height`` pixels."""
     x, y = width / camera.width, height / camera.height
     return Camera(width, height, camera.fx * x, camera.fy * y,
                   (camera.cx + .5) * x - .5, (camera.cy + .5) * y - .5)

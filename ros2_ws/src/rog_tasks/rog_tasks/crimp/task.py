@@ -97,7 +97,7 @@ class Crimp(Task):
         self._robots: WeakKeyDictionary[nn.Module, Explorer] = WeakKeyDictionary()
 
     def model(self) -> ImplicitMap:
-        """Return an empty map; the global random state is left as it was."""
+        """Return an empty map; do not change the global random state."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._number('model', 0))
             return ImplicitMap(self._bounds[0], self._bounds[1], (4 * self._cell, self._cell))
@@ -118,7 +118,7 @@ class Crimp(Task):
         samples = batch.step(model)
         distances, colours = model(samples.points, batch.gain)
         seen = colours[:len(samples.colours)] - samples.colours
-        # If no depth is known, there are no samples, so avoid a division by 0.
+        # If no depth is known, there are no samples; `max` avoids a division by 0.
         return ((distances - samples.distances) ** 2).sum() / 2 / max(len(distances), 1) \
             + COLOUR * (seen ** 2).sum(1).sum() / 2 / max(len(seen), 1)
 

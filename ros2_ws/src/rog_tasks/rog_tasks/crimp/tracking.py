@@ -15,16 +15,16 @@ ROBUST = 0.05  # metres; a larger residual has the influence of a residual of th
 ITERATIONS = 8
 FAR = 0.5      # metres; a pose at least this far from the given pose is rejected
 _STEP = 0.05   # step of the numerical derivatives, in metres
-_LEAST = 30    # minimum number of points in known space from which a pose is found
+_LEAST = 30    # minimum number of points whose distance in the map is below 0.8 * TRUNCATION
 
 
 def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor, position: Tensor
           ) -> tuple[Tensor, Tensor]:
     """Return the camera pose that fits the map best: rotation (3, 3) and position (3,).
 
-    The search begins at the given pose and ends early if the map holds too little of the
-    view. If the search ends `FAR` or farther from the given position, return the given
-    pose.
+    The search begins at the given pose. It ends early if fewer than `_LEAST` points are near
+    a surface of the map. If the search ends `FAR` or farther from the given position, return
+    the given pose.
 
     :param points: the points (n, 3) that the camera sees, in camera axes, in metres.
     :param colours: the colours (n, 3) of these points, 0 to 1.
@@ -59,7 +59,7 @@ def align(model: ImplicitMap, points: Tensor, colours: Tensor, rotation: Tensor,
 
 
 def turn(vector: Tensor) -> Tensor:
-    """Return the rotation (3, 3) about the axis ``vector``; its length is the angle in radians."""
+    """Return the rotation (3, 3) about ``vector``, whose length is the angle in radians."""
     x, y, z = vector.tolist()
     return torch.matrix_exp(torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]],
                                          dtype=vector.dtype))

@@ -28,8 +28,8 @@ class Recording:
 
     :param topics: maps the name of a topic to the types that the topic may have.
     :param read: function that returns a message from its bytes and its type; by default the
-        function of `rosbags`. It fails if a message ends with an empty list, such as the efforts of
-        a JointState, because Fast DDS writes further bytes after this list.
+        function of `rosbags`. The default function fails if a message ends with an empty list, such
+        as the efforts of a JointState, because Fast DDS writes further bytes after this list.
     :raises DataError: the recording is missing or damaged, or lacks a topic.
     """
 

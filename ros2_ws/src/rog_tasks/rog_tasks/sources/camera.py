@@ -60,7 +60,7 @@ class CameraSource(Source):
     # -- the side that receives messages ---
 
     def on_image(self, message: Any) -> None:
-        """Take a sensor_msgs Image or CompressedImage; count the message if it is invalid."""
+        """Add a sensor_msgs Image or CompressedImage to the buffer; count it if it is invalid."""
         with self._changed:
             if self._buffer is None:
                 return
@@ -72,19 +72,19 @@ class CameraSource(Source):
             self._changed.notify_all()
 
     def on_label(self, message: Any) -> None:
-        """Take a std_msgs String that names the class of the images at this time."""
+        """Store the label in a std_msgs String, with the time of its arrival."""
         with self._changed:
             if self._buffer is not None:
                 self._buffer.label(self._clock(), message.data)
                 self._changed.notify_all()
 
     def hint(self, text: str) -> None:
-        """Record what the receiving side knows about a missing topic; '' if no topic is missing."""
+        """Set the text that reports add about a missing topic; '' if no topic is missing."""
         with self._changed:
             self._hint = text
 
     def close(self) -> None:
-        """End all waiting, because the run has ended."""
+        """Make every waiting call raise `SourceClosed`, because the run has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

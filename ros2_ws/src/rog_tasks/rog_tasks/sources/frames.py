@@ -134,7 +134,10 @@ class Frames:
             self.newest_arrived = frame.time
 
     def rewind(self) -> None:
-        """Prepare to play the recording again, so that the times start again at the beginning."""
+        """Decide on all pending images and forget all labels before the recording plays again.
+
+        The times of the messages start again at the beginning of the recording.
+        """
         self.settle(math.inf)
         self._label_times.clear()
         self._labels.clear()

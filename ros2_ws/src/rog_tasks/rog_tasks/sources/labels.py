@@ -1,4 +1,4 @@
-"""Labels images with a teacher or with the trained model, where these are sure enough."""
+"""Labels images with the predictions of a teacher or of the trained model, if these are sure."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Sure:
 
 
 class Teacher:
-    """A trained model that gives the labels.
+    """A trained model that labels images.
 
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:Class``.
     :param weights: safetensors file with the state of the model.

@@ -1,4 +1,4 @@
-"""What every source of labelled images has in common."""
+"""The base class of all sources of labelled images, with its settings and its report."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Source(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """End all waiting, because the run has ended."""
+        """Make every waiting call raise `SourceClosed`, because the run has ended."""
 
     @abstractmethod
     def report(self) -> Report:
         """Return the present state of the source."""
 
-    # -- for the sources themselves ---
+    # -- for subclasses ---
 
     def _open_labels(self) -> None:
         if self._label_spec.kind == 'teacher' and self._teacher is None:

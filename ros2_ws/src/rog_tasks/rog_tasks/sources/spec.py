@@ -10,7 +10,7 @@ from rog_tasks.errors import TaskError
 
 @dataclass(frozen=True)
 class Spec:
-    """A kind of source, its target, and its options; each kind uses some of the options."""
+    """A parsed text that names a source; each kind of source uses some of the options."""
 
     kind: str
     target: str

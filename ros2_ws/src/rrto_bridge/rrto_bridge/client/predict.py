@@ -27,8 +27,8 @@ Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta 
 class Predictor:
     """Predicts results with shape rules, which return metas or raise an error.
 
-    The file `infer` has such rules. The first rule must be fast; the others are used only after
-    `WAITS` waits.
+    The file `infer` contains such rules. The first rule must be fast. `predict` uses the other
+    rules only after `WAITS` waits.
     """
 
     def __init__(self, *rules: Rule) -> None:
@@ -70,7 +70,7 @@ class Predictor:
 
 
 def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) -> Any:
-    """Return the results that `rule` gives, in the form of `like`; None if the rule fails."""
+    """Return the results that `rule` computes, in the form of `like`; None if the rule fails."""
     given = iter(inputs)
 
     def meta(ref: Ref) -> Meta | None:
@@ -80,7 +80,8 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
         metas = rule(call.op, substitute(call.arguments, Ref, meta),
                      substitute(call.keywords, Ref, meta))
     except Exception:
-        # PyTorch has no shape rule, or the call is invalid. The server's error is clearer.
+        # PyTorch has no shape rule, or the call is invalid. Without a prediction the call goes to
+        # the server, which raises a clearer error.
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
         return metas    # do not use `_fill`, because the number of results may differ from `like`
@@ -118,9 +119,6 @@ def _form(value: Any) -> Any:
 
 
 def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
-    """Return the order of dimensions in memory, and whether a size is 0 or 1.
-
-    The result is (order, whether a size is 0, whether a size is 1).
-    """
+    """Return (order of dimensions in memory, whether a size is 0, whether a size is 1)."""
     order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
     return tuple(order), 0 in meta.shape, 1 in meta.shape

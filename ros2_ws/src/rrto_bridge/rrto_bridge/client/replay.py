@@ -40,7 +40,8 @@ class Decision:
     """How to handle a call: first perform `actions`; then, if `step` is None, send the call.
 
     If `step` is not None, the call is virtual: its results have the handles `handles` and the metas
-    of `step`. If `wait` is (run, index), the program needs the `Value` with these numbers.
+    of `step`. If `wait` is (run, index), the program must wait for the `Value` with this run number
+    and this index.
     """
 
     actions: list[Action]
@@ -81,9 +82,9 @@ class ReplayClient:
     tensor that the program holds, or None if it is unknown. `infer` infers shapes, see
     search/derive.py.
 
-    `call`, `leave`, `received` and `failed` set the attribute `closed`. If they have closed a run,
-    `closed` is a function that returns the calls of this run, in the form of `pending`. Otherwise
-    `closed` is None.
+    Each of the methods `call`, `leave`, `received` and `failed` sets the attribute `closed`. If the
+    method has closed a run, `closed` is a function that returns the calls of this run, in the form
+    of `pending`. Otherwise `closed` is None.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -150,9 +151,9 @@ class ReplayClient:
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """Process a value that the program needed.
+        """Process the value of the wanted call for which the program has waited.
 
-        End the run if the value has an unexpected shape.
+        End the run if a tensor of this call has an unexpected shape.
         """
         run = self._run
         actions: list[Action] = []
@@ -370,8 +371,8 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        # Drop these tensors first; otherwise a sequence that the last call completes would keep
-        # these tensors.
+        # Record these tensors as freed before the last call. If the last call completes a
+        # sequence, this sequence must not keep them.
         for handle in run.dead - last:
             self._forget(handle)
         self._observe(calls[-1], actions)

@@ -1,4 +1,4 @@
-"""The engine of mode `replay`: a ReplayClient handles each call, or lets PerCall send it."""
+"""The engine of mode `replay`: a ReplayClient replays each call, or PerCall sends it."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
-        at_once = False    # whether to send now, because an action lets the server compute
+        at_once = False    # whether to send now: after some actions the server can compute
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)

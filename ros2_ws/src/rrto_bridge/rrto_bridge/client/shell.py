@@ -254,7 +254,7 @@ class Link(Port):
     def _let_signals_come(self) -> None:
         """Wait for a Ctrl+C that has possibly ended the server.
 
-        This Ctrl+C possibly also reaches this program. If it comes, the program ends with
+        The same Ctrl+C possibly also reaches this program. In this case the program ends with
         KeyboardInterrupt instead of an error about the server.
         """
         if self.lost == ENDED and not self._waited:
@@ -392,10 +392,7 @@ class Link(Port):
         self._arrived.put(None)
 
     def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a callback of the node.
-
-        An error in the callback ends the waits of the program.
-        """
+        """Wrap a callback of the node, so that its error ends the waits of the program."""
         def call(*arguments: Any) -> None:
             try:
                 callback(*arguments)

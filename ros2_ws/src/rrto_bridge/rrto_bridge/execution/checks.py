@@ -73,13 +73,13 @@ def _grouped(function: Call) -> Call:
 
 
 def _recurrent(function: Call, device: torch.device) -> Call:
-    """Compute as PyTorch does in the program.
+    """Wrap an operator such as an LSTM, so that it computes the same values as in the program.
 
     In the program, weights possibly require gradients (`learnt`). On a CPU, PyTorch uses
-    another multiplication for such weights, even without a backward pass. The weights here
-    were made in inference mode, so they cannot require gradients. Therefore use copies that
-    require gradients. If gradients are enabled (`graded`), PyTorch also uses another
-    library to compute an LSTM.
+    another multiplication for such weights, even without a backward pass. The weights on the
+    server were made in inference mode, so they cannot require gradients. Therefore the wrapper
+    uses copies that require gradients. If gradients are enabled (`graded`), PyTorch also uses
+    another library to compute an LSTM.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -93,14 +93,17 @@ def _recurrent(function: Call, device: torch.device) -> Call:
 
 
 def _packed(function: Call) -> Call:
-    """Keep the batch sizes of a packed sequence on the CPU, where a GPU's kernels need them."""
+    """Wrap an operator; the wrapper copies the batch sizes to the CPU, as a GPU's kernels need."""
     def call(data: torch.Tensor, batch_sizes: torch.Tensor, *args: Any) -> Any:
         return function(data, batch_sizes.cpu(), *args)
     return call
 
 
 def _encoder_layer(function: Call) -> Call:
-    """Make the layer accept sequences of different lengths (see `program.nested_tensors`)."""
+    """Wrap the layer, so that it accepts sequences of different lengths.
+
+    See `program.nested_tensors`.
+    """
     def call(source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if args[LAYER + 1:] != (NESTED_MASK,):
             return function(source, *args, **kwargs)
@@ -110,7 +113,10 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Restore the shape of `out` after an error; a changed shape may exceed the memory."""
+    """Wrap an operator, so that an error leaves the shapes of its `outs` unchanged.
+
+    Otherwise a failed operator might leave a shape that exceeds the tensor's memory.
+    """
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
         before = [(t, t.size(), t.stride(), t.storage_offset())
@@ -137,7 +143,7 @@ def _need(holds: Any, what: str) -> None:
         raise ValueError(what)
 
 
-# -- checks: each takes the arguments of its operator ----------------------------------------------
+# -- checks: each function has the same parameters as its operator ---------------------------------
 
 def _channels(input: torch.Tensor, *rest: Any, **named: Any) -> None:
     """Check that weights and statistics of a batch norm have one element per channel."""
@@ -247,7 +253,10 @@ def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *r
 
 def _frames(grad_in: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int,
             **named: Any) -> None:
-    """Check that the frames to add up (as in `istft`) have the shape that `unfold` gives."""
+    """Check that `grad_in` has the shape that `unfold` returns for a tensor of `input_sizes`.
+
+    `grad_in` holds the frames that the operator adds up, as in `istft`.
+    """
     frames = torch.empty(input_sizes, device='meta').unfold(dim, size, step)
     _need(grad_in.shape == frames.shape, f'frames must have the shape {tuple(frames.shape)}, got '
           f'{tuple(grad_in.shape)}')
@@ -327,8 +336,7 @@ def _miopen_batch_norm(*args: Any, **kwargs: Any) -> Any:
 
 
 def _grid_sampler(self: torch.Tensor, grid: torch.Tensor) -> Any:
-    # The last arguments stand for bilinear interpolation, padding with zeros, aligned
-    # corners.
+    # The last arguments select bilinear interpolation, padding with zeros and aligned corners.
     return aten.grid_sampler_2d.default(self, grid, 0, 0, True)
 
 

@@ -152,8 +152,8 @@ class Context:
     def _missing(self, handle: int) -> Missing:
         before = [(first, k) for k, (first, _) in enumerate(self._failed)
                   if first <= handle < first + REACH]
-        # Choose the failed call whose first handle is nearest to `handle`; of several, the latest
-        # call.
+        # Choose the failed call whose first handle is nearest to `handle`. If several calls have
+        # this first handle, choose the latest.
         if before:
             error = self._failed[max(before)[1]][1]
             return Failed(error.kind, error.text)

@@ -54,7 +54,10 @@ class ContextExecutor:
         return call
 
     def argument(self, value: Any) -> Any:
-        """Convert a value from a message, without tensors, into an argument of an operator."""
+        """Convert a value from a message into an operator's argument.
+
+        The value must contain no tensors.
+        """
         if type(value) is tuple:
             return [self.argument(item) for item in value]
         if type(value) is Special:

@@ -77,7 +77,7 @@ class Performer:
                     self._fail(item, error)
         values = self.replay.advance(MAX_STEPS)
         while True:
-            # This mode ends before `yield`, so the caller's code does not run in it.
+            # Leave inference mode before `yield`, so that the caller's code does not run in it.
             with torch.inference_mode():
                 ready = next(values, None)
             if ready is None:
@@ -119,7 +119,7 @@ class Performer:
             self._failure = self._failure or described(failed)
 
     def item(self, item: Any) -> Any:
-        """Execute one item and return its result."""
+        """Execute one item of a message and return its result."""
         if type(item) is not tuple or not item or type(item[0]) is not str:
             raise RemoteError('malformed item: expected a tuple that begins with a string')
         kind, fields = item[0], item[1:]
@@ -136,9 +136,9 @@ class Performer:
         return result
 
     def _conform(self, op: str, first: int, made: Any, expected: Any) -> None:
-        """Give results the layout that the client has predicted.
+        """Change the layout of an operator's results to the layout that the client has predicted.
 
-        Raises RuntimeError if that is impossible, and then frees the results.
+        If that is impossible, free the results and raise RuntimeError.
         """
         pairs = list(enumerate(metas(made), first))
         wanted = list(metas(expected))

@@ -44,7 +44,7 @@ class Executor(Protocol):
     def upload(self, data: Any, meta: Meta) -> Any:
         """Return a new tensor; raises RemoteError if the bytes do not fit."""
     def download(self, tensor: Any) -> Any:
-        """Return the meta and the bytes of a tensor, as the client gets them."""
+        """Return the meta and the bytes of a tensor, in the form that is sent to the client."""
     def meta(self, tensor: Any) -> Meta:
         """Return the meta of a tensor."""
     def save(self, tensor: Any) -> Any:
@@ -119,7 +119,7 @@ class Plan:
             raise RemoteError(f'a sequence must have 1 to {MAX_STEPS} steps, '
                               f'got {len(sequence.steps)}')
         self.slots, self.made, self.kept = sequence.slots, sequence.made, sequence.kept
-        self.persistent: list[int] = []          # handles in the order of registers
+        self.persistent: list[int] = []          # handles of the `Persistent` tensors, by register
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
@@ -219,9 +219,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # If results possibly have memory of their own (`fresh`), they still possibly share the
-        # memory of other tensors of the run. Ignore that, and record only the sharing with older
-        # tensors.
+        # With `fresh`, a result has memory of its own, or shares the memory of other tensors.
+        # Ignore sharing with tensors of this run, and record only sharing with older tensors.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:
@@ -230,7 +229,7 @@ class Plan:
                 self.sharers.setdefault(root, set()).add(place)
 
     def shares(self, place: int) -> set[int]:
-        """Return the registers whose memory a register may share."""
+        """Return the registers whose memory the tensor in register `place` may share."""
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:

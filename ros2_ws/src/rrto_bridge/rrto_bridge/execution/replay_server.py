@@ -57,7 +57,7 @@ class _Run:
         self.plan, self.last = plan, last
         # Numbers of executed steps, of inputs that they used, and of values that they returned.
         self.position = self.used = self.values = 0
-        # Whether the last metas differ from the plan; then the run waits for `Abandon`.
+        # Whether the metas of the last step differ from the plan; the run then waits for `Abandon`.
         self.differs = False
         self.stopped = False     # whether an error has stopped the run
         self.error: Exception | None = None   # the first error
@@ -82,7 +82,7 @@ class _Run:
             self.fail(self.short)
 
     def enter(self, handles: list[int]) -> None:
-        """Fill the next registers with tensors from before the run.
+        """Fill the next registers with the older tensors that have these handles.
 
         Save the values of the tensors to which the run writes.
         """
@@ -108,7 +108,7 @@ class _Run:
         self.error = self.error or error
 
     def undo(self) -> None:
-        """Restore the state from before the run."""
+        """Restore the random state and the changed tensors to their values before the run."""
         for tensor, saved in reversed(self.saved):
             self.executor.restore(tensor, saved)
         self.executor.set_random(self.random)
@@ -158,7 +158,7 @@ class _Run:
         return answer
 
     def skip(self, error: Exception) -> None:
-        """Leave out the next step, which fails with `error`; its new tensors do not exist."""
+        """Skip the next step, which has failed with `error`; its new tensors do not exist."""
         self.fail(error)
         step = self.plan.instructions[self.position]
         for _, place in step.results:
@@ -168,7 +168,7 @@ class _Run:
         self.position += 1
 
     def complete(self, count: int, alive: frozenset[int]) -> Exception | None:
-        """Execute the steps before number `count`, except steps that fail.
+        """Execute the remaining steps before step number `count`; skip the steps that fail.
 
         Return the first error or None.
         """
@@ -284,7 +284,7 @@ class ReplayServer:
             limit -= 1
             try:
                 value = run.step()
-            except Exception as error:  # the client raises this error in the call of the program
+            except Exception as error:  # the client raises this error in the program
                 run.skip(error)
                 break
             if value is not None:
@@ -322,7 +322,7 @@ class ReplayServer:
         return error
 
     def _close(self, run: _Run, alive: tuple[int, ...]) -> None:
-        """End the run; give the client the tensors whose handles are in `alive`."""
+        """End the run; add the tensors whose handles are in `alive` to the client's context."""
         self._run = None
         self.executor.credit(run.kept)
         run.leave()

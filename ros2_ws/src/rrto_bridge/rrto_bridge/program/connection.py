@@ -63,7 +63,7 @@ class Connection:
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            # through `ask`, because the server is possibly lost by now
+            # `ask` handles the case that the server is lost by now
             self.ask('seed', self._seed)
         return self.engine
 

@@ -1,4 +1,4 @@
-"""The device behind 'cuda:0': it sends to the server what PyTorch dispatches."""
+"""The device 'cuda:0': gets operators from PyTorch's dispatcher and sends them to the server."""
 
 from __future__ import annotations
 
@@ -139,9 +139,8 @@ class Device:
               arguments: Any, keywords: Any) -> RemoteTensor:
         """Run an operator such as `t_`, which makes a tensor a view of itself.
 
-        Run it on the server as the operator that returns an ordinary view. Then give `tensor`
-        the handle of the new view, because the tensor with a given handle never changes its
-        shape.
+        The server runs the operator that returns an ordinary view. Then `tensor` gets the handle
+        of the new view, because the tensor with a given handle never changes its shape.
         """
         view = operator(overload(facts.moves.removeprefix('aten.')))
         result = self._call(view, view.name, arguments, keywords, given)
@@ -227,7 +226,10 @@ class Device:
     # -- the memory of tensors ------------------------------------------------------------------
 
     def _own(self, tensor: Any) -> None:
-        """Give a tensor that has aliases a handle of its own, because its shape may change."""
+        """Assign a new handle to a tensor whose handle has several wrappers.
+
+        The shape of the tensor may then change without an effect on the other wrappers.
+        """
         if isinstance(tensor, RemoteTensor) and self.lifetimes.has_aliases(tensor):
             become(tensor, self.run(aten.alias.default, (tensor,), {}))
 
@@ -285,7 +287,7 @@ class Device:
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
         """Run an operator such as `is_conj` on the server.
 
-        PyTorch would examine the wrapper instead of the tensor on the server.
+        PyTorch alone would examine the wrapper instead of the tensor on the server.
         """
         with self.connection.lock:
             return self.run(function, (tensor,), {})

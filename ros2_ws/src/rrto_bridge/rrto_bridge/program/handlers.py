@@ -1,4 +1,4 @@
-"""Handlers of the operators that the device treats specially, instead of just sending them."""
+"""Handlers of the operators that the device cannot simply send to the server."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def _recurrent(function: Any) -> Any:
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
     """Return a handler for an operator that returns singular values or eigenvalues.
 
-    If gradients are possible, the handler takes these values from the results of `decomposition`,
-    as PyTorch does, because `function` rounds differently. `place`: index of the values among these
-    results.
+    If gradients are possible, the handler runs `decomposition` instead of `function` and returns
+    these values from its results, as PyTorch does, because `function` rounds differently. `place`:
+    index of the values among these results.
     """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:

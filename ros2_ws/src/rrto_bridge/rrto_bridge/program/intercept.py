@@ -61,7 +61,7 @@ def install(device: Device) -> None:
 
 
 def _first(device: Device, *args: Any) -> Any:
-    """Dispatch the first operator, after `_without_dtensor`; let `device` dispatch all others."""
+    """Call `_without_dtensor`, then dispatch the first operator; `device` dispatches all others."""
     _without_dtensor()
     Hook.dispatch = device.dispatch
     return device.dispatch(*args)

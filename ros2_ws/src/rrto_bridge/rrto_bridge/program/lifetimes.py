@@ -1,4 +1,4 @@
-"""The handles of the program's tensors: when the server creates and when it frees a tensor.
+"""The handles of the program's tensors: decides when the server creates and frees each tensor.
 
 A handle is the number of a tensor on the server. A wrapper (`remote.RemoteTensor`) is the object
 that the program holds for this tensor.

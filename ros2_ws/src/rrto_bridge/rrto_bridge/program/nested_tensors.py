@@ -33,7 +33,10 @@ class NestedTensor(torch.Tensor):
         return Hook.dispatch(function, args, kwargs)
 
     def to_padded_tensor(self, padding: float, output_size: Any = None) -> torch.Tensor:
-        """Return the padded tensor if it has the requested size and padding."""
+        """Return the padded tensor if it has the requested size and padding.
+
+        Otherwise raise RuntimeError.
+        """
         if not self.computed or padding or tuple(output_size or ()) != tuple(self.padded.shape):
             refuse('to_padded_tensor')
         return self.padded

@@ -1,7 +1,7 @@
 """Runs operators with some tensors on the device and some on the CPU, as CUDA would.
 
-Such an operator is executed, refused with CUDA's error, or decomposed into other operators. If the
-operator writes to a tensor, this tensor stays where it is. The operator's schema shows to which
+Such an operator is executed, refused with CUDA's error, or decomposed into other operators. A
+tensor to which the operator writes stays on its device. The operator's schema shows to which
 arguments the operator writes (aliases), and which arguments are indices (lists of optional
 tensors).
 """

@@ -391,6 +391,6 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def move(tensor: RemoteTensor, meta: Meta) -> None:
-    """Give a wrapper another shape, stride and offset."""
+    """Change the shape, strides and offset of a wrapper to those of `meta`."""
     with torch._C._DisableTorchDispatch():
         tensor.as_strided_(meta.shape, meta.stride, meta.offset)

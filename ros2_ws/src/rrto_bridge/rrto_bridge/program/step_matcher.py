@@ -57,7 +57,7 @@ def compiled(step: Step) -> Matcher:
                '    if not (' + ' and '.join(tests) + '): return MISS',
                '  except AttributeError: return MISS']
               + _results(step, operator(function), names, places))
-    # This is safe, because the source contains only numbers, names of this file and quoted strings.
+    # `exec` is safe: the source contains only numbers, names of this file and quoted strings.
     exec('\n'.join(source), names)
     step.compiled = names['match']
     return step.compiled
@@ -71,7 +71,10 @@ def _constant(value: Any, names: dict[str, Any]) -> str:
 
 def _test(place: str, value: Any, tests: list[str], names: dict[str, Any],
           places: dict[Any, str]) -> None:
-    """Append tests that the value at `place` equals `value`."""
+    """Append the code of tests to `tests`: the argument `place` of the call must equal `value`.
+
+    `place`: code of an expression such as `args[0]`.
+    """
     kind = type(value)
     if kind is Own or kind is Persistent:
         handle = f'base + {value.slot}' if kind is Own else str(value.handle)

@@ -61,7 +61,7 @@ class Turns:
         self._last = time.monotonic()
 
     def claim(self) -> None:
-        """Give the turn to the current thread, because it has made the expected call."""
+        """Make the current thread the holder, because it has made the expected call."""
         self._holder = threading.get_ident()
         self.made_call()
 

@@ -1,1 +1,1 @@
-"""Code for client and server: calls, tensors and messages as values, with checks and encoding."""
+"""Code for client and server: types for calls, tensors and messages, with checks and encoding."""

@@ -150,7 +150,10 @@ def allowed(name: str) -> bool:
 
 @lru_cache(1)
 def operators_digest() -> str:
-    """Return a digest of the schemas of all allowed operators; client and server must agree."""
+    """Return a digest of the schemas of all allowed operators.
+
+    Client and server must have equal digests.
+    """
     schemas = sorted(str(s) for s in torch._C._jit_get_all_schemas()
                      if s.name.startswith('aten::') and allowed(s.name[6:]))
     return hashlib.sha256('\n'.join(schemas).encode()).hexdigest()[:16]

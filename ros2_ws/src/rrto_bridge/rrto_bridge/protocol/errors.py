@@ -20,7 +20,7 @@ class LinkError(RrtoError):
 
 
 class RemoteError(RrtoError):
-    """The peer sent something invalid."""
+    """The peer has sent invalid data."""
 
 
 class Missing(RemoteError):

@@ -1,4 +1,4 @@
-"""An intercepted PyTorch call as a value: its operator, its arguments and its results.
+"""The types of an intercepted PyTorch call: its operator, its arguments and its results.
 
 A handle is the number by which client and server name a tensor. The other files describe the
 program's calls with these types. This file does not import torch. Source: thesis section 5.3.3.

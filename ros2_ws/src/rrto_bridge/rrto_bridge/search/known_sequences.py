@@ -17,7 +17,7 @@ PATIENCE = 3          # a sequence pauses after more than this number of failed 
 # Maximum number of tensors that `add` makes `Bound`; if more tensors differ, the model differs.
 MAX_LOOSE = 4
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
-MAX_PAUSE = 64  # after failures, a sequence skips fewer possible starts in a row than this number
+MAX_PAUSE = 64  # after failures, a sequence skips at most MAX_PAUSE - 1 possible starts in a row
 
 # Used as `base` for a pass that has not created a tensor yet; larger than every handle.
 ANY = 1 << 62
@@ -45,7 +45,7 @@ class Known:
                      or any(type(r) is Bound for r in row) else step for step, row in roles]
 
     def failed(self) -> None:
-        """Count a run that failed because of a mismatch; after several, let the sequence pause."""
+        """Count a run that ended with a mismatch; after more than `PATIENCE` in a row, pause."""
         self.failures += 1
         self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
 

@@ -47,7 +47,7 @@ class _Node:
     ends: bool = False                  # whether partial sequences end at this node
     following: Fragment | None = None   # the only fragment that has ever come after this node
     child: _Node | None = None          # the node after the fragment `following`
-    search: Search | None = None        # finds the sequences among the calls that ended here
+    search: Search | None = None        # finds sequences in the partial sequences that ended here
     fed: int = 0                        # number of partial sequences that ended here
 
     def after(self, fragment: Fragment, known: bool) -> _Node | None:

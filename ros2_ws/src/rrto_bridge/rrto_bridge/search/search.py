@@ -30,7 +30,7 @@ from ..protocol.sequence import Sequence, build
 # R, the number of equal passes in a row. It is 3, because the first pass may still initialise data
 # (thesis 5.3.3).
 REPETITIONS = 3
-# factor on R if a pass has no input, because such a pass is possibly just a small loop
+# R is multiplied by this factor if a pass has no input: such a pass is possibly just a small loop.
 WITHOUT_INPUT = 8
 MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
@@ -174,7 +174,10 @@ class Search:
         return periods
 
     def _fill(self, order: int, section: int) -> None:
-        """Give unique names to groups that end with `section` and begin before the log."""
+        """Append unique names for groups of sections that end with `section` but begin too early.
+
+        The first section of such a group would be from before the log.
+        """
         for row in self._contexts[order:]:
             if len(row) <= section:
                 row.append(-1 - section)
@@ -262,11 +265,12 @@ class Search:
         return None
 
     def _best_cut(self, end: int, length: int, period: int, fixed: list[bool]) -> int:
-        """Return the number of calls until the best cut; 0 for a cut here (Figure 5.5f: rotation).
+        """Return the number of calls from `end` to the best cut; 0: cut directly after `end`.
 
-        A cut is the place where one pass ends and the next begins. If a pass has several sections,
-        it can be cut after any section. The best cut is the cut across which the fewest tensors
-        live. If several cuts are equally good, prefer a cut before an input, then the nearest cut.
+        This is the rotation of Figure 5.5f. A cut is the place where one pass ends and the next
+        begins. If a pass has several sections, it can be cut after any section. The best cut is the
+        cut across which the fewest tensors live. If several cuts are equally good, prefer a cut
+        before an input, then the nearest cut.
         """
         if period == 1 or not self._rotate:
             return 0

@@ -185,7 +185,7 @@ class ServerMachine:
         return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
 
     def close(self, reason: str = ENDED) -> list[Action]:
-        """Forget all programs; return the actions that tell each program the reason."""
+        """Forget all programs; return the actions that send `reason` to each program."""
         actions: list[Action] = []
         for known in self._programs.values():
             actions += [SendAck(known.name, known.incarnation, 0, reason),

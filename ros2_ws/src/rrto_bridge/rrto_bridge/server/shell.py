@@ -153,7 +153,7 @@ class Server:
             raise
         self.device = facts['device']
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
-        self._changed = threading.Lock()        # protects machine and programs
+        self._changed = threading.Lock()        # protects `machine` and `_programs`
         self._programs: dict[str, _Program] = {}
         # For each program that has left: the time until which its publisher is kept, and the
         # publisher.
@@ -261,8 +261,8 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Keep the publisher for a while, so that DDS can repeat the reason if it is
-                        # lost.
+                        # Keep the publisher for a while, so that DDS can repeat the message with
+                        # the reason if it is lost.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)

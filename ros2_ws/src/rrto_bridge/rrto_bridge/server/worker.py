@@ -154,7 +154,8 @@ class _Worker:
         while not self.reason:
             with self._changed:
                 while not self.reason and (message := self.machine.work()) is None:
-                    # The node's thread also ends a silent session, but do not rely on that thread.
+                    # Check the deadline here too, so that a silent session ends even if the node's
+                    # thread does not end it.
                     self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
                     self._act(self.machine.on_time(time.monotonic()))
                 if self.reason:

@@ -1,4 +1,4 @@
-"""A module is traced on the device, and then computes for inputs other than the trace's input."""
+"""Traces a module on the device, then runs it on inputs other than the trace's input."""
 
 import torch
 from results import COUNT, DEVICE, show

@@ -28,9 +28,10 @@ BINARY = (
 
 
 def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
-    """Return the size of an operand along the axis of the result with number `axis`.
+    """Return the size that an operand has along axis `axis` of the result.
 
-    Return None if the operand lacks this axis. `rank`: number of dimensions of the result.
+    Return None if the operand lacks this axis. `rank`: number of dimensions of the result. As in
+    broadcasting, the last axis of the operand corresponds to the last axis of the result.
     """
     at = axis - (rank - len(shape))
     return shape[at] if at >= 0 else None

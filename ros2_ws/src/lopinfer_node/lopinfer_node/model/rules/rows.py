@@ -49,7 +49,8 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    # otherwise one factor would need the whole tensor, and the other factor only a part
+    # If one tensor is both factors, one factor would need the whole tensor and the other only a
+    # part. A tensor has only one footprint for each call.
     if a == b and not batch:
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)

@@ -77,7 +77,7 @@ def reshape(call: Call) -> Division:
 
 
 def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
-    """Return the first axis that is longer than 1 and follows sizes with the product `before`.
+    """Return the first axis longer than 1 whose outer axes have sizes with the product `before`.
 
     Return None if `shape` has no such axis.
     """
@@ -348,7 +348,7 @@ def _ambiguous(call: Call, value: Value) -> bool:
 
 
 def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
-    """Return the interpolation on all axes except the divided axis `at`.
+    """Return a function that interpolates along all axes except the divided axis `at`.
 
     The size of the axis `at` does not change.
     """

@@ -42,7 +42,7 @@ def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 
 
 
 def _first(call: Call) -> tuple[Value, int, int] | None:
-    """Return (operand, number of spatial dimensions, index of the divided one).
+    """Return (operand, number of spatial dimensions, index of the divided spatial dimension).
 
     The index is below 0 if the batch or the channels are divided. Return None if the
     operand is not divided, or if other arguments also depend on the inputs of the model.
@@ -175,7 +175,8 @@ def _pool(call: Call, border: float) -> Division:
     value, dims, at = found
     if at < 0:
         return same_axis(call, value)
-    # integers have no infinity, and their averages are rounded
+    # Do not divide integers: they have no minus infinity for the padding, and PyTorch rounds
+    # their averages.
     if not call.dtype.is_floating_point:
         return indivisible(call)
     assert value.axis is not None

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ConfigError
 from .grouping import checked
 
-# number of steps of a bisection; then the ends of the interval are adjacent doubles
+# Number of steps of a bisection. After these steps, the ends of the interval are adjacent doubles.
 HALVINGS = 100
 # Largest coefficient allowed in decoding. With a coefficient of 115 (40 robots, 5 stragglers) the
 # measured float32 error was 4e-6.

@@ -57,7 +57,7 @@ def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def check_shares(capacities: ArrayLike, stragglers: int) -> None:
-    """Raise `ConfigError` if even one group of all robots has too many stragglers."""
+    """Raise `ConfigError` if even one group of all robots cannot tolerate the stragglers."""
     array = checked(capacities)
     redundancy = stragglers + 1
     if stragglers < 0:
@@ -91,14 +91,14 @@ def largest_number_of_groups(capacities: ArrayLike, stragglers: int) -> int:
 
 
 def imbalance(groups: Sequence[Collection[int]], capacities: ArrayLike) -> float:
-    """Return the difference between the highest and the lowest capacity of a group."""
+    """Return the difference between the highest and the lowest total capacity of the groups."""
     array = checked(capacities)
     sums = [array[list(members)].sum() for members in groups]
     return float(max(sums) - min(sums))
 
 
 def greedy(capacities: ArrayLike, k: int) -> Groups:
-    """Put the robots into k groups, fastest first, each into the group of least capacity."""
+    """Put robots into k groups, the fastest first, each into the group of lowest total capacity."""
     array = checked(capacities)
     groups: Groups = [[] for _ in range(k)]
     heap = [(0.0, group) for group in range(k)]
@@ -112,10 +112,10 @@ def greedy(capacities: ArrayLike, k: int) -> Groups:
 def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
     """Form k groups by the largest differencing method (equation 14).
 
-    Every robot starts as a tuple of k slots; the robot is in the first slot, and the others
-    are empty. Repeat until one tuple is left: take the two tuples whose first slots have
-    the largest sums, and join them. The largest slot of one is joined with the smallest
-    slot of the other, the second largest with the second smallest, and so on. Then the
+    Every robot starts as a tuple of k slots; the robot is in the first slot, and the other slots
+    are empty. Repeat until one tuple is left: choose the two tuples whose first slots have the
+    largest sums, and join them. The largest slot of the first tuple is joined with the smallest
+    slot of the second tuple, the second largest with the second smallest, and so on. Then the
     lowest sum is subtracted from the sums of all slots.
     """
     array = checked(capacities)
@@ -134,17 +134,17 @@ def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
 
 
 def static_grouping(capacities: ArrayLike, stragglers: int, groups: int = 0) -> Groups:
-    """Group by capacity so that every group tolerates the stragglers.
+    """Group robots by capacity so that every group tolerates the stragglers.
 
     Source: Section 4.1, step 3.
 
-    ``groups``: number of groups. If it is 0, the number is the largest one that equation 13
-    allows and for which every group has a capacity of at least r c_max (r = stragglers + 1,
-    c_max: highest capacity). If the spread of the capacities is at most `SMALL_SPREAD`, the
-    grouping is greedy. For a larger spread the paper uses Karmarkar-Karp. Here the better
-    of the two groupings is used, because Karmarkar-Karp left a larger difference between
-    groups than greedy grouping in 42 of 3217 fleets (4 to 40 robots, capacities 1 to 5).
-    Raises `ConfigError` if no grouping is found.
+    ``groups``: number of groups. If it is 0, the function tries the numbers that equation 13
+    allows, from the largest down. It stops when every group has a capacity of at least r c_max (r =
+    stragglers + 1, c_max: highest capacity). If the spread of the capacities is at most
+    `SMALL_SPREAD`, the grouping is greedy. For a larger spread the paper uses Karmarkar-Karp. Here
+    the more balanced of both groupings is tried first, because Karmarkar-Karp left a larger
+    difference between groups than greedy grouping in 42 of 3217 fleets (4 to 40 robots, capacities
+    1 to 5). Raises `ConfigError` if no grouping is found.
     """
     array = checked(capacities)
     most = largest_number_of_groups(array, stragglers)
@@ -175,8 +175,8 @@ def _candidates(capacities: NDArray[np.float64], k: int) -> list[Groups]:
 def _short_of(probabilities: NDArray[np.float64], stragglers: int) -> NDArray[np.float64]:
     """Return for each row the probability of fewer stragglers than ``stragglers``.
 
-    ``probabilities`` (rows, robots): the probability that each robot of a row straggles.
-    The result is exact: a convolution over the robots.
+    ``probabilities`` (rows, robots): the probability that each robot of a row straggles. A
+    convolution over the robots gives the exact result.
     """
     # Row i: the probability that i of the robots counted so far straggle.
     counts = np.zeros((stragglers, len(probabilities)))
@@ -213,12 +213,14 @@ def regroup(groups: Groups, capacities: ArrayLike, frequencies: ArrayLike,
             stragglers: int) -> Groups:
     """Spread the robots that straggle most over the groups (Section 4.1.2).
 
-    Exchange two robots of equal capacity (see `comparable`) in different groups, always the pair
-    that increases `expected_tolerated` most, until no exchange increases it. The paper instead
-    distributes the most frequent stragglers anew. In our measurements with up to 7 robots, the
-    groups formed by exchanges tolerate on average at most 0.003 stragglers fewer than the best
-    groups, and the paper's groups 0.001 to 0.025 fewer. With 40 robots, exchanges move a third as
-    many robots as the paper's rule does. ``frequencies``: by rank, 0 to 1.
+    Repeatedly exchange two robots of equal capacity (see `comparable`) in different groups. Each
+    time, choose the pair that increases `expected_tolerated` most; stop when no exchange increases
+    it. The paper instead distributes the most frequent stragglers anew.
+
+    In our measurements with up to 7 robots, the groups of this function tolerate on average at most
+    0.003 stragglers fewer than the best groups, and the paper's groups tolerate 0.001 to 0.025
+    fewer. With 40 robots, this function moves a third as many robots as the paper's rule does.
+    ``frequencies``: by rank, the share of rounds in which the robot straggled, 0 to 1.
     """
     array, chances = checked(capacities), np.asarray(frequencies, np.float64)
     ranks = np.array([rank for members in groups for rank in members])

@@ -139,7 +139,7 @@ class Scheme:
 
     def _formed(self, ranks: list[int], stragglers: int,
                 groups: int) -> tuple[Groups, GradientCode]:
-        """Return groups of some robots, and their code."""
+        """Divide ``ranks`` into groups; return the groups and their code."""
         members = self._grouped(ranks, stragglers, groups)
         return members, self._coded(members, stragglers)
 

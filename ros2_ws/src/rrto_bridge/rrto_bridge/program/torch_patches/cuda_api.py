@@ -312,7 +312,7 @@ def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_compile(model: Any = None, **kwargs: Any) -> Any:
-    """Replace `torch.compile`: return the model unchanged; the server computes in any case."""
+    """Replace `torch.compile`: return the model unchanged; the server runs its operators."""
     return model if model is not None else lambda function: function
 
 

@@ -129,7 +129,7 @@ class Moving:
 
 
 def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value` after `move` has moved its tensors, also those in containers and modules."""
+    """Return `value` with `move` applied to its tensors, also in containers and modules."""
     if isinstance(value, torch.nn.Module):
         return value._apply(lambda t: _moved(t, move))
     if isinstance(value, torch.Tensor):
@@ -206,7 +206,8 @@ def _loading_scripts(device: Device) -> None:
 
     @functools.wraps(load)
     def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # The patched `torch.load` passes its function `locate`, which carries the user's argument.
+        # The patched `torch.load` passes its function `locate`. The attribute `map_location` of
+        # `locate` is the argument of the user.
         map_location = getattr(map_location, 'map_location', map_location)
         place = torch.device(map_location) if isinstance(map_location, str) else map_location
         if isinstance(place, torch.device) and place.type != 'cuda' \
