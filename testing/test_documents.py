@@ -399,7 +399,7 @@ class Besides:
 
     @contextmanager
     def place(self, beside, folder):
-        """A new place, in the DDS domain of the command that runs beside it."""
+        """Return a new `Place`, in the DDS domain of the command that runs beside it."""
         if self._beside != beside:
             self.close()
             if beside:

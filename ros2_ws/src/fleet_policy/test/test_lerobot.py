@@ -13,7 +13,7 @@ from fleet_policy.policy import chunk_of, inputs_of
 from lopinfer_node.model import zoo
 from lopinfer_node.model.traced import trace
 
-# Otherwise PyTorch's CPU build cannot import torchvision, and then LeRobot cannot be imported.
+# Without this call, PyTorch's CPU build cannot import torchvision, which LeRobot needs.
 zoo.torchvision()
 pytest.importorskip('lerobot', reason='lerobot is not installed')
 

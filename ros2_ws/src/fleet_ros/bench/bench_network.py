@@ -5,9 +5,9 @@
 The bench runs two nodes. Each is in a network namespace of its own, and a bridge joins
 the namespaces. The bench prints one JSON line per figure. It measures the IP fragments
 per message of 14 kB, and how many bytes per second two idle nodes send. It also
-measures how long it takes until a node hears the other again: after an outage of some
-seconds, and after kill -9 and a new start. RMW_IMPLEMENTATION chooses the middleware.
-The bench needs root, ip and sysctl.
+measures the time until the receiver gets messages of the sender again: after an outage of
+some seconds, and after kill -9 and a new start of the sender. RMW_IMPLEMENTATION chooses
+the middleware. The bench needs root, ip and sysctl.
 """
 
 from __future__ import annotations

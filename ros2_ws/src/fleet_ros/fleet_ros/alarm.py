@@ -18,8 +18,9 @@ class Alarm:
     """Calls ``callback`` once at the time that was last set (monotonic seconds).
 
     With a ``node`` the callback runs in the node's executor, otherwise in the alarm's own
-    thread. The alarm's own thread is faster by one switch of threads. This switch takes
-    half a millisecond or more while the program computes in Python.
+    thread. In the alarm's own thread the callback starts earlier, because no other thread must
+    be woken. Waking a thread takes half a millisecond or more while the program computes in
+    Python.
     """
 
     def __init__(self, callback: Callable[[], None], node: Node | None = None) -> None:

@@ -22,14 +22,14 @@ ANNOUNCED = 5    # seconds between two discovery announcements of a process with
 # key of this table, of `LEASE` and of `INDICES` says whether the fleet uses the interface
 # `lo`.
 ANNOUNCED_FAST = {True: 1, False: 2}
-# seconds of silence after which a process is forgotten; key: whether on `lo`
+# seconds of silence after which processes forget a process; key: whether the fleet uses `lo`
 LEASE = {True: 20, False: 150}
 HEARTBEAT = 0.2  # seconds between a reliable writer's requests for missing acknowledgements
-# maximum number of seconds that a writer of Cyclone DDS waits for its last acknowledgements
+# maximum number of seconds for which Cyclone DDS keeps a deleted writer that lacks acknowledgements
 LAST_WORDS = 0.2
 MULTICAST = '239.255.0.1'  # multicast group of DDS discovery
 _SIOCGIFADDR = 0x8915  # number of Linux's request for the address of an interface
-# highest DDS participant index that is tried; key: whether on `lo`
+# highest DDS participant index that is tried; key: whether the fleet uses `lo`
 INDICES = {True: 119, False: 32}
 
 
@@ -79,7 +79,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
     peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
     own = address_of(network.interface) if robot and not here else ''
     if own or (peers and not here):
-        peers.append(own or MULTICAST)  # a list of peers must contain the multicast group as well
+        peers.append(own or MULTICAST)  # the list replaces Fast DDS's default, the multicast group
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'

@@ -56,7 +56,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt on a signal in this context, or on one before it."""
+        """Raise KeyboardInterrupt in this context on a signal, also on an earlier signal."""
         self._raises = True
         try:
             if self:

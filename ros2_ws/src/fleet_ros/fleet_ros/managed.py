@@ -87,9 +87,9 @@ class ManagedNode(LifecycleNodeMixin, Node):
         """Pause the work in an orderly way."""
 
     def cleanup(self) -> None:
-        """Do what must happen before the node releases everything that `configure` has made.
+        """Prepare the release of everything that `configure` has made.
 
-        If this raises an error that is the user's fault, the node releases nothing.
+        If this method raises an error that is the user's fault, the node releases nothing.
         """
 
     def shutdown(self) -> None:
@@ -140,33 +140,33 @@ class ManagedNode(LifecycleNodeMixin, Node):
             return FAILURE if users else ERROR
 
     def on_configure(self, state: Any) -> TransitionCallbackReturn:
-        """Configure; release everything if the configuration fails."""
+        """Call `configure`; release everything if it fails."""
         self.held.callback(self._destroy_all_but, self._entities())
         result = self._carry_out('configure', self.configure)
         self.configured = result == SUCCESS
         return result if self.configured else self._released(result)
 
     def on_activate(self, state: Any) -> TransitionCallbackReturn:
-        """Activate."""
+        """Call `activate`; the node is active unless it fails."""
         self.active = True
         result = self._carry_out('activate', self.activate)
         self.active = result == SUCCESS
         return result
 
     def on_deactivate(self, state: Any) -> TransitionCallbackReturn:
-        """Deactivate."""
+        """Call `deactivate`; the node stays active if it fails by the user's fault."""
         self.active = False
         result = self._carry_out('deactivate', self.deactivate)
         self.active = result == FAILURE
         return result
 
     def on_cleanup(self, state: Any) -> TransitionCallbackReturn:
-        """Clean up and release everything."""
+        """Call `cleanup`; release everything if it succeeds."""
         result = self._carry_out('cleanup', self.cleanup)
         return self._released() if result == SUCCESS else result
 
     def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
-        """Shut down; an unconfigured node still answers state queries for `STAYS` seconds."""
+        """Call `shutdown`; an unconfigured node still answers state queries for `STAYS` seconds."""
         if not self.configured:
             self.stays_until = time.monotonic() + STAYS
         return self._carry_out('shutdown', self.shutdown)

@@ -51,7 +51,7 @@ def _to_ros(value: Any) -> Any:
 
 
 def declare_early(node: Node, model: type[Settings], *names: str) -> dict[str, Any]:
-    """Declare the parameters ``names`` that ``model`` has; return their values."""
+    """Declare those of the parameters ``names`` that ``model`` has; return their values by name."""
     return {knob.name: _declare(node, knob.name, knob) for knob in declared(model)
             if knob.name in names}
 
@@ -74,8 +74,8 @@ def _declare(node: Node, name: str, knob: Knob) -> Any:
 def _descriptor(name: str, knob: Knob) -> ParameterDescriptor:
     """Return the descriptor that `ros2 param describe` shows.
 
-    The text in it describes all limits, including limits that the range in it cannot
-    express.
+    The text of the descriptor describes all limits, also those that the descriptor's range
+    cannot express.
     """
     bounds = knob.bounds
     low, high = bounds.get('ge', bounds.get('gt')), bounds.get('le', bounds.get('lt'))

@@ -25,10 +25,10 @@ WAIT = 1_000_000_000  # nanoseconds between two checks whether the context is st
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None],
               profile: QoSProfile) -> Subscription:
-    """Create a subscription that passes on all waiting messages each time it wakes.
+    """Create a subscription that passes all waiting messages to ``callback`` each time it wakes.
 
-    Each time it passes on at most ``profile.depth`` messages, so that the node's other callbacks
-    can run.
+    Each time it passes at most ``profile.depth`` messages, so that the node's other callbacks can
+    run.
     """
     def on_message(message: Any) -> None:
         callback(message)

@@ -57,9 +57,9 @@ def close_parameters(node: Node) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether this text is safe for rcl, the C library of ROS 2.
+    """Return whether a text is printable and short.
 
-    The library logs texts unchanged.
+    rcl, the C library of ROS 2, logs such texts without escaping them.
     """
     return text.isprintable() and len(text) <= NAME
 

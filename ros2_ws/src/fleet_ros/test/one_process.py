@@ -4,7 +4,7 @@ from spun_nodes import SpunNodes
 
 
 class OneProcess(SpunNodes):
-    """Has the node `caller`, which calls services of the node `thing`."""
+    """Provides the node `caller`, which calls services of the node `thing`."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The life cycle of a managed node: valid and invalid transitions, and what they free."""
+"""The life cycle of a managed node: valid and invalid transitions, and what they release."""
 
 import pytest
 from fleet_env.errors import SettingError

@@ -158,7 +158,7 @@ def test_the_model_changes_only_when_the_next_gradient_begins():
 
 
 def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
-    """Weight prediction: the model is the weights minus learning rate times momentum, once."""
+    """Check the prediction: the model is the weights minus (learning rate times momentum), once."""
     worker = Worker('rsp:8+pipeline')
     worker.grant(1, rows=[(3, 1.0)])
     worker.gradient('first')

@@ -1,4 +1,4 @@
-"""SendWithTimeout: stops at the budget, guarantees the minimum, and accounts for every row."""
+"""The paper's SendWithTimeout: stops at the budget, sends the minimum, accounts for every row."""
 
 import math
 

@@ -103,7 +103,7 @@ class DiLoCo(Outer):
         """See `Method.by_row`."""
         return self.fragments == 1 and not self.quorum and not self.pipelined
 
-    # -- who may go on ---------------------------------------------------------------------------
+    # -- which robots may continue ---------------------------------------------------------------
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
         """See `Method.on_push`."""

@@ -54,7 +54,7 @@ class E3M0(Codec):
         sizes, magnitudes = (lengths + 1) // 2, dense.abs()
         largest = torch.segment_reduce(magnitudes, 'max', lengths=from_host(lengths, dense),
                                        unsafe=True).cpu().numpy()
-        scales = bfloat16_encode(np.maximum(largest, 0))  # without segments PyTorch gives -inf
+        scales = bfloat16_encode(np.maximum(largest, 0))  # PyTorch gives -inf for an empty segment
         scale = repeat(bfloat16_decode(scales), lengths, dense)
         code = (magnitudes[:, None] >= scale[:, None] * from_host(LEAST, dense)).sum(1)
         code = torch.where(magnitudes > 0, code, 0)

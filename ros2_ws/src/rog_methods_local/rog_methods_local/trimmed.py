@@ -11,16 +11,16 @@ from rog_core.errors import ConfigError
 from rog_core.methods.base import Due, EndRound, Fleet, Holding, Model, Team
 from rog_core.methods.method_spec import MethodSpec
 
-_BLOCK = 1 << 14  # elements per array that `trimmed_mean` takes at once, to fit the cache
+_BLOCK = 1 << 14  # elements of each array that `trimmed_mean` processes at once, to fit the cache
 
 
 class Trimmed(Holding):
     """``trimmed:K``: BSP, but the mean of an element omits its K largest and K smallest values.
 
     Source: coordinate-wise trimmed mean, Yin et al., Byzantine-robust distributed learning: towards
-    optimal statistical rates, ICML 2018. A push is held back until all robots have pushed. Then the
-    model changes by the trimmed mean of the pushes. Up to K robots may send any values. The method
-    needs 2 K + 1 robots; while fewer robots are present, it takes the median.
+    optimal statistical rates, ICML 2018. The server applies no push before all robots have pushed.
+    Then it changes the model by the trimmed mean of the pushes. Up to K robots may send any values.
+    The method needs 2 K + 1 robots; while fewer robots are present, it uses the median.
     """
 
     name = 'trimmed'

@@ -47,7 +47,7 @@ def test_every_row_travels_once_in_a_cycle_of_fragments(rows, fragments, first):
 
 
 def test_a_row_that_misses_its_turns_travels_with_another_fragment():
-    """Otherwise a robot that skips rounds might never send some rows."""
+    """Check that a row as old as a cycle travels at once; a robot that skips rounds needs this."""
     age = np.array([3, 1, 2, 4, 0, 5])
     assert Phase(1, 4, 0).turn(age).tolist() == [True, False, False, True, True, True]
 

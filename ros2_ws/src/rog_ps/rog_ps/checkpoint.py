@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints: saves (`fleet_env.durable`) of the model and the method's state."""
+"""Writes and reads checkpoints: the model and the method's state, kept by `fleet_env.durable`."""
 
 from __future__ import annotations
 

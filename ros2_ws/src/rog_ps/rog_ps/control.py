@@ -112,9 +112,9 @@ class Control:
         """Answer a call of a service.
 
         With a key, the answer carries a tag that authenticates the answer and also covers the tag
-        of the call. The answer to an unauthenticated call carries no tag. Otherwise a stranger
-        could send a call with the tag of another caller's call, and pass the answer on to that
-        caller. If a call arrives again, it gets its former answer again.
+        of the call. The answer to an unauthenticated call carries no tag. If it carried one, a
+        stranger could copy the tag of another caller's call into a call of its own, and pass
+        the answer to that caller as genuine. A repeated call gets the same answer again.
 
         :param what: function that carries out the call and returns the text of the answer.
         """

@@ -54,9 +54,11 @@ class DuplicateServerCheck:
 
 
 class DuplicateServerWatch:
-    """Listens while the server runs; of two servers the younger ends.
+    """Looks for a second server of the fleet while this server runs.
 
-    :param process: public number of the server's own process.
+    If there are two servers, the server that started later ends.
+
+    :param process: number of this server's process in its status messages.
     """
 
     def __init__(self, node: ParameterServerNode, others: Others, process: int) -> None:

@@ -104,7 +104,7 @@ class ParameterServerNode(ManagedNode):
         settings, training = self.settings, self.settings.training
         self.reason = 'finished'
         self.dropped: Counter[str] = Counter()  # sender -> number of refused messages
-        self._awake = time.monotonic()     # when this process last did something
+        self._awake = time.monotonic()     # time at which this process last handled an event
         self._time = TrainingTime(self._awake)
         self.files = RunFiles(settings, lambda: self.elapsed, self.get_logger())
         self.out = self.files.out
@@ -141,7 +141,7 @@ class ParameterServerNode(ManagedNode):
             self.create_timer(settings.server.checkpoint_every, self._save, clock=STEADY)
 
     def activate(self) -> None:
-        """Let the robots train. The time of a pause does not count as time of training."""
+        """Let the robots train; the time of a pause does not count as time of training."""
         now = time.monotonic()
         self._time.go_on(now)
         self.act(self.machine.resume(now))
@@ -387,7 +387,7 @@ class ParameterServerNode(ManagedNode):
         self.files.save_or_say(*self._state())
 
     def _state(self) -> tuple[np.ndarray, ServerState]:
-        """Return the model, float32 (elements,), and the rest of a checkpoint."""
+        """Return the model, float32 (elements,), and the server's state, for a checkpoint."""
         state = self.machine.checkpoint()
         if self._above is not None:
             state = dataclasses.replace(state, base=to_host(self._above.base))
@@ -397,7 +397,8 @@ class ParameterServerNode(ManagedNode):
 
     def _publish_status(self) -> None:
         if self.done and not self.machine.stopping:
-            # another server continues the run; robots would think that this `stopped` is from it
+            # Another server continues the run. The robots would believe that the status `stopped`
+            # is from that server.
             return
         self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
 

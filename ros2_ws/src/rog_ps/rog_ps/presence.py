@@ -1,4 +1,4 @@
-"""Tells the log and the record of the run which robots are away or paused."""
+"""Logs and records which robots are away or paused."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 One worker pushes all rows of a model (17.4 M elements in 33,324 rows, codec onebit).
 The worker side accumulates and encodes the gradient, and sends the chunks over DDS on
 loopback. The server side applies each chunk to the master rows, and sends an
-acknowledgement over DDS. Both sides run in this process, on one core. Every second
-chunk is sealed, and so is its acknowledgement. In this way other work on the machine
-disturbs sealed and unsealed chunks equally. A chunk's way lasts from its sending to the
-arrival of its acknowledgement. The cost of the key is the difference of the median
-times of this way with and without the key, as a share of a push without the key. Prints
-one JSON line.
+acknowledgement over DDS. Both sides run in this process, on one core.
+
+Every second chunk and its acknowledgement are sealed, so that other work on the machine
+disturbs sealed and unsealed chunks equally. The time of a chunk lasts from its sending to
+the arrival of its acknowledgement. The cost of the key is the difference between the
+median times with and without the key, as a share of a push without the key. Prints one
+JSON line.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ class Signature:
         self._verify = ed25519.Ed25519PublicKey.from_public_bytes(self.public).verify
 
     def sign(self, status: Any) -> None:
-        """Give a status its signature."""
+        """Sign ``status``: write the signature into its field ``tag``."""
         assert self._private is not None, 'a robot cannot sign'
         status.tag = array.array('B', self._private.sign(canonical(status)))
 

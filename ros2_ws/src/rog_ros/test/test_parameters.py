@@ -86,7 +86,7 @@ def test_every_parameter_is_described_and_has_the_bounds_of_the_schema():
 
 @pytest.fixture(scope='module')
 def node_of():
-    """Return a node that was started with these parameters."""
+    """Yield a function that starts a node with the given parameters and returns the node."""
     context, nodes = Context(), []
     os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
     rclpy.init(args=[], context=context)

@@ -3,9 +3,9 @@
 Most events of the loop are chunks of rows. The time per chunk includes the
 acknowledgement of the chunk and a share of all other events. The time to prepare the
 task (pretraining) is not counted. The bench runs some minutes of virtual time and
-extrapolates to an hour. For comparison, the bench also measures how long gradients take
-without the simulation, in one thread. It gives the share of the time that the gradients
-of all iterations would take in this way.
+extrapolates to an hour. For comparison, the bench also measures how long a gradient takes
+without the simulation, in one thread. The result `gradients_alone_share` is the time of
+all iterations' gradients, measured in this way, divided by the time of the simulation.
 """
 
 import json

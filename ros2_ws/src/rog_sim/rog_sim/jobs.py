@@ -74,7 +74,7 @@ class Job:
 def run_jobs(jobs: Sequence[Job], workers: int | None = None, progress: RunDone | None = None,
              resume: bool = False, simulate: Simulate | None = None,
              cluster: str | None = None) -> None:
-    """Run all jobs that are not complete yet. A failed run, or Ctrl+C, ends the other runs.
+    """Run all jobs that are not complete yet; a failed run or Ctrl+C ends the other runs.
 
     The files of finished runs stay on disk.
 
@@ -155,7 +155,7 @@ def _due(jobs: Sequence[Job], resume: bool) -> list[Job]:
 
 
 def _links(fleet: FleetConfig) -> dict[str, bytes]:
-    """Return the content of each trace file that a link of the fleet follows, by path."""
+    """Return a dict from the path of each trace file of the fleet's links to its content."""
     paths = {link.trace for link in (fleet.link, *(robot.link for robot in fleet.robots))}
     for path in paths - set(PROFILES):
         read_trace(path)

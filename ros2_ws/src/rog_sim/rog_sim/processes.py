@@ -6,10 +6,10 @@ the run begins. They inherit the task, its data, and each robot's position in th
 They share the memory of models and gradients with the loop
 (`rog_core.model.flat.FlatModel`).
 
-The loop itself writes to the pipes of the processes, and reads from them. With an
-executor, other threads would use the pipes, and the loop would have to wait for these
-threads about as long as a small gradient takes. If forking is not possible, a thread
-computes the gradients.
+The loop writes to the pipes of the processes, and reads from them, without other threads.
+An executor would use threads for the pipes. The loop would wait for these threads about
+as long as a small gradient takes. If forking is not possible, a thread computes the
+gradients.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Process:
         return result
 
     def _receive(self) -> None:
-        """Receive the next answer. An interrupt can end the wait for it, but not the reading."""
+        """Receive the next answer. Ctrl+C can interrupt the wait for it, but not its reading."""
         self._readable.poll()
         with interrupts_blocked():
             try:

@@ -76,7 +76,10 @@ class Robot:
         return batches * self._pace + self._codec_pace + pause.seconds
 
     def finish(self) -> None:
-        """Wait for the running gradient computation; until its end the model must not change."""
+        """Wait for the running gradient computation, and store its results.
+
+        The model must not change until the computation ends.
+        """
         if self._job is not None:
             job, self._job = self._job, None
             self.loss, accuracy = job()

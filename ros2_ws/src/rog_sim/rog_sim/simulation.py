@@ -125,8 +125,8 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
-    :param above: function of the parent fleet. It is called with the time, in seconds,
-        after the actions of this fleet's server.
+    :param above: function of the parent fleet. The simulation calls it after the actions of this
+        fleet's server, with the time in seconds.
     :param model_above: rows and initial weights of the parent fleet. A child fleet uses the
         same weights, so the task prepares (pre-trains) them only once.
     """

@@ -13,8 +13,8 @@ from rog_core.model.partition import RowPartition
 class PublishedModel:
     """Size of a published model.
 
-    ``rows``: number of rows, counted by the published rule. ``push_bytes``: bytes of a push of all
-    rows with one bit per element.
+    ``rows``: number of rows into which `rog_core.model.partition` divides the model.
+    ``push_bytes``: bytes of a push of all rows with one bit per element.
     """
 
     rows: int
@@ -22,8 +22,8 @@ class PublishedModel:
 
 
 # ConvMLP-M has 16.95 million elements. A push has 2,118,750 bytes with one bit per
-# element. The other bytes are metadata: as few as a push of the authors' artifact needed
-# (facts.md).
+# element. The other 5,215 bytes are metadata, the least that a push of the authors' artifact
+# needed.
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 

@@ -60,7 +60,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: 'nn.Module') -> float:
-        """Return the metric on data as robots see them now, 0 to 1; do not change the model."""
+        """Return the metric (0 to 1) on data like those of the robots; do not change the model."""
 
     def shard(self, rank: int, world: int) -> Iterator[Any]:
         """Yield the data of robot ``rank`` of ``world`` once; every call must yield the same data.

@@ -1,4 +1,4 @@
-"""The task for images of real robots: its first model, its accuracy, and its errors."""
+"""The task for images of real robots: its initial model, its accuracy, and its errors."""
 
 import math
 

@@ -9,7 +9,7 @@ serve = pytest.importorskip('rog_view.serve')
 
 
 def asked(kind='http', **headers):
-    """Return the messages that answer a request."""
+    """Return the messages with which a guarded application answers a request."""
     sent = []
 
     async def app(scope, receive, send):

@@ -29,7 +29,7 @@ class Connection:
 
     def __init__(self, robot: str) -> None:
         self.node = WorkerNode(namespace=robot, parameter_overrides=[
-            Parameter('autostart', value=True)])  # now, because the program needs the settings
+            Parameter('autostart', value=True)])  # start now, because the program needs settings
         self._spinning = Spinning(self.node)
 
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:

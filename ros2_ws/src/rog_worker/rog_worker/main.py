@@ -14,7 +14,7 @@ with importing():
     from fleet_ros.exposure import look_before
     from fleet_ros.process import fail, run, spin_until
 
-# seconds; a process that ends has this long to repeat its receipt or finish a gradient
+# maximum seconds for which an ending process repeats its receipt or finishes a gradient
 LINGER = 1.0
 
 

@@ -155,7 +155,7 @@ class WorkerNode(ManagedNode):
             self.act(self.machine.resume(time.monotonic()))
 
     def deactivate(self) -> None:
-        """Leave the fleet for a pause, so that no robot waits for this one.
+        """Leave the fleet for a pause, so that no other robot waits for this robot.
 
         Keep the pending rows.
         """
@@ -216,7 +216,7 @@ class WorkerNode(ManagedNode):
 
     @property
     def place(self) -> str:
-        """Where the robot looks for its server."""
+        """The namespace of the server and the DDS domain, as a text for messages."""
         return f'{self.settings.server_namespace} in DDS domain {self.context.get_domain_id()}'
 
     def _grant(self, order: Compute | None) -> None:
@@ -331,9 +331,11 @@ class WorkerNode(ManagedNode):
         return True
 
     def is_of_ours(self, ours: bool, now: float) -> bool:
-        """Return whether the robot listens to a server.
+        """Return whether the robot uses a message from a server.
 
-        ``ours``: whether this server has accepted the robot.
+        ``ours``: whether this server has accepted the robot. The robot uses messages of other
+        servers only before a server has accepted it, or after its server was silent for the
+        heartbeat limit.
         """
         machine = self.machine
         return machine is None or not machine.server or self._loyalty.listens(ours, now)
@@ -378,7 +380,7 @@ class WorkerNode(ManagedNode):
             self.report()
 
     def pause(self, pause: Pause) -> None:
-        """If ``pause`` is an emulated drop-out, send and receive nothing until its end."""
+        """Send and receive nothing until ``pause`` ends, if it is an emulated drop-out."""
         if pause.silent:
             self._silent_until = time.monotonic() + pause.seconds
 

@@ -1,4 +1,4 @@
-"""Registers the robot with a parameter server; with a key, both prove who they are."""
+"""Registers the robot with a parameter server; with a key, both prove their identity."""
 
 from __future__ import annotations
 

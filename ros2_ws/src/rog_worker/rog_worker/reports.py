@@ -48,8 +48,7 @@ class Reports:
         if state:  # send a last status without delay, because the process may end soon
             if not link.is_dead(now):
                 self._publish(state)
-        # A status that already waits takes the present values when it is sent, so a second one is
-        # not needed.
+        # A waiting status gets its values only when it is sent, so a second one is not needed.
         elif not self._waits:
             self._waits = not link.is_dead(now)
             link.send(STATUS_BYTES, self._publish, now, lossy=True)

@@ -1,4 +1,4 @@
-"""The robot's node: it trains the task in its settings on a thread of its own."""
+"""The robot's node, which trains the task of its settings on a separate thread."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RobotNode(WorkerNode):
             self.error = str(error)
         except BaseException as error:  # includes the SystemExit of a task
             self.error = failure(training.task, error)
-            # otherwise the error possibly comes from the removal of the node
+            # After `stop`, do not raise: the error may come from the removal of the node.
             if not self.stop.is_set():
                 raise
         finally:

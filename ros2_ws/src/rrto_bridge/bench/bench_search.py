@@ -36,7 +36,10 @@ MAP = Meta((1, 256, 14, 14), (50176, 196, 14, 1), 'float32')
 
 
 def one_pass(handles, blocks, scalar, weights):
-    """Write the calls of a convolutional network: convolution, normalisation, activation, sum."""
+    """Return the calls of a convolutional network, and the number of handles that they use.
+
+    Each block has the calls convolution, normalisation, activation and sum.
+    """
     calls, first = [], handles
     for block in range(blocks):
         x, y, z = Ref(handles), Ref(handles + 1), Ref(handles + 2)

@@ -18,7 +18,10 @@ def data(found, number):
 
 
 def detector(device, found, tail=True, keep=None):
-    """Return the output of inferences whose selections have the sizes `found`."""
+    """Run one inference for each size in `found`; return the outputs.
+
+    Each inference selects as many elements as its size says.
+    """
     own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
     count = device.put(np.zeros((1, 1), np.int64))
     printed, kept = [], []

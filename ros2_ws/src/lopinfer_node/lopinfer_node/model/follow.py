@@ -62,7 +62,7 @@ class Picked:
 
 
 class _Owner:
-    """An object whose items are followed only if the code reads them by name."""
+    """An object of which the search visits only the items that the code reads by name."""
 
     def __init__(self, path: str, get: Callable[[str, Any], Any],
                  wanted: Callable[[], Iterable[str]], held: bool = True) -> None:
@@ -173,8 +173,8 @@ class Followed:
                      for name in vars(kind).get('__slots__', ()) if hasattr(value, name)]
             self._owners.append(_Owner(path, partial(getattr, value), lambda: [
                 name for name in (*own, *slots) if self.reads(name)]))
-            # A new attribute of the object may hide an attribute of its class, or replace a
-            # default.
+            # Compare the names of the object's attributes too, because a new attribute may hide an
+            # attribute of the class, or replace a default.
             self._computed(path, lambda: tuple(sorted(own.keys() & self._names)))
             # The type is a subclass: `_visit` handles plain dictionaries, lists and sets.
             if isinstance(value, (dict, list, set)):

@@ -269,9 +269,6 @@ def _plain(value: Any) -> bool:
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether a value can only be a stored result.
-
-    Call this for a value that the model's code does not read.
-    """
+    """Return whether a value that the model's code does not read can only be a stored result."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

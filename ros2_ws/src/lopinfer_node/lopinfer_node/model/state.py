@@ -14,7 +14,8 @@ import torch
 from ..errors import ModelError
 
 CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
-# Modules whose objects are not followed, because such objects lead to data of other threads.
+# Packages whose objects are not searched for state, because these objects refer to data of other
+# threads.
 NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'} - {
     'argparse', 'collections', 'configparser'}
 

@@ -1,12 +1,12 @@
 """Divides global operators; the two sides then exchange sufficient statistics.
 
-The thesis names this as future work (4.7). An operator that aggregates over the divided
-axis needs the whole axis on one side. This module replaces such an operator by new
-operators. Some of them aggregate parts of the axis, and the others combine the results.
-So each side aggregates its own parts, and only the statistics cross the link. The
-statistics of a mean are sums. Those of a softmax are the maximum and the sum of
-exponentials. Those of attention are the same two and the attention of each part (as in
-FlashAttention). The new calls are ordinary operators, so planner, checker and runtime
+The thesis names this division as future work (4.7). An operator that aggregates over the
+divided axis needs the whole axis on one side. This module replaces such an operator by new
+operators. Some of the new operators aggregate parts of the axis, and the others combine
+the results. So each side aggregates its own parts, and only the statistics cross the link.
+The statistics of a mean are sums. The statistics of a softmax are the maximum and the sum
+of exponentials. Attention needs the same two statistics and the attention of each part (as
+in FlashAttention). The new calls are ordinary operators, so planner, checker and runtime
 need no change. The results differ from the results of the model by rounding.
 """
 
@@ -25,10 +25,10 @@ aten = torch.ops.aten
 
 
 def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
-    """Let each softmax, mean and attention over the divided axis work on `parts` parts of the axis.
+    """Return a model whose softmax, mean and attention over the divided axis work in parts.
 
-    Returns the new model. With more parts the planner can cut at more places, but the graph has
-    more operators.
+    ``parts``: number of parts of the axis. With more parts the planner can cut at more places, but
+    the graph has more operators.
     """
     if parts < 2:
         raise ValueError('at least two parts are needed for something to exchange')
@@ -140,7 +140,7 @@ def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | 
 
 
 def _softmax(w: _Rewriter, call: Call) -> Ref | None:
-    """Rewrite a softmax: take the maximum over all parts, the exponentials, and their sum.
+    """Rewrite a softmax: compute the maximum over all parts, the exponentials, and their sum.
 
     Returns the new result, or None if the softmax is not along the divided axis or the axis is too
     short.

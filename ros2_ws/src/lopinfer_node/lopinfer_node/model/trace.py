@@ -39,8 +39,8 @@ _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'type_as': (torch.ops.aten.to.dtype, 'dtype'),
          'to': (torch.ops.aten.to.dtype, 'dtype'),
          '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
-# Maps an operator that creates a constant with the dtype of a tensor. The result is the
-# value that fills the constant, or None if this value is an argument of the call.
+# Maps an operator that creates a constant with the dtype of a tensor to the value that fills
+# the constant. None: this value is an argument of the call.
 _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
@@ -133,7 +133,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _sources(program: Any) -> dict[str, Weight | str]:
-    """Return what each placeholder stands for: a weight, 'input' or 'constant'."""
+    """Return what each placeholder represents: a weight, 'input' or 'constant'."""
     found: dict[str, Weight | str] = {}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -284,7 +284,7 @@ class _Reader:
                                           place), _alias(target, bound))
 
     def _bound(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
-        """Return the given arguments by name; a `Ref` or a `Weight` stands for each tensor."""
+        """Return the given arguments by name; a `Ref` or a `Weight` replaces each tensor."""
         names = [a.name for a in target._schema.arguments]
         given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
@@ -351,7 +351,7 @@ class _Reader:
 
     def _in_place(self, node: torch.fx.Node, target: torch._ops.OpOverload,
                   bound: dict[str, Any], place: str) -> None:
-        """Record an in-place call as a pure call; after `y = x.relu_()`, x stands for the result y.
+        """Record an in-place call as a pure call; after `y = x.relu_()`, x refers to the result y.
 
         Raises `_Aliased` for a write through a view, which needs a functional graph. A write to an
         input of the model does not change the caller's tensor.
@@ -436,9 +436,9 @@ def _line_of(node: torch.fx.Node) -> str:
 
 
 def _live(tape: Tape) -> Tape:
-    """Remove records on which no output depends; collect the used weights.
+    """Return the tape without the records on which no output depends, and with its used weights.
 
-    Keep the records of inputs.
+    The records of inputs stay, and come first.
     """
     records = tape.records
     needed = {o.index for o in tape.outputs if isinstance(o, Ref)}

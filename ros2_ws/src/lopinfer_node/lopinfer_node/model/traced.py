@@ -146,7 +146,7 @@ class Traced:
 
 
 def fingerprint(name: str, tensor: torch.Tensor) -> bytes:
-    """Return eight bytes by which both sides compare one weight."""
+    """Return a hash of eight bytes, by which robot and server compare one weight."""
     state = hashlib.blake2b(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode(),
                             digest_size=8)
     state.update(flat(tensor.detach().cpu()).view(torch.uint8).numpy().data)
@@ -212,7 +212,7 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     others = _others(leaves)
     try:
         differing, _ = _run(model, [leaf.clone() for leaf in others], structure)
-    except Exception:   # the model cannot take these inputs, or cannot run a second time
+    except Exception:   # the model rejects these inputs, or cannot run twice
         pass
     else:
         _verify_results(traced, _calls(traced, others), differing)
@@ -337,8 +337,8 @@ def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
 def divided(name: str, tape: Tape) -> Traced:
     """Return the model divided along the input axes that make most operators divisible.
 
-    If several choices are equally good, take the outermost axes, because slices along an outer axis
-    are the largest contiguous pieces of memory.
+    If several choices are equally good, choose the outermost axes, because slices along an outer
+    axis are the largest contiguous pieces of memory.
     """
     shapes = [r.shape for r in tape.records if r.overload is None]
     options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]

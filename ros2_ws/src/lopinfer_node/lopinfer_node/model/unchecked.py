@@ -41,7 +41,7 @@ def check_arguments(op: str, arguments: dict[str, Any], dtype: torch.dtype) -> N
 
 
 def quotients(divide: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a safe integer division.
+    """Return ``divide`` with a check that raises ModelError if an integer division overflows.
 
     PyTorch's division ends the process if it divides the smallest integer of a type by -1.
     """

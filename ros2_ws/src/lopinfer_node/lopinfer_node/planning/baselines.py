@@ -95,10 +95,10 @@ def spso_ga(graph: Graph, costs: Costs, link: Link, deadline: float = 1.0,
     """Return the layer partition with the least energy under a deadline in seconds.
 
     The search is a particle swarm with operators of a genetic algorithm (SPSO-GA). A
-    particle gives each operator a side. In each iteration it mutates, crosses with its own
-    best state, and crosses with the best state of the swarm. At the start each particle has
-    the first k operators on the device; k is drawn for each particle. Equal seeds give
-    equal plans.
+    particle assigns each operator to a side. In each iteration a particle mutates, crosses
+    with its own best state, and crosses with the best state of the swarm. At the start each
+    particle has the first k operators on the device; k is drawn for each particle. Equal
+    seeds give equal plans.
     """
     objective = Objective(deadline=deadline)
     problem = compiled.problem(graph, costs, link, power, deadline=objective.deadline or np.inf,

@@ -126,7 +126,7 @@ def _flat(graph: Graph) -> dict[str, np.ndarray]:
 
 def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = None,
             weight: float = 0.0, deadline: float = np.inf, small_transfers: bool = True) -> Problem:
-    """Return a graph as flat arrays; arrays that depend only on the graph are cached."""
+    """Return graph, costs, link and objective as a `Problem`; cache what only the graph decides."""
     power = power or PowerModel()
     large = [small_transfers and n.bytes > graph.input_bytes for n in graph.nodes]
     return Problem(
@@ -149,9 +149,9 @@ def settle(p, w, most, least, as_is):
     """Derive cuts and needs from the bounds `most` and `least`, and store them in `w`.
 
     The needs are the intervals that the consumers on each side need, `w.lo` and `w.hi`.
-    Return False if the result of a global operator must not cross the link (`stays`), but
-    would have to. `as_is`: take the bounds as the cuts, unchanged and unchecked, and derive
-    only the needs.
+    Return False if the result of a global operator must not cross the link (`stays`), but a
+    consumer on the other side needs it. `as_is`: use the bounds as the cuts, unchanged and
+    unchecked, and derive only the needs.
     """
     for v in range(len(p.kind)):
         w.lo[0, v] = w.lo[1, v] = p.extent[v]
@@ -182,9 +182,7 @@ def settle(p, w, most, least, as_is):
 
 @kernel
 def _cuts(n, need_to, need_from, most, least, stays):
-    """Return the cuts of one operator.
-
-    The two cuts are the end of the device's interval and the start of the server's interval.
+    """Return the cuts of one operator: end of the device's and start of the server's interval.
 
     Each side computes what it needs, within the bounds.
     """
@@ -307,9 +305,9 @@ def _pass(p, w, v, latest):
 def _next(begin, end, used, i, now):
     """Find the first used span, from span `i` on, that has not ended at time `now`.
 
-    Return the number of the span, whether the span has begun, and a time. If it has begun,
-    this is the time at which it ends, otherwise the time at which it begins. The time is
-    infinite if there is no such span.
+    Return the number of the span, whether the span has begun, and a time. The time is the end
+    of a span that has begun, and the beginning of any other span. The time is infinite if
+    there is no such span.
     """
     while i < len(begin) and (not used[i] or end[i] <= now):
         i += 1
@@ -350,8 +348,8 @@ def evaluate(p, w, most, least, as_is):
     """Return (score, bytes, seconds of computing, latency in seconds) of a candidate.
 
     Lower is better: compare the scores, then the bytes, then the computing. The score is
-    latency + weight * energy. With a deadline, the score is the energy; if the plan misses
-    the deadline, it is a far larger number. The score of an invalid candidate is infinite.
+    latency + weight * energy. With a deadline, the score is the energy, or a far larger
+    number if the plan misses the deadline. The score of an invalid candidate is infinite.
     """
     if not settle(p, w, most, least, as_is):
         return np.inf, 0, 0.0, np.inf

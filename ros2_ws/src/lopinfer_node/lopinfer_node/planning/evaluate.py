@@ -1,9 +1,9 @@
 """Estimate the requests of each method over a recorded link, with a calibrated timeline.
 
-This follows thesis 4.6.1. Requests follow each other without a pause, as in the published runs. A
-request that starts during sample i of the trace takes the plan for the rate of sample i - 1, which
-is the last rate that could be measured before the request. The request then runs at the rate of
-sample i.
+The estimate follows thesis 4.6.1. Requests follow each other without a pause, as in the published
+runs. A request that starts during sample i of the trace uses the plan for the rate of sample i - 1,
+which is the last rate that could be measured before the request. The request then runs at the rate
+of sample i.
 """
 
 from __future__ import annotations

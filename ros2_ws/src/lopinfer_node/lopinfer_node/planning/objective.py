@@ -1,4 +1,4 @@
-"""The objective of a plan."""
+"""What a plan minimises: the latency, the energy under a deadline, or a weighted sum of the two."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def _label_transfers(axes: Axes, timeline: Timeline) -> None:
 
 
 def _draw_path(axes: Axes, path: Sequence[Segment]) -> None:
-    """Outline the uninterrupted pieces of the critical path on each row; join them by lines."""
+    """Outline each uninterrupted piece of the critical path on its row; connect them by lines."""
     stretches: list[tuple[int, float, float]] = []
     for segment in path:
         row = (0 if segment.side == DEVICE else 3) if segment.transfer < 0 \

@@ -2,12 +2,12 @@
 
 Both work on bounds (`compiled.py`). A tensor is alive at position i if it is made at or
 before i and used after i. At a *boundary* at position i, a part of every tensor that is
-alive there may cross the link. At an upward boundary the server receives the part that
-it lacks of the first `fraction` of each tensor. At a downward boundary the device
-receives the part that it lacks of the rest. Between two boundaries each side computes
-what it needs, so both sides compute the halos. If the operators between the boundaries
-are *held*, the same fraction also bounds these operators. Then every halo crosses the
-link.
+alive there may cross the link. An upward boundary concerns the first `fraction` of the
+indices of each tensor: the server receives those that it does not compute. A downward
+boundary concerns the remaining indices: the device receives those that it does not compute.
+Between two boundaries each side computes what it needs, so both sides compute the halos. If
+the operators between the boundaries are *held*, the same fraction also bounds these
+operators. Then every halo crosses the link.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _mark(p, w, value, on_path):
 
 @kernel
 def _extend(p, most, least, last, position, way):
-    """Extend a beam in one way; return how many global operators this places."""
+    """Extend a beam in one way; return the number of global operators that the extension places."""
     _, direction, side, held, step = way
     place(p, most, least, last + 1, position + 1, APART)
     several = place_globals(p, most, least, last + 1, position + 1, side)
@@ -247,9 +247,10 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
     Every step changes the bounds in a window, mostly around an operator on the critical
     path. A strictly better plan replaces the best plan. Plans are compared by score, then
     by bytes, then by computing; lower is better. The search can also continue from a plan
-    that is worse than the present plan. The allowed share of this loss is about `heat` at
-    first, and falls to 0. In a measurement on 100 small graphs, the score of 99 plans was
-    within 1 % of the optimum with heat, and the score of 97 plans without heat.
+    that is worse than the present plan. At first such a plan may be worse by a share of
+    about `heat`; later this share falls to 0. In a measurement on 100 small graphs, the
+    score of 99 plans was within 1 % of the optimum with heat, and the score of 97 plans
+    without heat.
     """
     on_path = np.ones(len(p.kind), np.bool_)
     best = now = _value(p, w, most, least)

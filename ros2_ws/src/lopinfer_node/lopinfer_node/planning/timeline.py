@@ -1,11 +1,11 @@
 """Estimate one inference under a plan.
 
-The estimate has the schedule, latency, critical path, overlap and energy. This is the
-event-driven simulator of the thesis (4.4.3). Each processor runs its operators in
+The estimate has the schedule, latency, critical path, overlap and energy. This module is
+the event-driven simulator of the thesis (4.4.3). Each processor runs its operators in
 topological order. Each direction of the link sends tensors in the order in which they
 are computed, which is also the topological order. So one pass over the operators gives
-the exact schedule. `compiled.py` computes the same schedule for the search. It is
-faster, but accepts only plans that consist of cuts.
+the exact schedule. `compiled.py` computes the same schedule faster for the search, but
+accepts only plans that consist of cuts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ('fixed', 'per_share'):
-            # Make the array contiguous, because each other memory order compiles the kernels
-            # again.
+            # Make the array contiguous, because numba would compile the kernels again for another
+            # memory order.
             value = np.ascontiguousarray(getattr(self, name), np.float64)
             if value.ndim != 2 or len(value) != 2:
                 raise ValueError(f'{name} must have shape (2, nodes), got {value.shape}')

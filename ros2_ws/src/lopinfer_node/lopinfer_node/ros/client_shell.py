@@ -135,7 +135,8 @@ class Client:
     def close(self) -> None:
         """Stop the threads; call this before the node is destroyed.
 
-        This does not wait for a running job, which can take minutes; the job's result is ignored.
+        The method does not wait for a running job, which can take minutes; the job's result is
+        ignored.
         """
         with self._changed:
             self._closing = True
@@ -278,9 +279,10 @@ class Client:
              about: Any) -> None:
         """Call a service.
 
-        ``about``: the plan table that the call concerns, or None. The first answer counts, even
-        if it answers an earlier call and the call has been repeated since. Otherwise no answer
-        would ever count if every answer took longer than the time until the repetition.
+        ``about``: the plan table that the call concerns, or None. A call is repeated until there
+        is an answer, and the first answer counts, also an answer to an earlier call. If only the
+        answer to the latest call counted, a server that answers more slowly than calls are
+        repeated would never be heard.
         """
         ready = client.service_is_ready()
         if not ready or about is not self._about:

@@ -17,7 +17,7 @@ _ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
 
 
 def byte_array(data: Buffer) -> array[int]:
-    """Return the bytes as an array, whose elements rclpy does not check."""
+    """Return the bytes as an `array`, because rclpy does not check the elements of an `array`."""
     made = array('B')
     made.frombytes(data)
     return made

@@ -70,5 +70,5 @@ class ServerNode(ManagedNode):
 
     @property
     def drained(self) -> bool:
-        """Return whether the node was shut down and all requests are finished."""
+        """Return whether the node was shut down, and is idle or has waited `DRAIN` seconds."""
         return self.done and (time.monotonic() >= self._ends_at or not self.server.busy)

@@ -107,7 +107,7 @@ class Server:
         self._changed = threading.Condition()   # lock of `machine` and `_topics`
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
-        # maps a client to the plan table that waits to be prepared for it
+        # maps a client to its plan table that is not prepared yet
         self._tables: dict[str, PlansRequest] = {}
         # Messages that have left the emulated link, but are not published yet.
         self._ready: list[tuple[_Topics, Piece | Ack]] = []

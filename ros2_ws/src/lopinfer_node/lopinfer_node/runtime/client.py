@@ -290,7 +290,8 @@ class ClientMachine:
     def begin(self, bin_: int, steps: Sequence[AnyStep], run: AnyRun, now: float) -> Execution:
         """Begin a request with the plan from `choose`; drop the previous request.
 
-        Return the new request. The caller passes the steps from `work` to its method `compute`.
+        Return the new request. The caller passes the steps from `work` to the request's method
+        `compute`.
         """
         plan = self.table.plans[bin_]
         self._number += 1
@@ -321,7 +322,7 @@ class ClientMachine:
 
     def on_computed(self, pieces: Sequence[tuple[int, Buffer]], seconds: float, now: float
                     ) -> list[Action]:
-        """Send ``pieces``, after the steps of `work` have been computed in ``seconds``."""
+        """Send ``pieces``, the results of the steps from `work`; ``seconds``: computing time."""
         request = self._request
         assert request is not None
         self.report.device += seconds

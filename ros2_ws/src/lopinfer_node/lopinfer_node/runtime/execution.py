@@ -73,7 +73,7 @@ class Execution:
         self._inbox = Inbox({t.index: t.bytes for t in transfers if t.source != side})
 
     def take(self, piece: Piece) -> bool:
-        """Take a piece; return whether it completes a transfer.
+        """Store a received piece; return whether it completes a transfer.
 
         Deliver a complete transfer. Raise RemoteError if the piece does not fit the plan.
         """
@@ -104,9 +104,9 @@ class Execution:
 
         Return the number and the bytes of each transfer to send.
 
-        This takes long, and on a GPU it also waits until the bytes are in the host's memory. So
-        only one thread calls `runnable` and `compute`, and this thread does not hold the lock of
-        the state machine while it computes.
+        Computing takes long, and on a GPU this method also waits until the bytes are in the host's
+        memory. So only one thread calls `runnable` and `compute`, and this thread does not hold the
+        lock of the state machine while it computes.
         """
         for position in steps:
             self.run.compute(position)

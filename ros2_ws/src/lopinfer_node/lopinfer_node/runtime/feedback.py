@@ -36,7 +36,10 @@ class Feedback:
         return median_low(self._recent(plan, now)[-MEDIAN:]) if self.known(plan, now) else 1.0
 
     def longest(self, plan: int, now: float) -> float:
-        """Return the largest recent ratio of a plan; infinite until there are enough requests."""
+        """Return the largest recent ratio of measured to estimated latency of a plan.
+
+        The result is infinite until there are enough requests.
+        """
         ratios = self._recent(plan, now)
         return max(ratios) if len(ratios) >= KNOWN else math.inf
 

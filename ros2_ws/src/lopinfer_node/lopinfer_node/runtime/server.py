@@ -113,7 +113,7 @@ class Prepared:
 
     @cached_property
     def number(self) -> int:
-        """Return the plan's number, which pieces carry."""
+        """Return the number of the plan; every piece carries this number."""
         return plan_number(self.plan.digest)
 
 

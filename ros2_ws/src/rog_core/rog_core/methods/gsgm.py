@@ -31,9 +31,9 @@ class Gsgm(Rolling):
     of the slowest robot.
 
     Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v
-    is the sum of the v' of the round before. The paper's listing divides only the average
-    that becomes v by the number of robots. Here every push is divided by this number, as in
-    all our methods, so the paper's learning rate equals ours divided by the number of
+    is the sum of the v' of the round before. In the paper's listing, only v is an average over
+    the robots; the step of a push is not divided by their number. Here every push is divided, as
+    in all our methods, so the paper's learning rate equals ours divided by the number of
     robots. The momentum also moves rows that a push does not contain.
     """
 

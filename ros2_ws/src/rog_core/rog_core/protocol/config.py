@@ -35,7 +35,7 @@ class TransferConfig:
 
     @classmethod
     def of(cls, settings: Any, traffic: float = 1.0) -> TransferConfig:
-        """Return the configuration that ``settings.training`` and ``settings.network`` give."""
+        """Make the configuration from ``settings.training`` and ``settings.network``."""
         training, network = settings.training, settings.network
         return cls(training.granularity, training.codec, training.importance_magnitude,
                    training.importance_age, network.chunk_bytes, network.chunk_time, traffic)
@@ -63,7 +63,7 @@ class SgdConfig:
 
     @classmethod
     def of(cls, settings: Any) -> SgdConfig:
-        """Return the configuration that ``settings.training`` gives."""
+        """Make the configuration from ``settings.training``."""
         training = settings.training
         return cls(training.learning_rate, training.momentum, training.weight_decay,
                    training.nesterov)

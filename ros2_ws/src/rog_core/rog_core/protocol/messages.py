@@ -64,7 +64,7 @@ class Chunk:
     """Some segments of a transfer; ``ids`` and ``values`` are encoded, uint8.
 
     ``sequence``: number of the chunk in its transfer, from 0. ``codec``: number of the codec.
-    ``segments``: how many segments the chunk holds.
+    ``segments``: number of segments in the chunk.
     """
 
     transfer: TransferId
@@ -79,7 +79,7 @@ class Chunk:
 class Ack:
     """Says which chunks have arrived: all below ``next_expected``, and some later ones.
 
-    Bit k of ``received_mask`` stands for chunk next_expected + 1 + k.
+    Bit k of ``received_mask`` says whether chunk next_expected + 1 + k has arrived.
     """
 
     transfer: TransferId
@@ -165,10 +165,10 @@ class End:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Says which chunks of a closed transfer the receiver took.
+    """Says which chunks of a closed transfer the receiver applied.
 
-    ``taken``: one bit per chunk, lowest bit first. ``refused``: number of chunks that the receiver
-    dropped because their values are implausible.
+    ``taken``: one bit per chunk, lowest bit first; the bit of an applied chunk is 1. ``refused``:
+    number of chunks that the receiver dropped because their values are implausible.
     """
 
     transfer: TransferId
@@ -179,12 +179,12 @@ class Receipt:
 
 @dataclass(frozen=True)
 class RegisterRequest:
-    """A worker asks to join; its pushes up to number ``attempt`` are over.
+    """A worker's request to join; its pushes up to number ``attempt`` are over.
 
-    ``number`` counts the requests of this worker process. The shell passes on only the answer to
-    the latest request, as ROS services do. ``pull``: says which chunks of its last pull the worker
-    has taken; None if there was no pull. ``pull`` stays valid, because the worker takes no rows
-    until the answer arrives.
+    ``number`` counts the requests of this worker process. The shell delivers only the answer to the
+    latest request, as ROS services do. ``pull``: receipt of the worker's last pull; None if there
+    was no pull. The receipt stays valid, because the worker applies no rows until the answer
+    arrives.
     """
 
     robot: str
@@ -204,11 +204,10 @@ class RegisterRequest:
 class RegisterResponse:
     """The server's answer to a `RegisterRequest`.
 
-    ``push``: says which chunks of the worker's last push the server took. ``attempt``: number of
-    the server's next transfer; transfers with lower numbers are over. The next transfer is a pull
-    if the server still knows the rows that the worker holds, otherwise a snapshot. ``retry``:
-    whether the refusal is temporary, so that the worker may ask again. ``over``: whether the server
-    refuses because the run ends.
+    ``push``: receipt of the worker's last push. ``attempt``: number of the server's next transfer;
+    transfers with lower numbers are over. The next transfer is a pull if the server still knows the
+    rows that the worker holds, otherwise a snapshot. ``retry``: whether the refusal is temporary,
+    so that the worker may ask again. ``over``: whether the server refuses because the run ends.
     """
 
     accepted: bool

@@ -40,7 +40,7 @@ LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 class Member:
     """What the server knows of one process of one robot.
 
-    ``versions`` and ``pulled_at``, int64 (rows,), hold one iteration for each row.
+    ``versions`` and ``pulled_at``, int64 (rows,), contain one iteration for each row.
     """
 
     robot: str

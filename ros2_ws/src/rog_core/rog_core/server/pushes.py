@@ -110,7 +110,7 @@ class Pushes:
             raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
                                       f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            return []  # the receipt of our pull is still missing; the worker repeats this End
+            return []  # the receipt of our pull must come first; the worker repeats this End
         closed = member.push.on_end(end)
         if closed is None:
             return []

@@ -23,9 +23,8 @@ def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = N
     """Draw the figures of the run in ``directory`` and return their paths.
 
     run      accuracy, link rate and share of rows over time, for each robot; time per iteration
-    micro    the robot that fell furthest behind the fastest robot, around the moment when it was
-             furthest behind: its link rate, its share of rows sent, and how many iterations it was
-             behind
+    micro    the robot with the largest lag behind the fastest robot, around the moment of this lag:
+             its link rate, its share of rows sent, and its lag in iterations
     map      for a task that makes a map: the map from above, its heights, and the true and
              estimated paths of the robots
 

@@ -1,4 +1,4 @@
-"""Gives each method the same colour in all figures; writes labels and the files of figures."""
+"""Defines one colour for each method in all figures; writes labels and the files of figures."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Look:
 def look(sync: str) -> Look:
     """Return the look of the method ``sync``, which depends only on the name.
 
-    The family gives the hue. The threshold gives the lightness; all thresholds from 40 on have the
-    darkest colour. The options give the dashes.
+    The family determines the hue. The threshold determines the lightness; all thresholds from 40 on
+    have the darkest colour. The options determine the dashes.
     """
     family, arguments, options = parts(sync)
     light, dark = (np.array(to_rgb(c)) for c in _FAMILIES.get(family, _OTHER))
@@ -115,7 +115,7 @@ def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
 
 
 def _isotonic(values: np.ndarray) -> np.ndarray:
-    """Return the rising sequence nearest to ``values`` [n] (pool adjacent violators)."""
+    """Return the non-decreasing sequence nearest to ``values`` [n] (pool adjacent violators)."""
     blocks: list[list[float]] = []
     for value in values:
         blocks.append([value, 1])

@@ -112,7 +112,7 @@ class Crimp(Task):
                                self._number('samples', rank)))
 
     def loss(self, model: nn.Module, batch: Explorer) -> Tensor:
-        """Let the robot find a pose; return the map's error on samples of the robot's frames."""
+        """Find a pose of the robot, then return the map's error on samples of its frames."""
         assert isinstance(model, ImplicitMap)
         self._robots[model] = batch
         samples = batch.step(model)

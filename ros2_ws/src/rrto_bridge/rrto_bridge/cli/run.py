@@ -48,7 +48,7 @@ def call(options: Any) -> int:
     if not command:
         print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
         return 2
-    # Check this first, because the search for a server takes longer.
+    # Check the command first, because the search for a server takes longer.
     if not shutil.which(command[0]):
         print(f'rrto: {command[0]}: there is no such program, or it is not executable',
               file=sys.stderr)

@@ -33,10 +33,10 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
-    """Do the same as `infer`, but several times faster.
+    """Return the same metas as `infer`, several times faster, but for a few operators less exactly.
 
-    For a few operators, the results have a layout that differs from the layout on a CPU. Raises an
-    error in the same cases as `infer`.
+    The layout of these operators' results differs from the layout on a CPU. Raises an error in the
+    same cases as `infer`.
     """
     made = _run(op, arguments, keywords, torch.device('meta'))
     # `arguments[5]`: whether the model is in training

@@ -75,7 +75,10 @@ class Journal:
         return max((n.depth for n in self._nodes.values()), default=0)
 
     def deep(self) -> list[int]:
-        """Return the handles of the tensors whose values the caller must fetch (see `fetched`)."""
+        """Return the handles of tensors with long chains of calls; the caller fetches their values.
+
+        See `fetched`.
+        """
         if self.depth < DEPTH:
             return []
         return [h for h, n in self._nodes.items()

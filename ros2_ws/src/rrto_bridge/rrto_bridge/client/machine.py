@@ -88,7 +88,7 @@ class ClientMachine:
         self._values: dict[tuple[int, int], Value] = {}
 
     def follow(self, other: ClientMachine) -> ClientMachine:
-        """Assign only handles after the last one of another machine; return self."""
+        """Continue the handles of the machine `other`, so that no handle is reused; return self."""
         self._next_handle = other._next_handle
         return self
 
@@ -285,7 +285,8 @@ class ClientMachine:
             return self._values.pop(ticket)
         _, error, value = self._replies.pop(ticket.number)
         if error:
-            # If the error is that of an earlier call, this call has possibly succeeded.
+            # The error may be of an earlier call. Then this call may have succeeded, so free its
+            # results.
             self._drop(ticket.first, None)
             raise_named(error, value)
         if ticket.key is not None:

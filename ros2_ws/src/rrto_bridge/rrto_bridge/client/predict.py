@@ -28,7 +28,7 @@ class Predictor:
     """Predicts results with shape rules, which return metas or raise an error.
 
     The file `infer` contains such rules. The first rule must be fast. `predict` uses the other
-    rules only after `WAITS` waits.
+    rules only after the program has waited `WAITS` times for results.
     """
 
     def __init__(self, *rules: Rule) -> None:

@@ -246,9 +246,10 @@ class ReplayClient:
     # -- a run -----------------------------------------------------------------------------------
 
     def _follow(self, run: _Run, call: Call, actions: list[Action]) -> bool:
-        """Return whether the call matches the leader or a rival.
+        """Return whether the call matches a sequence that the run can still follow.
 
-        A matching rival becomes the leader.
+        The leader is the sequence that the run follows now; the rivals are the other possible
+        sequences. A matching rival becomes the leader.
         """
         position = self._position
         for known in (run.leader, *run.rivals):

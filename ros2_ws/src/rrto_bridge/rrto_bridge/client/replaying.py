@@ -140,7 +140,7 @@ class Replaying(PerCall):
         self._act(actions)
 
     def lost(self) -> None:
-        """Record the open run's calls in the journal, without tensors that the program dropped."""
+        """Record in the journal the open run's calls, then which tensors the program has freed."""
         assert self.journal is not None
         for call, data in self.replay.lost():
             self.journal.made(call, data)

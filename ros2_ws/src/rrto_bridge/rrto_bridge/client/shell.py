@@ -252,9 +252,9 @@ class Link(Port):
             raise SystemExit
 
     def _let_signals_come(self) -> None:
-        """Wait for a Ctrl+C that has possibly ended the server.
+        """Wait briefly, once the server has ended, for a Ctrl+C to reach this program.
 
-        The same Ctrl+C possibly also reaches this program. In this case the program ends with
+        One Ctrl+C can end both. If it reaches this program during the wait, the program ends with
         KeyboardInterrupt instead of an error about the server.
         """
         if self.lost == ENDED and not self._waited:

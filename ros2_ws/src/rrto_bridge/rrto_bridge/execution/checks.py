@@ -269,7 +269,8 @@ def _pivots(LU: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) ->
 
 
 def _pairs(LD: torch.Tensor, pivots: torch.Tensor, *rest: Any, **named: Any) -> None:
-    n = LD.shape[-1] if LD.dim() else 0   # negative pivots mark 2 x 2 blocks
+    n = LD.shape[-1] if LD.dim() else 0
+    # `abs`, because negative pivots mark 2 x 2 blocks.
     _need(LD.dim() >= 2 and pivots.shape == LD.shape[:-1]
           and bool(((pivots.abs() >= 1) & (pivots.abs() <= n)).all()), 'pivots must fit the matrix')
 

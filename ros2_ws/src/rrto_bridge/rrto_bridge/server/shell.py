@@ -118,7 +118,8 @@ class ForkServerProcess:
             self._process.wait(FAREWELL)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # the process hangs in the kernel
+            # A process that hangs in the kernel does not end even after kill.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(FAREWELL)
         self._link.close()
 

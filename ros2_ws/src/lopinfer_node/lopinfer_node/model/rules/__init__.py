@@ -1,4 +1,4 @@
-"""Rules for operators, by kind of footprint; importing this package registers them all."""
+"""Rules for operators, one module for each kind of footprint; the import registers all rules."""
 
 from . import pointwise, rows, shapes, windows
 
