@@ -138,7 +138,10 @@ class Task:
             yield self._spoilt(_as_float(images[chosen]), generator), labels[chosen]
 
     def accuracy(self, model: nn.Module) -> float:
-        """Return the share of the test images, with fog or changed brightness, that are recognised."""
+        """Return the share of the spoilt test images that the model recognises.
+
+        Images are spoilt by fog and by a change of brightness.
+        """
         images, labels = _images(self._data / 'test.npz')
         model.eval()
         with torch.inference_mode():

@@ -34,8 +34,8 @@ class Start:
     """Begin run `run` of sequence `number`; slot s of the sequence gets handle `base` + s.
 
     `inputs`: bytes of the first host-to-device copies of the pass. `bound`: handles of the first
-    tensors of type `Bound` in the pass. `More` adds the later inputs and handles. The server executes all
-    steps for which it has the data.
+    tensors of type `Bound` in the pass. `More` adds the later inputs and handles. The server
+    executes all steps for which it has the data.
     """
 
     run: int

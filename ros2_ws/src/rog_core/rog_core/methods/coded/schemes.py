@@ -52,10 +52,10 @@ class Scheme:
 
     ``capacities``: computing speed by rank, in any unit; similar capacities (`comparable`) count as
     equal. ``stragglers``: number of stragglers that every group tolerates. ``groups``: number of
-    groups (gcc, dcgc, dgh-gc); 0: the number from DGH-GC, equation 13. If this equation has no solution,
-    gcc and dcgc form as many groups as possible. ``every``: rounds between two regroupings
-    (dgh-gc).
-    ``code``: the present code. The number of its shards never changes.
+    groups (gcc, dcgc, dgh-gc); 0: the number from DGH-GC, equation 13. If this equation has no
+    solution, gcc and dcgc form as many groups as possible. ``every``: rounds between two
+    regroupings (dgh-gc). ``code``: the present code. The number of its shards never changes.
+
     Raises `ConfigError` if the fleet cannot tolerate this number of stragglers.
     """
 
