@@ -27,7 +27,7 @@ class SpunNodes:
         return node
 
     def node(self, name: str, **options: Any) -> Any:
-        """Create a node without a role."""
+        """Create a plain `rclpy` node and add it; return the node."""
         return self.add(Node(name, context=self.context, **options))
 
     def spin(self, seconds: float = 0.05) -> None:

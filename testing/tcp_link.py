@@ -17,7 +17,7 @@ from fleet_env.trace import LinkTrace
 # (time at which the link dies, duration of the outage), in seconds
 OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))
 SECONDS = 80.0           # duration in seconds of a run with outages
-# seconds that the forwarder reads ahead, so that a timer that is late leaves no rate unused
+# seconds that the forwarder reads ahead; without them, a late timer would waste a part of the rate
 AHEAD = 0.02
 UP, DOWN = 0, 1
 

@@ -35,7 +35,7 @@ UP = 'rog fleet up quick.yaml --plain --out up'
 class Beside:
     """A command that other commands need; it is ready when its output contains ``ready``.
 
-    One instance serves several commands, so none of these may change it for the others.
+    Several commands share one instance, so no command may change its state.
     """
 
     command: str
@@ -67,7 +67,7 @@ SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
 KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
                'robot3: [1-9]')
 FLEET = Beside(f'{UP} --only server,robot3', 'robot3: [1-9]')
-TURNS = [None, SERVER, KEYED, FLEET]  # a block of code needs the last of these, too
+TURNS = [None, SERVER, KEYED, FLEET]  # order of the tests; FLEET is last: blocks of code reuse it
 
 # Maps a command, as a document has it, to the command that the test runs.
 RUN = {
@@ -81,7 +81,7 @@ RUN = {
     'rog sim outdoor --sync rsp:4 --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:4 --minutes 0.2 --robots 4'),
     'rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20':
-        Short('rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20 --minutes 0.2 --seeds 1'),
+        Short('rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20 --minutes 0.1 --seeds 1'),
     'rog fleet show outdoor': Short(says='robots:'),
     'rog key fleet.key': Short(says='wrote fleet.key'),
     'rog key fleet.key --robot robot1':
@@ -120,7 +120,7 @@ RUN = {
     '--set channel.header=98':
         Short('rog sim outdoor --robots 5 --minutes 0.2 --seed 13 --set link.scale=0.25 '
               '--set channel.header=98'),
-    'rog sim non_iid --sync gsgm --minutes 2': Short('rog sim non_iid --sync gsgm --minutes 0.2'),
+    'rog sim non_iid --sync gsgm --minutes 2': Short('rog sim non_iid --sync gsgm --minutes 0.1'),
     'lopinfer demo': Short(
         f'lopinfer demo {NET} --bandwidth 20 --requests 1 --out there && '
         'grep -c PNG there/demo.png',
@@ -130,16 +130,16 @@ RUN = {
         Short('rog fleet up quick.yaml --only robot2 --out r2', FLEET, until='robot2: [1-9]'),
     'rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20':
         Short('rog compare outdoor --sync bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20 '
-              '--minutes 0.2 --seeds 1'),
+              '--minutes 0.1 --seeds 1'),
     'rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:20+pipeline+sparse --minutes 0.2 --robots 4'),
     'rog sim crimp --minutes 10':
         Short('rog sim crimp --minutes 0.3', says='map.png'),
     'rog fleet up two_level': Short('rog fleet up two_level --plain --out up',
                                     until='blue: [1-9]', says='Results in'),
-    'rog sim two_level': Short('rog sim two_level --minutes 0.2', says='summary.json'),
+    'rog sim two_level': Short('rog sim two_level --minutes 0.1', says='summary.json'),
     'rog compare two_speeds':
-        Short('rog compare two_speeds --minutes 0.5 --seeds 1 --sync bsp,asp'),
+        Short('rog compare two_speeds --minutes 0.1 --seeds 1 --sync bsp,asp'),
     'rog calibrate ../shared/data/traces/rog_outdoors_record.txt --fleet published':
         Short(f'rog calibrate {RECORD} --fleet published && rog compare published/published.yaml '
               '--seeds 1 --target 0.91 --sync bsp,rsp:4 --minutes 0.5', needs=RECORD),
@@ -319,9 +319,7 @@ def not_run(command):
 
 
 def is_mention(command):
-    """Return whether the text is only the beginning of a command that the test runs, such as `rog
-    sim`.
-    """
+    """Return whether the text is only the beginning of a tested command, such as `rog sim`."""
     return any(known.startswith(plain(command)) for known in RUN)
 
 
@@ -382,7 +380,7 @@ class Place:
 
 @cache
 def quick():
-    """quick.yaml: the outdoor fleet with a model that needs no preparation."""
+    """Return the text of quick.yaml: the outdoor fleet with a model that needs no preparation."""
     text = explained_fleet(load_fleet('outdoor', [FLEETS]))
     for key, value in {'name': 'documented', 'minutes': '120',
                        '  task': 'rog_tasks.classify:Classification'}.items():
@@ -391,8 +389,7 @@ def quick():
 
 
 class Besides:
-    """Runs what commands need at the same time; replaces it when a command needs something else.
-    """
+    """Runs the `Beside` that commands need; replaces it when a command needs another `Beside`."""
 
     def __init__(self, folders):
         self._folders, self._beside, self._place = folders, None, None

@@ -17,8 +17,7 @@ PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'la
 
 
 def table():
-    """Return a dict: package -> packages of this suite that it may import, in the table's order.
-    """
+    """Return a dict: package -> packages that it may import, in the order of the table."""
     found = {}
     text = (ROOT / 'CONTRIBUTING.md').read_text()
     for names, allowed in re.findall(r'^\| (`.*?) \| .*? \| ?(.*?) ?\|$', text, re.M):
@@ -176,9 +175,10 @@ def imported_by(name, path, files, typed=False):
 
 
 def rooms():
-    """Return a dict: package -> room -> the rooms whose files it may import. A room is a folder.
+    """Return a dict: package -> room -> the rooms whose files it may import.
 
-    The function reads the tables in CONTRIBUTING. Files may also import files of their own room.
+    A room is a folder of a package. Files may also import files of their own room. The function
+    reads the tables in CONTRIBUTING.
     """
     text = (ROOT / 'CONTRIBUTING.md').read_text()
     return {package: {room: re.findall(r'`(\w+)`', below) for room, below in
@@ -200,7 +200,7 @@ CORE = {
     'transfer': {'model', 'codecs', 'protocol', 'arrays', 'errors'},
     'model': {'codecs', 'arrays', 'errors'},
     'codecs': {'cuda', 'arrays', 'errors', 'plugins'},
-    'messages': {'protocol'},  # the documents promise these names to methods of other packages
+    'messages': {'protocol'},  # the documentation lets methods in other packages import these names
     'steps': {'protocol'},
     'protocol': {'errors'},
     'arrays': {'cuda'},

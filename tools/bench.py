@@ -1,7 +1,7 @@
 """`make bench`: run the benches of all packages, and write their results to docs/benchmarks.md.
 
-A bench prints one JSON object per line; the key `bench` holds its name. Nothing judges the
-results.
+A bench prints one JSON object per line; the key `bench` holds its name. No code compares the
+results with limits.
 """
 
 import json

@@ -24,7 +24,7 @@ REPOSITORIES = {
     'ros2/rcl_interfaces': [],
 }
 BUILT = 'rcl_interfaces/composition_interfaces'
-# for all others, the branch has the name of the distribution
+# for all other repositories, the branch has the name of the distribution
 BRANCHES = {'osrf/osrf_pycommon': 'master'}
 NEEDED = ['psutil', 'packaging', 'argcomplete', 'importlib-metadata', 'importlib-resources']
 

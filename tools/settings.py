@@ -50,7 +50,7 @@ def table(title: str, text: str, found: Iterable[Knob], names: str = 'parameter'
 
 
 def beside(model: type[Settings], *others: type[Settings]) -> list[Knob]:
-    """Return the settings of ``model`` that no other model declares in the same way."""
+    """Return the settings of ``model`` that none of ``others`` declares in the same way."""
     known = [knob for other in others for knob in knobs(other)]
     return [knob for knob in knobs(model) if knob not in known]
 

@@ -1,4 +1,4 @@
-"""Runs the tests: `make test` all but the long ones, `make test-all` all of them, with colcon.
+"""Runs the tests: `make test` without the long tests, `make test-all` all tests with colcon.
 
 The last line is `N passed, N failed[, N skipped]`. The exit code is 0 only if nothing failed.
 """

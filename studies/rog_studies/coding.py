@@ -46,7 +46,7 @@ ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'bat
 
 
 def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
-    """Return the fleet of a group, without stragglers; its gradients cost nothing (`ZeroCost`)."""
+    """Return the fleet of a group, without stragglers; a gradient costs almost no computing."""
     training = TrainingConfig(
         task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc',
         codec='raw', learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)
@@ -111,7 +111,7 @@ def speed_up(method: MethodResult, first: MethodResult) -> str:
 
 
 def accuracy(method: MethodResult, first: MethodResult) -> str:
-    """Return a cell of a `Table`: accuracy in %, after as many rounds as every run has made."""
+    """Return a cell of a `Table`: accuracy in % after the number of rounds of the shortest run."""
     return spread(method.accuracy_after, 100, 1)
 
 

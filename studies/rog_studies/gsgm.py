@@ -125,7 +125,7 @@ def peak(method: MethodResult, first: MethodResult) -> str:
 
 
 def settled(method: MethodResult, first: MethodResult) -> str:
-    """Return the mean accuracy of the second half in %, and how many runs diverged."""
+    """Return the mean accuracy in the second half of a run in %, and how many runs diverged."""
     lost = f' ({method.diverged} diverged)' if method.diverged else ''
     return spread(method.accuracy_settled, 100, 1) + lost
 

@@ -1,16 +1,16 @@
 """The published profiles of six models on a Jetson Xavier NX and an RTX 3080 (thesis 4.5).
 
 A CSV file has one line per recorded call. The line holds the time of the whole call on both
-machines (ms), the bytes of its result, the calls whose tensors it takes, the shape of its result,
+machines (ms), the bytes of its result, the calls whose tensors it reads, the shape of its result,
 and `local_dim`, the axis along which the authors divide the result. This module uses the columns as
 follows:
 
 - `excluded` calls (`dim`, shape queries, constants) make no tensor that depends on the input. They
   do not become operators; their time counts for the next operator.
 - The authors' layer partition never cuts the model at `masked` calls. Most of these calls lie
-  inside a block of branches. At the others the model could be cut, because only one tensor would
-  cross the cut. So the column describes a limit of the authors' planner, and this module ignores
-  it.
+  inside a block of branches. The model could be cut at the remaining `masked` calls, because only
+  one tensor would cross the cut. So the column describes a limit of the authors' planner, and
+  this module ignores it.
 - `local_dim` is the width of the image (for AGRNav, of the voxel grid). Operators without this axis
   are not divided: fully connected layers, and KAPAO's detections after `view`, which mixes width
   and height.
@@ -72,7 +72,7 @@ class Published(NamedTuple):
 class _Row:
     """One line of the published file that becomes a node of the graph.
 
-    ``inputs``: numbers of the lines whose tensors this line takes; these lines are nodes as
+    ``inputs``: numbers of the lines whose tensors this line reads; these lines are nodes as
     well.
     """
 

@@ -6,9 +6,7 @@ import pytest
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Replace runs by invented results; return the list with method and seed of each requested
-    run.
-    """
+    """Replace runs by invented results; return the list of requested runs: (method, seed)."""
     asked = []
 
     def simulate(fleet, out, progress, server_every):

@@ -1,4 +1,4 @@
-"""The published runs in virtual time."""
+"""The fleet of the published runs, and its results in virtual time."""
 
 import os
 from pathlib import Path

@@ -350,7 +350,7 @@ def test_options_of_other_studies_are_refused(capsys, tmp_path):
     assert 'are of the study peers' in capsys.readouterr().err
 
 
-# -- with the kernel's help ---
+# -- processes in emulated networks ---
 
 
 def _may():

@@ -1,4 +1,4 @@
-"""The authors' replay of a record, one sample after the other."""
+"""`replay` plays a record as the authors' script does, with the same holds for seed 0."""
 
 from pathlib import Path
 

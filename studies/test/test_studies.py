@@ -51,7 +51,7 @@ def written(directory, accuracies, reason='finished', sync='gsgm', iterations=10
 @pytest.mark.parametrize('study', STUDIES.values(), ids=lambda study: study.name)
 def test_every_run_of_every_study_is_one_that_its_fleet_can_do(study, tmp_path):
     jobs = [job for case in study.jobs(tmp_path).values() for job in case]
-    # the function policy_of has refused no job
+    # `jobs_of` has raised no error, so every method fits its fleet
     assert len({job.directory for job in jobs}) == len(jobs)
     for table in study.tables:
         assert any(name.startswith(table.cases) for name in study.cases)

@@ -44,7 +44,7 @@ class EnvironmentFault(RogError):
 
 @dataclass(frozen=True)
 class Peer:
-    """A program that is compared.
+    """A program with which the study compares this suite.
 
     ``adapter``: name of its module in `adapters`. ``requirements``: packages with their exact
     versions, for pip. ``options``: further arguments of the adapter. ``what``: description of the
@@ -133,7 +133,7 @@ def environment(peer: Peer, log: Path, tell: Callable[[str], None] = lambda text
 
 
 def versions(python: Path) -> dict[str, str]:
-    """Return a dict of the packages in an environment of `environment`: name -> version."""
+    """Return the packages in an environment that `environment` has made: name -> version."""
     found: dict[str, str] = json.loads((python.parent.parent / READY).read_text())
     return found
 

@@ -31,7 +31,8 @@ class Trained:
     """The task that the study trains.
 
     ``data``, ``data_options``, ``model``, ``pretrain_epochs``: options of `rog_tasks.cruda.Cruda`.
-    ``targets``: three accuracies, 0 to 1. ``local_steps``: see `Settings`.
+    ``targets``: three accuracies, 0 to 1; the study reports when a run reaches them.
+    ``local_steps``: see `Settings`.
     """
 
     name: str

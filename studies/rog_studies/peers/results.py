@@ -5,9 +5,9 @@
     schema        rog-peer-run/1
     program       name of the program; versions: name of a package -> version
     scenario, seed
-    settings      the settings on which the result depends; a run with other settings is another
-    run events        a list of [t_s, what happened, name of the robot or ``server``] started
-    whether every robot trained a batch within the start limit; if not, the fields
+    settings      the settings on which the result depends; a run with other settings is another run
+    events        a list of [t_s, what happened, name of the robot or ``server``]
+    started       whether every robot trained a batch within the start limit; if not, the fields
                   below are missing, except ``outcome`` (why it did not start) and ``start_s``
     outcome       how the run ended, as a text for people
     start_s       seconds from the start of the processes until every robot has trained a batch
@@ -29,8 +29,8 @@
 Times count from the beginning of the links' records. The energy of a robot is computed with a
 power model: power for computing while the robot computes, else power for communicating while its
 link is busy, else power for a stalled robot. The curve is the accuracy of the server's model. If
-the server has no model, it is the mean of the newest accuracies of all processes that hold a
-model.
+the server has no model, the curve is the mean of the newest accuracies of all processes that hold
+a model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .adapters.task import SERVER, Task
 
 SCHEMA = 'rog-peer-run/1'
 RESULT_FILE = 'result.json'
-# the last part of a run, as a share; a program that trains nothing in it may have stopped
+# share of a run at its end; a program that trains nothing in this part may have stopped
 IDLE = 0.1
 Curve = list[tuple[float, float]]
 
@@ -177,7 +177,9 @@ def measured(folder: Path, robots: Sequence[str], start: float, end: float,
              counters: Mapping[str, tuple[int, int]], air: Mapping[str, float],
              ended: Mapping[str, Sequence[Any]], targets: Sequence[float], power: PowerModel
              ) -> dict[str, Any]:
-    """Return the fields of ``result.json`` (see above) that describe a run that has started.
+    """Return the fields of ``result.json`` that describe a run that has started.
+
+    The docstring of this module explains these fields.
 
     :param counters: name -> bytes received and sent in the run.
     :param air: robot -> seconds in which its link was busy in the run.

@@ -36,9 +36,8 @@ class World:
 
     :param fleet: robots and links of the run.
     :param out: directory of the run; the processes write logs to its folder ``logs``.
-    :raises NetworkError: at the start of the context, if the user is not root or the kernel lacks
-        a
-        feature.
+    :raises NetworkError: at the start of the context, if the user is not root or the kernel
+        lacks a feature.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path) -> None:

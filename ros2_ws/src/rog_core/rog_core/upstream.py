@@ -47,7 +47,7 @@ class Upstream:
         self._handed: Array | None = None  # change in the last account; None after `_take`
         self._kept = worker.accumulator.kept  # value of `Accumulator.kept` at the last account
         self._accounted = server.iteration    # the child fleet's iteration at the last account
-        self._due = math.inf                  # its iteration for the next account; infinity: none
+        self._due = math.inf                  # iteration of the next account; infinity: none
 
     def go_on(self, order: Compute) -> None:
         """Carry out the worker's order: apply the pulled rows, and schedule the next account.
@@ -79,9 +79,9 @@ class Upstream:
             self.base = model
 
     def _model(self) -> Array:
-        """Return the worker's copy of the parent fleet's model, with its own pending changes.
+        """Return the worker's copy of the parent fleet's model, plus the worker's pending changes.
 
-        A change is pending until the parent fleet's server has taken it.
+        A change is pending until it has arrived at the parent fleet's server.
         """
         store = self.worker.accumulator
         if store.drift is not None:  # in a step `Phase`, `model` includes these changes
@@ -96,7 +96,7 @@ class Upstream:
     def account(self) -> Array | None:
         """Return the child fleet's change since the last account; None if no account is ordered.
 
-        Write a checkpoint first, then give the change to `WorkerMachine.on_gradient` with
+        Write a checkpoint before you pass the change to `WorkerMachine.on_gradient` with
         `AS_IT_IS`. Otherwise a restart from an older checkpoint would apply the change twice.
         """
         if math.isinf(self._due):

@@ -111,9 +111,9 @@ def test_products_of_groups_are_zero_where_there_is_no_group():
 
 @pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])
 def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
-    """PyTorch itself would give `out` a shape for which its memory is too small.
+    """PyTorch itself would give `out` the new shape, for which the memory of `out` is too small.
 
-    The next operator would then read foreign memory.
+    The next operator would then access memory outside `out`.
     """
     out = torch.ones(2, 3)
     size = (2**62, 1.0) if op.startswith('fft') else ([2**31, 2**31],)
@@ -144,7 +144,7 @@ def test_what_is_not_named_is_refused(name):
                                 'aten.empty_strided.default', 'aten.new_empty_strided.default',
                                 'aten.empty.out', 'aten.empty_like.default'])
 def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
-    """Without the zeros, a program could read old values, and a replay could give other results."""
+    """Without zeros, a program could read freed tensors, and replays could give other results."""
     context = Context(CPU, 1 << 20)
     with torch.inference_mode():
         for _ in range(20):

@@ -29,7 +29,7 @@ PORT = 29400
 # seconds after which an exchange fails; gloo's default (30 min) is longer than a run
 SILENCE = 120.0
 KEEP_EVERY = 10.0  # seconds between two saves of a robot's own state
-FILE = 'kept.npz'  # a file in the folder of the process
+FILE = 'kept.npz'  # file with the saved state of a robot, in the folder of its process
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def _backward_seconds(task: Task, model: nn.Module) -> float:
 
 
 def _newest_of_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Give every robot the newest state that any of them has saved: model and momentum.
+    """Load on every robot the newest state that any robot has saved: model and momentum.
 
     Returns the number of training steps that this state contains; 0 if no robot has saved a
     state.

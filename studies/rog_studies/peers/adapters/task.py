@@ -197,9 +197,9 @@ class Journal:
 
     @contextmanager
     def computing(self, samples: int) -> Iterator[None]:
-        """Return a context in which a batch is computed; it lasts at least ``pace`` seconds.
+        """Return a context for computing a batch; the context lasts at least ``pace`` seconds.
 
-        The context also records the batch.
+        When the context ends, it records the batch.
         """
         began = time.monotonic()
         yield

@@ -165,10 +165,10 @@ class End:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Says which chunks of a closed transfer the receiver applied.
+    """Says which chunks of a closed transfer have arrived.
 
-    ``taken``: one bit per chunk, lowest bit first; the bit of an applied chunk is 1. ``refused``:
-    number of chunks that the receiver dropped because their values are implausible.
+    ``taken``: one bit per chunk, lowest bit first; 1 if the chunk has arrived. ``refused``: number
+    of these chunks that the receiver dropped because their values are implausible.
     """
 
     transfer: TransferId
@@ -183,7 +183,7 @@ class RegisterRequest:
 
     ``number`` counts the requests of this worker process. The shell delivers only the answer to the
     latest request, as ROS services do. ``pull``: receipt of the worker's last pull; None if there
-    was no pull. The receipt stays valid, because the worker applies no rows until the answer
+    was no pull. The receipt stays valid, because the worker accepts no rows until the answer
     arrives.
     """
 

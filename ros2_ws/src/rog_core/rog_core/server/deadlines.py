@@ -1,4 +1,4 @@
-"""Computes the deadlines by which a member must continue a transfer, make progress or send.
+"""Computes by when a member must continue a transfer, make progress or send a message.
 
 A member is a robot as the server knows it. All times are in seconds.
 """

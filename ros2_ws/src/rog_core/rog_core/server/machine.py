@@ -88,7 +88,7 @@ class ServerMachine(Shared):
         return self.pulls.on_ack(robot, ack, now)
 
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
-        """Handle the receipt of a pull or snapshot: the worker says which chunks it took."""
+        """Handle the receipt of a pull or snapshot, which names the chunks that have arrived."""
         actions = self.pulls.on_receipt(robot, receipt, now)
         for chunk in self.pushes.early_chunks(robot):  # chunks that have overtaken the receipt
             actions += self._on_early(robot, chunk, now)

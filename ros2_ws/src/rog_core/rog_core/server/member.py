@@ -134,7 +134,7 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return how many seconds of patience the member has used up; they fall with time."""
+        """Return the patience (seconds) that the member has used up; the number falls with time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
@@ -148,8 +148,7 @@ class Member:
         """Return whether the member's present gradient takes at most `USUAL` times the usual time.
 
         For the member's first gradient, the usual time is the longest usual time in the ``fleet``.
-        The usual time counts as at least the part of ``least`` seconds that the member has not used
-        up (see the method `patience`).
+        The method `patience` computes a lower limit of the usual time from ``least`` (seconds).
         """
         least = self.patience(least, now)
         usual = self.usual
@@ -185,10 +184,9 @@ class Member:
         return self.state in BUSY or self.robot in self.waiting_for
 
     def reconcile(self, pull: Receipt | None) -> None:
-        """End the present transfer. If it is a pull, add the rows that have arrived to the mirror.
+        """End the present transfer; if it is a pull, add the rows that have arrived to the mirror.
 
-        ``pull``: the worker's receipt of its last pull, with the chunks that it has taken; None if
-        there is no receipt.
+        ``pull``: the worker's receipt of its last pull; None if there is no receipt.
         """
         sender, self.sender = self.sender, None
         if sender is None:

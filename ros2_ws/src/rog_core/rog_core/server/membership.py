@@ -50,7 +50,7 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # a stranger's push: the worker has not made as many pushes
+            push = None  # not a push of this worker, which has made fewer pushes
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # the snapshot is still under way
@@ -143,10 +143,10 @@ class Membership:
         return self.pulls.poll(member, now)
 
     def _register_again(self, member: Member, now: float) -> list[Action]:
-        """Drop a member if the member and the server wait for each other.
+        """Drop a member that waits for the server while the server waits for it.
 
-        A forged receipt can cause this. The worker notices that it was dropped and registers again.
-        Then worker and server continue with the rows that they really have.
+        A forged receipt can cause this situation. The worker notices that it was dropped and
+        registers again. Then worker and server continue with the rows that they really have.
         """
         detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
         drop(self.shared, member, 'silent', now)

@@ -1,9 +1,9 @@
 """The server's copy L of the rows that one worker holds, beside the master rows A.
 
-A - L is what the worker has yet to receive. When the worker has taken encoded rows, the server adds
-their decoded values to L. So the error of a lossy codec stays in A - L and is sent later (error
-feedback without further state). A push changes only A, so its cost does not depend on the number of
-workers.
+A - L is what the worker has yet to receive. When encoded rows have arrived at the worker, the
+server adds their decoded values to L. So the error of a lossy codec stays in A - L and is sent
+later (error feedback without further state). A push changes only A, so its cost does not depend on
+the number of workers.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Pulls:
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
 
-    # -- who may go on ---------------------------------------------------------------------------
+    # -- who may continue ------------------------------------------------------------------------
 
     def release(self, now: float) -> list[Action]:
         """Start the pull of every waiting member that the method lets continue."""
@@ -33,7 +33,7 @@ class Pulls:
             fleet, frozenset(gone | (shared.missing - shared.members.keys())))
         if shared.stopping:
             return self.drain(now)
-        # After a change to a tighter bound, the old bound holds for a member until its next push.
+        # After a change to a tighter bound, the old bound applies to a member until its next push.
         widest = max((m.bound for m in active if method.by_row), default=0.0)
         least = widest if widest > method.row_bound else 0.0
         actions: list[Action] = []

@@ -75,7 +75,7 @@ class Pushes:
                 self.shared.deadlines.note_due(member)
 
     def early_chunks(self, robot: str) -> list[Chunk]:
-        """Return the chunks that came before the receipt of the pull, and no longer keep them.
+        """Return and remove the chunks that arrived before the receipt of the pull.
 
         While the receipt is missing, the result is empty.
         """

@@ -11,8 +11,8 @@ from .member import Member
 def why(member: Member, newest: int, waited_for: bool, now: float) -> str:
     """Return the reason why others wait, or no longer wait, for a member.
 
-    The text is empty if neither is the case. ``newest``: the highest iteration that any robot has
-    pushed. ``now`` is in seconds.
+    The text is empty if no robot waits for the member, and the member is neither away nor retired.
+    ``newest``: the highest iteration that any robot has pushed. ``now`` is in seconds.
     """
     if member.state == AWAY:
         return f'no heartbeat for {now - member.heard:.0f} s'

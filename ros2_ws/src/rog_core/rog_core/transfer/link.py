@@ -63,8 +63,8 @@ class LinkEstimate:
         ``delivered_then``: number of bytes that had arrived when the chunk was sent. ``full``:
         whether the window was full at that time. If the window was not full, the sender had no more
         data to send. Then the bytes that have arrived since that time give only a lower limit of
-        the rate. The bytes of earlier chunks that the link carried while this chunk waited behind
-        them give an upper limit.
+        the rate. An upper limit is the bytes of the other chunks that have arrived since that time,
+        divided by the time for which this chunk waited in the queue.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
@@ -89,7 +89,7 @@ class LinkEstimate:
         self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
-        """Handle the first message after a silence: no longer lengthen the time-out."""
+        """Handle the first message after a silence: reset the factor `backoff` of the time-out."""
         self.backoff = 1.0
 
     def timed_out(self, now: float) -> None:

@@ -15,8 +15,8 @@ from ..errors import ConfigError
 from ..model.partition import RowPartition
 from ..protocol.messages import Sending
 
-# For the option `second` of a method, as in the authors' artifact. Each pair holds a bound of the
-# staleness and a share. With this bound or a larger bound, this share of the rows is mandatory in
+# For the option `second` of a method, as in the authors' artifact. Each pair is a staleness bound
+# and a share of the rows. With this bound or a larger bound, this share of the rows is mandatory in
 # addition to the MTA.
 SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 

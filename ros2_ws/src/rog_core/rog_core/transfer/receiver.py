@@ -49,14 +49,14 @@ class Receiver:
     floor: int = 1                   # transfers with a lower number (`attempt`) are over
     granted: int | None = None  # iteration that the next transfer must have; None: any iteration
     kind: Kind | None = None  # kind that the next transfer must have; None: any of ``kinds``
-    energy: float = 0.0              # sum of the squares of all values taken in this transfer
-    refused: int = 0                 # chunks of this transfer that were taken but not applied
+    energy: float = 0.0              # sum of the squares of all accepted values of this transfer
+    refused: int = 0                 # chunks of this transfer that have arrived but are not applied
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
-    taken: int = 0                   # number of segments of the present transfer that were taken
-    # Whether each segment was taken in the present transfer, bool (segments,).
+    taken: int = 0                   # number of segments of this transfer that have arrived
+    # Whether each segment of the present transfer has arrived, bool (segments,).
     _seen: np.ndarray = field(default_factory=lambda: _NOTHING)
 
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
@@ -99,7 +99,7 @@ class Receiver:
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
 
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
-        """Close the transfer; return its receipt, and the segments that were taken (int64).
+        """Close the transfer; return its receipt, and the segments that have arrived (int64).
 
         If the transfer was already closed, the segments are None. Returns None instead of the pair
         if the `End` belongs to an earlier transfer, or takes effect only when more chunks have
@@ -130,9 +130,9 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The `End` that arrived before some chunks and can take effect now, or None.
+        """The `End` that had to wait for chunks and can take effect now; None if there is none.
 
-        It is also None if a chunk is still missing, or if the transfer is closed.
+        It is None while a chunk is missing, and after the transfer is closed.
         """
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
@@ -190,7 +190,7 @@ class Receiver:
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
-        """Return a receipt of the latest transfer, open or closed: it names the taken chunks.
+        """Return a receipt of the latest transfer, open or closed: it names the arrived chunks.
 
         Returns None if there was no transfer yet.
         """
@@ -201,7 +201,7 @@ class Receiver:
     def close(self) -> np.ndarray:
         """Close the present transfer although its `End` has not arrived.
 
-        Returns the segments that were taken.
+        Returns the segments that have arrived.
         """
         if self.state == OPEN:
             self.state = RECEIVER.after(self.state, 'cut short')
@@ -253,7 +253,7 @@ class Receiver:
         return int.from_bytes(bits.tobytes(), 'little')
 
     def _collect(self) -> np.ndarray:
-        """Return the segments taken since the transfer was opened."""
+        """Return the segments that have arrived in the present transfer; forget these segments."""
         seen, self._seen = self._seen, _NOTHING
         return np.flatnonzero(seen)
 

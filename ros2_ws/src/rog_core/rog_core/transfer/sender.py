@@ -2,11 +2,11 @@
 
 Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
 in place of a socket time-out. The sender keeps the window of unacknowledged bytes full until the
-budget (the MTA time) is over. If the mandatory windows of the plan have not arrived by then, it
-continues with these only. An End follows the last chunk at once. This End takes effect when all
-chunks have arrived, so the receiver can answer without a further round trip. If no answer comes,
-the sender sends an End that takes effect at once, and repeats it until the Receipt arrives. The
-table of states is `rog_core.protocol.states.SENDER`.
+budget (the MTA time) is over. If the mandatory windows of the plan have not arrived by then, the
+sender continues with only these windows. An End follows the last chunk at once. This End takes
+effect when all chunks have arrived, so the receiver can answer without a further round trip. If no
+answer comes, the sender sends an End that takes effect at once, and repeats it until the Receipt
+arrives. The table of states is `rog_core.protocol.states.SENDER`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Rows(Protocol):
         """Maximum number of bytes that one call of `encode` should return; 0 means one window."""
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Return the encoded segments ``ids``, uint8; ``ids``: the next window, or windows."""
+        """Encode the segments ``ids``, which form one or more of the next windows; return uint8."""
 
 
 class RawRows:
@@ -81,7 +81,10 @@ class RawRows:
 
 @dataclass
 class Sender:
-    """Sends the windows of a plan. Give it messages and the time; `poll` returns what to send."""
+    """Sends the windows of a plan.
+
+    The caller passes the receiver's messages and the time; `poll` returns the messages to send.
+    """
 
     transfer: TransferId
     partition: RowPartition
@@ -124,7 +127,10 @@ class Sender:
     # -- events ----------------------------------------------------------------------------------
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Handle an acknowledgement; raise `RemoteProtocolError` if it claims chunks never sent."""
+        """Handle an acknowledgement.
+
+        Raises `RemoteProtocolError` if it acknowledges chunks that were never sent.
+        """
         if ack.transfer != self.transfer or self.state == DONE:
             return
         claimed = ack.next_expected
@@ -164,7 +170,7 @@ class Sender:
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
-        """End the transfer at once; ``receipt``: the chunks known to be taken, or None."""
+        """End the transfer at once; ``receipt`` names the arrived chunks, None if unknown."""
         self._end(receipt, 'abort')
 
     def _end(self, receipt: Receipt | None, event: str) -> None:
@@ -175,7 +181,10 @@ class Sender:
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:
-        """Let `poll` send all chunks under way again: the link has lost them, and is back now."""
+        """Count all chunks under way as lost, so that `poll` sends them again.
+
+        Call this when the link works again after an interruption.
+        """
         self.link.is_back()
         for _, order, sent in self._expiry:
             if sent.on_way(order):
@@ -189,13 +198,13 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon to get the receipt, because the peer shows that the End arrived."""
+        """Repeat the End soon: the peer has received it, but the peer's receipt has not arrived."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
 
     def poll(self, now: float) -> list[Chunk | End]:
-        """Return the messages to send now. Call it after every event and at `deadline`."""
+        """Return the messages to send now; call this after every event and at `deadline`."""
         if self.state == SENDING:
             out = self._send(now)
             if self._finished(now):
@@ -240,20 +249,20 @@ class Sender:
     # -- outcome ---------------------------------------------------------------------------------
 
     def taken(self) -> np.ndarray:
-        """Return the segments that the receiver has taken, int64; the sender must be DONE."""
+        """Return the segments that have arrived by the receipt, int64; the sender must be DONE."""
         parts = [ids for ids, _ in self.taken_chunks()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def complete(self) -> bool:
-        """Return whether the receiver has taken all rows of the plan; the sender must be DONE."""
+        """Return whether all rows of the plan have arrived; the sender must be DONE."""
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
-        """Return (segments, encoded values) of everything that was encoded but not taken."""
+        """Return (segments, encoded values) of everything that was encoded but has not arrived."""
         return [*self._parts(taken=False), *self._ready]
 
     def taken_chunks(self) -> list[Part]:
-        """Return (segments, encoded values) of the chunks that were taken."""
+        """Return (segments, encoded values) of the chunks that have arrived."""
         return self._parts(taken=True)
 
     def _parts(self, taken: bool) -> list[Part]:

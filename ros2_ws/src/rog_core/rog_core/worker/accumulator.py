@@ -1,8 +1,8 @@
-"""The worker's arrays: weights, momentum, and the gradients that the server has not taken yet.
+"""The worker's arrays: weights, momentum, and the gradients that the server has not received yet.
 
 Source: dist-EF-SGDM, ROG's reference [22]: blockwise compression with error feedback and Nesterov
-momentum on the worker. The error of a lossy codec stays in ``pending`` and is sent later. The same
-holds for rows that were not sent.
+momentum on the worker. The error of a lossy codec stays in ``pending`` and is sent later. Rows that
+were not sent also stay in ``pending``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ class Accumulator:
 
     ``weights``: the model, to which pulled rows are added. ``model``: the memory on which gradients
     are computed; it is the same array as ``weights`` until `detach` separates them. ``pending``:
-    sum of the steps (gradients times learning rate) that the server has not taken yet.
+    sum of the steps (gradients times learning rate) that the server has not received yet.
     ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the local steps of a `Phase`, in
-    the rows that the server has not taken yet; None outside of phases. ``model`` includes these
-    steps, ``weights`` does not. Only for SVRG: ``full`` is this worker's full gradient, to be
-    pushed; ``anchor`` is an earlier model with the fleet's full gradient at this model; both are
-    None if there is none.
+    the rows that the server has not received yet; None outside of phases. ``model`` includes these
+    steps, ``weights`` does not.
+
+    Only for SVRG: ``full`` is this worker's full gradient, to be pushed; None if there is none.
+    ``anchor`` is an earlier model with the fleet's full gradient at this model, or None.
     """
 
     def __init__(self, partition: RowPartition, weights: Array) -> None:
@@ -46,7 +47,7 @@ class Accumulator:
         self.anchor: tuple[Array, Array] | None = None
 
     def detach(self) -> None:
-        """Give ``weights`` its own memory, so that pulled rows do not change ``model``."""
+        """Move ``weights`` to memory of its own, so that pulled rows do not change ``model``."""
         if self.model is self.weights:
             self.weights = copy_of(self.weights)
 
@@ -84,7 +85,7 @@ class Accumulator:
             self.drift += change
 
     def settle(self, ids: np.ndarray) -> None:
-        """Set ``drift`` to zero in the segments that the server has taken."""
+        """Set ``drift`` to zero in the segments that have arrived at the server."""
         if self.drift is not None:
             zeros = np.zeros(4 * int(self.partition.lengths[ids].sum()), np.uint8)
             RAW.store(self.partition, self.drift, ids, zeros)
@@ -105,12 +106,12 @@ class Accumulator:
             self.reset()
 
     def clear(self) -> None:
-        """Drop the steps that the server has not taken."""
+        """Drop the steps that the server has not received."""
         self.pending[:] = 0
         self.magnitude[:] = 0
 
     def reset(self) -> None:
-        """Drop the steps that the server has not taken, and the momentum that would repeat them."""
+        """Drop the steps that the server has not received, and the momentum that contains them."""
         self.clear()
         self.momentum[:] = 0
         self.drift = None
@@ -141,6 +142,6 @@ class Accumulator:
         return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
-        """Add ``parts``, which the server did not take, to ``pending`` again."""
+        """Add ``parts``, which have not arrived at the server, to ``pending`` again."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.pending, ids, values)

@@ -70,15 +70,15 @@ class Computation(Generic[S]):
         return 1
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """Store the result in ``source.gradient``, which holds zeros at first; return the loss."""
+        """Store the result in ``source.gradient``, which is zero at first; return the loss."""
         raise NotImplementedError
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """Store the result, float32 (elements,), where the push reads it."""
+        """Store the result, float32 (elements,), in ``store``, from which the push reads it."""
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """After a push, restore in ``store`` the rows that the server has not taken."""
+        """Handle the end of a push: add the rows that have not arrived to ``store`` again."""
         store.put_back(push.codec, push.untaken())
 
 
@@ -210,7 +210,7 @@ class OfPhase(OfLocal):
     """Makes local steps that continue the previous phase."""
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """See `Computation.begin`: no prediction, because ``drift`` has the steps under way."""
+        """See `Computation.begin`: predict nothing, because ``drift`` has the steps under way."""
         fresh = store.drift is None
         store.publish_own()
         return Compute(iteration, self.step, fresh)

@@ -16,9 +16,9 @@ from .machine import WorkerMachine
 class Learner:
     """A model that is trained by the fleet.
 
-    ``model``: its parameters that require a gradient become views of one flat tensor; for this and
-    for ``shared``, see `FlatModel`. ``data``: the training data; None if the program computes its
-    gradients itself. ``incarnation``: random 64-bit identity of this process.
+    ``model``: the parameters that require a gradient become views of one flat tensor, see
+    `FlatModel`. ``shared``: see `FlatModel`. ``data``: the training data; None if the program
+    computes its gradients itself. ``incarnation``: random 64-bit identity of this process.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, incarnation: int,

@@ -1,13 +1,13 @@
 """The worker: one robot's side of the protocol, as a state machine.
 
 Source: ROG, Section IV-A, Algorithm 1. Here the channel may lose, duplicate and reorder messages.
-The tables `WORKER` and `GRADIENT` of `rog_core.protocol.states` have its states and events. The
+The tables `WORKER` and `GRADIENT` of `rog_core.protocol.states` list the states and events. The
 gradient has a table of its own because with pipelining a worker computes while it pushes, waits and
 pulls.
 
 The shell, the program around the machine, reports events by method calls with the present time
-(seconds, any monotonic clock). Each call returns the actions that the shell must carry out.
-`on_time` must be called at the time `deadline`.
+(seconds, any monotonic clock). Each call returns the actions that the shell must carry out. The
+shell must call `on_time` at the time `deadline`.
 
 `Registration`, `Pushes` and `Pulls` each handle some of the events. They share one state, `Shared`.
 """
@@ -97,7 +97,7 @@ class WorkerMachine(Shared):
         return self.pushes.on_ack(ack, now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
-        """Handle the receipt of our push: the server says which chunks it took."""
+        """Handle the receipt of our push, which names the chunks that have arrived."""
         return self.pushes.on_receipt(receipt, now)
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
@@ -128,11 +128,11 @@ class WorkerMachine(Shared):
     # -- control ---------------------------------------------------------------------------------
 
     def pause(self, now: float) -> None:
-        """Leave the fleet for a while; the shell must tell the server, as when the worker stops.
+        """Leave the fleet for a while.
 
-        During the pause, no robot waits for this worker. Its transfers end as if the link were
-        lost. The worker keeps the rows that have not arrived, and the gradient that it still
-        computes.
+        The shell must send the server the same message as when the worker stops. During the pause,
+        no robot waits for this worker. Its transfers end as if the link were lost. The worker keeps
+        the rows that have not arrived, and the gradient that it still computes.
         """
         self.move('pause', now)
 

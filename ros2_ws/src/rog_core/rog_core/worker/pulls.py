@@ -21,7 +21,7 @@ from .shared import Shared
 
 
 class Pulls:
-    """Receives the server's transfers; tells ``pushes`` to begin an iteration that is granted."""
+    """Receives the server's transfers; lets ``pushes`` begin each iteration that is granted."""
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes
@@ -107,7 +107,7 @@ class Pulls:
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:
-            shared.accumulator.clear()  # never add up gradients of these two kinds
+            shared.accumulator.clear()  # never sum additive gradients and other gradients
         shared.sync, shared.command = command.sync, command
         shared.iteration = command.next_iteration
         return self.pushes.go_on(now)

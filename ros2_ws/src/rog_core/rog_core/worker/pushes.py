@@ -151,7 +151,7 @@ class Pushes:
         return self.poll(now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
-        """Handle the receipt of our push: the server says which chunks it took."""
+        """Handle the receipt of our push, which names the chunks that have arrived."""
         shared, push = self.shared, self.shared.push
         if shared.state != PUSHING or push is None or not push.on_receipt(receipt, now):
             return []
@@ -164,10 +164,10 @@ class Pushes:
         return []
 
     def end(self, receipt: Receipt | None) -> None:
-        """End an open push; keep the rows that the server has not taken.
+        """End an open push; keep the rows that the server has not received.
 
-        ``receipt``: says which chunks the server has taken; None: no chunk. If the push already has
-        a receipt, ``receipt`` is ignored. See `Computation.after_push`.
+        ``receipt``: names the chunks that have arrived at the server; None: no chunk has arrived.
+        If the push already has a receipt, ``receipt`` is ignored. See `Computation.after_push`.
         """
         shared = self.shared
         push, shared.push = shared.push, None

@@ -273,10 +273,7 @@ class Server:
         self._alarm.set(self.machine.deadline)
 
     def _forget(self, now: float) -> None:
-        """Destroy publishers in `_last_words`.
-
-        Destroy each publisher whose message has arrived or whose time is over.
-        """
+        """Destroy each publisher in `_last_words` whose message has arrived or whose time is up."""
         kept = []
         for until, acks in self._last_words:
             if now > until or acks.wait_for_all_acked(Duration()):

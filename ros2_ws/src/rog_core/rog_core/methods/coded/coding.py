@@ -172,10 +172,10 @@ class GradientCode:
         return group.partitions[held], group.matrix[place, held]
 
     def decode(self, received: Collection[int]) -> dict[int, float] | None:
-        """Return, by rank, the coefficients with which the sums give the gradient.
+        """Return a coefficient for each received sum; the weighted total is the gradient.
 
-        The result has only the ranks in ``received``. It is None if a group has more missing
-        members than the group tolerates. Ranks that are not in the code are ignored.
+        The result maps ranks in ``received`` to coefficients. It is None if a group has more
+        missing members than the group tolerates. Ranks that are not in the code are ignored.
         """
         coefficients: dict[int, float] = {}
         for group in self.groups:
