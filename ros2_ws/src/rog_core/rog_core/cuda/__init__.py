@@ -1,11 +1,10 @@
 """CUDA kernels, one `.cu` file for each family of codecs.
 
-One launch processes many segments. `sums.cu` has the kernels of `rog_core.arrays`,
-which add a step and sum magnitudes in one pass. cupy compiles a kernel at its first
-use. Kernels work on the memory of torch tensors and run on torch's current
-stream. Without cupy, or for tensors that are not on a CUDA device, the codecs use torch
-operations, which are the reference. For finite values, kernels and torch operations
-give the same bytes.
+One launch processes many segments. The kernels in `sums.cu` are for `rog_core.arrays`: they add a
+step and sum magnitudes in one pass. cupy compiles a kernel at its first use. Kernels work on the
+memory of torch tensors and run on torch's current stream. Without cupy, or for tensors that are not
+on a CUDA device, the codecs use torch operations, which are the reference. For finite values,
+kernels and torch operations give the same bytes.
 """
 
 from __future__ import annotations

@@ -81,10 +81,7 @@ class RawRows:
 
 @dataclass
 class Sender:
-    """Sends the windows of a plan.
-
-    The caller passes the receiver's messages and the time; `poll` returns the messages to send.
-    """
+    """Sends the windows of a plan; `poll` returns the messages that the caller must send now."""
 
     transfer: TransferId
     partition: RowPartition
@@ -127,10 +124,7 @@ class Sender:
     # -- events ----------------------------------------------------------------------------------
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Handle an acknowledgement.
-
-        Raises `RemoteProtocolError` if it acknowledges chunks that were never sent.
-        """
+        """Handle an acknowledgement; raise `RemoteProtocolError` if a chunk in it was never sent."""
         if ack.transfer != self.transfer or self.state == DONE:
             return
         claimed = ack.next_expected
@@ -181,10 +175,7 @@ class Sender:
         self.state = SENDER.after(self.state, event)
 
     def wake(self, now: float) -> None:
-        """Count all chunks under way as lost, so that `poll` sends them again.
-
-        Call this when the link works again after an interruption.
-        """
+        """Count all chunks under way as lost when the link works again; `poll` resends them."""
         self.link.is_back()
         for _, order, sent in self._expiry:
             if sent.on_way(order):

@@ -56,7 +56,7 @@ class WorkerMachine(Shared):
         return self.registration.register(now)
 
     def awaits(self, request: RegisterRequest) -> bool:
-        """Return whether ``request`` is the worker's latest request; only its answer counts.
+        """Return whether ``request`` is the worker's latest request; other answers must be ignored.
 
         A shell must call this method when the answer to ``request`` arrives, because the worker
         may have sent a later request in the meantime.
@@ -130,9 +130,9 @@ class WorkerMachine(Shared):
     def pause(self, now: float) -> None:
         """Leave the fleet for a while.
 
-        The shell must send the server the same message as when the worker stops. During the pause,
-        no robot waits for this worker. Its transfers end as if the link were lost. The worker keeps
-        the rows that have not arrived, and the gradient that it still computes.
+        The shell must report the pause to the server. During the pause, no robot waits for this
+        worker. Its transfers end as if the link were lost. The worker keeps the rows that have not
+        arrived, and the gradient that it still computes.
         """
         self.move('pause', now)
 

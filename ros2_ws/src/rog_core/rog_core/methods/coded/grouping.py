@@ -2,9 +2,9 @@
 
 A fleet of m robots is divided into k groups, each of which recovers its own part of the gradient
 despite s stragglers. Static grouping evens out the computing capacity of the groups. Dynamic
-grouping spreads the robots that straggle most over the groups. Source: DGH-GC, Section 4.1. Robots
-are given as ranks 0..m-1, capacities as computing speeds in any unit that is the same for all
-robots.
+grouping spreads the robots that straggle most over the groups. Source: DGH-GC, Section 4.1. In this
+module, a robot is its rank, 0 to m-1. A capacity is a computing speed in any unit that is the same
+for all robots.
 """
 
 from __future__ import annotations
