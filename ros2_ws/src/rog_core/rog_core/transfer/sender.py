@@ -124,7 +124,7 @@ class Sender:
     # -- events ----------------------------------------------------------------------------------
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Handle an acknowledgement; raise `RemoteProtocolError` if a chunk in it was never sent."""
+        """Handle an acknowledgement; raise `RemoteProtocolError` if it names a chunk never sent."""
         if ack.transfer != self.transfer or self.state == DONE:
             return
         claimed = ack.next_expected
