@@ -396,7 +396,7 @@ class Besides:
 
     @contextmanager
     def place(self, beside, folder):
-        """Return a new `Place`, in the DDS domain of the command that runs beside it."""
+        """Yield a new `Place`, in the DDS domain of the command that runs beside it."""
         if self._beside != beside:
             self.close()
             if beside:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet_env.durable import write_text
+from fleet_env.fleet import TrainingConfig
 from rog_core.errors import ConfigError
 from rog_tasks.task import check_task
 
@@ -20,7 +21,7 @@ from .progress import runs_progress
 if TYPE_CHECKING:
     from rog_sim.jobs import Job
 
-METHODS = 'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20,rsp:20+pipeline+sparse'
+METHODS = f'bsp,ssp:4,ssp:20,dssp:3:15,flown,asp,rsp:4,rsp:20,{TrainingConfig().sync}'
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
