@@ -41,8 +41,8 @@ def load_fleet(name_or_path: str | PathLike[str],
     known = known_fleets(search_path)
     if text not in known:
         there = suggestion(text, known) if known else 'no searched directory contains a fleet'
-        raise FleetFileError(f'no fleet is called {text!r}; {there}. A path ends in .yaml; '
-                             f'{PATH_VARIABLE} adds directories')
+        raise FleetFileError(f'no fleet is called {text!r}; {there} (a path ends in .yaml; '
+                             f'{PATH_VARIABLE} adds directories)')
     return read_fleet(known[text])
 
 
