@@ -100,7 +100,7 @@ WAYS = {
 
 
 def drawing(way: Way) -> str:
-    """Return a way as an SVG picture."""
+    """Return an SVG picture of the steps of ``way``."""
     bottom = TOP + len(way.steps) * (HEIGHT + GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {bottom + 10}" '

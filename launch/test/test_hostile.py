@@ -999,7 +999,7 @@ def test_processes_that_stand_still_around_a_registration_find_together_again(ke
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until(lambda: 'robot1' in keyed.robots, 'robot1 is there')
     robot = keyed.processes['robot1']
-    robot.send_signal(signal.SIGSTOP)        # the robot has asked, but has no answer yet
+    robot.send_signal(signal.SIGSTOP)        # its registration has no answer yet
     server.send_signal(signal.SIGCONT)
     beats = keyed.status.count
     keyed.until(lambda: keyed.status.count > beats + 15, 'longer than the limit')

@@ -108,8 +108,8 @@ class ManagedNode(LifecycleNodeMixin, Node):
     def _refuse_wrong_transitions(self) -> None:
         """Make the node refuse a transition that has no valid name or is not allowed now.
 
-        Without this, rclpy raises an error that ends the node, or logs the label without a
-        check.
+        Otherwise rclpy would raise an error that ends the node, or write the name from the request
+        into the log unchecked.
         """
         for service in self.services:
             if service.srv_name.endswith('/change_state'):

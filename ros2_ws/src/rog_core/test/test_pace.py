@@ -98,7 +98,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
 
 
 def test_who_sends_at_a_tenth_of_the_patience_is_waited_for():
-    """The slowest pace that counts as progress sends all rows in ten times the patience."""
+    """A robot so slow that all its rows take ten times the patience still makes progress."""
     fleet = Dawdler()
     fleet.take_over()
     for segment in range(fleet.partition.segments):

@@ -26,7 +26,10 @@ def chunk(sequence, *ids, transfer=PUSH):
 
 
 class Taker(Receiver):
-    """A receiver that records each output as (transfer, ids); `on_chunk` returns only the Ack."""
+    """A receiver that records in `applied` the transfer and the ids of all rows that it accepts.
+
+    Its `on_chunk` returns only the Ack.
+    """
 
     def __init__(self, **fields):
         super().__init__(**fields)

@@ -102,9 +102,9 @@ def test_every_method_of_local_steps_carries_what_fleets_learn_to_each_other(syn
 
 
 def quiet(fleet):
-    """Let all child fleets make equally many reports, then stop the reports.
+    """Let all child fleets report equally often to the parent fleet, then stop their reports.
 
-    Afterwards all messages have arrived.
+    When the function returns, all messages have arrived.
     """
     robots = list(fleet.robots.values())
     for _ in range(80):

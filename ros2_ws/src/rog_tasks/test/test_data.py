@@ -1,4 +1,4 @@
-"""Data sets that need no file are correct; every data set is checked."""
+"""Data sets that need no file are correct, and data sets of a wrong form are refused."""
 
 import sys
 

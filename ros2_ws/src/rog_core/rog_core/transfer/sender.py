@@ -1,12 +1,12 @@
 """Sends one transfer over an unreliable datagram channel (the paper's SendWithTimeout).
 
 Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
-in place of a socket time-out. The sender keeps the window of unacknowledged bytes full until the
-budget (the MTA time) is over. If the mandatory windows of the plan have not arrived by then, the
-sender continues with only these windows. An End follows the last chunk at once. This End takes
-effect when all chunks have arrived, so the receiver can answer without a further round trip. If no
-answer comes, the sender sends an End that takes effect at once, and repeats it until the Receipt
-arrives. The table of states is `rog_core.protocol.states.SENDER`.
+in place of a socket time-out. Until the budget (the MTA time) is over, the sender keeps as many
+unacknowledged bytes under way as the link can take. If the mandatory segments of the plan have not
+arrived by then, the sender continues with only these segments. An End follows the last chunk at
+once. This End takes effect when all chunks have arrived, so the receiver can answer without a
+further round trip. If no answer comes, the sender sends an End that takes effect at once, and
+repeats it until the Receipt arrives. The table of states is `rog_core.protocol.states.SENDER`.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class ReplayClient:
         return [(c, next(data) if c.op == HTOD else None) for c in calls]
 
     def lost(self) -> list[tuple[Call, Any]]:
-        """Forget the open run and all sequences after the loss of the server.
+        """Forget the open run and all sequences, because the server is lost.
 
         Return the calls that the program has made in this run, as `pending` does.
         """

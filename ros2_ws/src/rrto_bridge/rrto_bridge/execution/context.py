@@ -17,7 +17,7 @@ from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
 
-# Maximum number of failed calls that are remembered, because later calls may use their results.
+# Failed calls are remembered, because later calls may use their results: at most so many calls.
 FAILURES = 1024
 REACH = 1 << 16   # maximum number of tensors that one call creates
 

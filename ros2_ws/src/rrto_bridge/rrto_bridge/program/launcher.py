@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def connect(settings: Settings) -> Any:
-    """Connect to a server; return the engine of the requested mode, which sends the calls to it.
+    """Connect to a server; return the engine that sends it the calls in the requested mode.
 
     If there is no server: in the main thread, print the reason and exit with code 1; in another
     thread, such as the thread that waits until a server is back, raise ConfigError.

@@ -23,7 +23,10 @@ HOW = 'record it on the CPU, then move the result'
 
 
 def install(device: Device) -> None:
-    """Make `make_fx` check its recordings, and make other functions refuse remote tensors."""
+    """Make `make_fx` check its recordings, and make other tracers refuse remote tensors.
+
+    The other tracers are `torch.export` and `torch.func.linearize`.
+    """
     trace = proxy_tensor._MakefxTracer.trace
 
     @functools.wraps(trace)
