@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from fleet_env.command import how_it_ended
 from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig
 from fleet_env.fleet_file import dump_fleet
 from fleet_env.radio import Conditions
 from rog_cli.emulated_network import INTERFACE, SERVER, EmulatedNetwork, addresses
-from rog_cli.processes import how_it_ended
 from rog_cli.radio import processes_in
 
 ORDERLY = 10.0  # seconds between SIGTERM and the killing of the processes that still run

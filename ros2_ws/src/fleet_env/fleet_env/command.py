@@ -1,9 +1,10 @@
-"""What all commands of the suite share: `--version`, and errors that name the nearest verb."""
+"""What all commands of the suite share: `--version`, parser errors, and words for exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import signal
 from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, NoReturn
@@ -20,6 +21,17 @@ def version() -> str:
     """Return the version of this software."""
     found = next(chain.from_iterable(distributions(name=name) for name in PROVIDERS), None)
     return 'unknown' if found is None else found.version
+
+
+def how_it_ended(code: int) -> str:
+    """Describe the exit code of a process."""
+    if code >= 0:
+        return f'ended with exit code {code}'
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # real-time signals have no names
+        name = f'signal {-code}'
+    return f'was ended by {name}' + ', as when memory runs out' * (-code == signal.SIGKILL)
 
 
 class CommandParser(argparse.ArgumentParser):

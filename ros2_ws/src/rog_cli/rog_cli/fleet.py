@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+from fleet_env.command import how_it_ended
 from fleet_env.durable import write_text
 from fleet_env.fleet import FleetConfig, ReachConfig
 from fleet_env.fleet_file import child_fleets, dump_fleet, explained_fleet, load_fleet
@@ -27,7 +28,7 @@ from .emulated_fleet import EmulatedFleet
 from .emulated_network import EmulatedNetwork, check_rights
 from .fleet_options import FLEET, add_fleet_options, chosen_fleet
 from .option_types import place
-from .processes import LINGER, FleetProcesses, how_it_ended
+from .processes import LINGER, FleetProcesses
 from .view import outcome, watch
 
 

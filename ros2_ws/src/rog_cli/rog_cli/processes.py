@@ -26,17 +26,6 @@ LINGER = 10.0  # seconds that a robot may take to evaluate the final model when 
 _STEP = 0.05   # seconds between two checks whether a process has ended
 
 
-def how_it_ended(code: int) -> str:
-    """Describe the exit code of a process."""
-    if code >= 0:
-        return f'ended with exit code {code}'
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # real-time signals have no names
-        name = f'signal {-code}'
-    return f'was ended by {name}' + ', as when memory runs out' * (-code == signal.SIGKILL)
-
-
 def _all(fleet: FleetConfig) -> list[str]:
     """Return the names of all processes of a fleet."""
     return ['server', *(robot.name for robot in fleet.robots)]

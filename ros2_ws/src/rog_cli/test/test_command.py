@@ -15,7 +15,6 @@ from rog_bringup import FLEETS
 from rog_cli import fleet as fleet_module
 from rog_cli import main as main_module
 from rog_cli.main import main
-from rog_cli.processes import how_it_ended
 from rog_sim import figures
 
 
@@ -210,13 +209,6 @@ def test_a_full_disk_costs_the_pictures_and_no_checkpoint_is_promised(
     code, text, error = ended(capsys, tmp_path, 0)
     assert code == 1 and 'no pictures: No space left on device' in error
     assert 'run.jsonl, summary.json' in text and 'checkpoint' not in text
-
-
-@pytest.mark.parametrize('code, words', [
-    (3, 'ended with exit code 3'), (-9, 'was ended by SIGKILL, as when memory runs out'),
-    (-11, 'was ended by SIGSEGV'), (-40, 'was ended by signal 40')])
-def test_how_a_process_has_ended_is_said_in_words(code, words):
-    assert how_it_ended(code) == words
 
 
 def test_plot_draws_a_run_from_its_records(capsys, tmp_path):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fleet_env.command import how_it_ended
 from fleet_env.fleet import ReachConfig
 from fleet_env.shaped import ShapedLink
 from fleet_env.trace import LinkTrace
@@ -127,9 +128,9 @@ class Rig:
         try:
             end = time.monotonic() + START
             while not shared.wait(1.0):
-                if self._process is not None and self._process.poll() is not None:
-                    raise RemoteError(f'the server must run, but ended with exit code '
-                                      f'{self._process.returncode}; it says above why')
+                if self._process is not None and (code := self._process.poll()) is not None:
+                    raise RemoteError(f'the server must run, but {how_it_ended(code)}; '
+                                      f'see its output above')
                 if time.monotonic() > end:
                     raise RemoteError(f'the server is not ready after {START:g} s: '
                                       f'{shared.reason or "it does not answer"}')
