@@ -15,7 +15,7 @@ BIN := $(abspath $(VENV))/bin
 PACKAGES := ros2_ws/src/fleet_env ros2_ws/src/fleet_ros ros2_ws/src/rog_core \
             ros2_ws/src/rog_methods_local ros2_ws/src/rog_tasks ros2_ws/src/rog_ros \
             ros2_ws/src/rog_ps ros2_ws/src/rog_worker \
-            ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/rog_view \
+            ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/rog_view ros2_ws/src/fleet_emulation \
             ros2_ws/src/lopinfer_node ros2_ws/src/fleet_policy ros2_ws/src/rrto_bridge \
             launch studies
 # Where make ros2-tools looks for sources, and puts what it fetches.

@@ -11,7 +11,7 @@ from fleet_testing import free_domain
 # processes that the tests start inherit them.
 DOMAIN = free_domain()
 try:
-    from fleet_env.fleet import ReachConfig
+    from fleet_env.settings.fleet import ReachConfig
     from fleet_ros.environment import dds_environment
 except ImportError:  # not every package's tests need rclpy
     os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)

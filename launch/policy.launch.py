@@ -1,6 +1,6 @@
 """Run a policy; `ros2 launch rog_bringup policy.launch.py -s` lists the arguments."""
 
-from fleet_env.settings import Text, from_flat
+from fleet_env.settings.base import Text, from_flat
 from fleet_policy.parameters import PolicySettings
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch_ros.actions import Node

@@ -3,7 +3,7 @@
 import re
 import shlex
 
-from fleet_env.settings import arguments, from_flat
+from fleet_env.settings.base import arguments, from_flat
 from launch.actions import (
     DeclareLaunchArgument,
     ExecuteProcess,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fleet_env.bucket import TokenBucket
-from fleet_env.trace import LinkTrace
+from fleet_env.links.bucket import TokenBucket
+from fleet_env.links.trace import LinkTrace
 
 # (time at which the link dies, duration of the outage), in seconds
 OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))

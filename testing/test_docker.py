@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fleet_env.fleet_file import load_fleet
+from fleet_env.settings.fleet_file import load_fleet
 from fleet_testing import Lines
 from rog_bringup import FLEETS
 

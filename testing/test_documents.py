@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fleet_env.fleet_file import explained_fleet, load_fleet
+from fleet_env.settings.fleet_file import explained_fleet, load_fleet
 from fleet_testing import Lines, environment, eventually, free_domain
 from rog_bringup import FLEETS
 
@@ -253,7 +253,7 @@ CODE = {
     'from rog_worker.connect import connect': ('''
         import itertools
         from rog_bringup import FLEETS
-        from fleet_env.fleet_file import load_fleet
+        from fleet_env.settings.fleet_file import load_fleet
         from rog_tasks.task import load_task
         training = load_fleet('quick.yaml', [FLEETS]).training
         task = load_task(training.task, training.task_options, 1, training.batch_size)

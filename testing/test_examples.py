@@ -17,8 +17,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from fleet_env.fleet import ReachConfig
-from fleet_env.summary import read_summary
+from fleet_env.records.summary import read_summary
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 from fleet_testing import Lines, environment, free_domain
 from rog_core.codecs import get_codec

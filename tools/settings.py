@@ -5,8 +5,8 @@ python tools/settings.py > docs/settings.md
 
 from collections.abc import Iterable
 
-from fleet_env.fleet import FleetConfig, FleetSettings, RobotConfig
-from fleet_env.settings import Knob, Settings, knobs
+from fleet_env.settings.base import Knob, Settings, knobs
+from fleet_env.settings.fleet import FleetConfig, FleetSettings, RobotConfig
 from fleet_policy.parameters import PolicySettings
 from fleet_ros.link import LinkSettings
 from lopinfer_node.parameters import ClientSettings

@@ -18,7 +18,8 @@ SHORT = ['-m', 'not long', '--hypothesis-profile=few']
 # time. There are fewer groups than packages, because the start of a process with PyTorch takes
 # as long as many tests. RRTO replaces PyTorch's `cuda`, so it has its own group. All groups
 # take about the same time. `rest` contains all other tests.
-GROUPS = {'core': ['rog_core', 'rog_methods_local'], 'sim': ['rog_sim', 'rog_cli', 'rog_view'],
+GROUPS = {'core': ['rog_core', 'rog_methods_local'],
+          'sim': ['rog_sim', 'rog_cli', 'rog_view', 'fleet_emulation'],
           'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fleet_env.fleet import ReachConfig
-from fleet_env.settings import Settings, Text, arguments, from_flat
+from fleet_env.settings.base import Settings, Text, arguments, from_flat
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment, where_traffic_goes
 from fleet_ros.parameters import parameters
 from launch.actions import DeclareLaunchArgument, LogInfo, SetEnvironmentVariable

@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 from fleet_env.errors import did_you_mean
-from fleet_env.fleet import FleetSettings
-from fleet_env.fleet_file import find_tasks, load_fleet, with_overrides
-from fleet_env.settings import arguments as arguments_of
-from fleet_env.settings import knobs
+from fleet_env.settings.base import arguments as arguments_of
+from fleet_env.settings.base import knobs
+from fleet_env.settings.fleet import FleetSettings
+from fleet_env.settings.fleet_file import find_tasks, load_fleet, with_overrides
 from fleet_ros.environment import dds_environment
 from launch.actions import DeclareLaunchArgument, LogInfo, OpaqueFunction
 from launch_ros.actions import Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_env.settings import Settings, Text, arguments
+from fleet_env.settings.base import Settings, Text, arguments
 from launch.actions import OpaqueFunction
 from launch_ros.actions import Node
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 import yaml
-from fleet_env.fleet_file import read_fleet
+from fleet_env.settings.fleet_file import read_fleet
 from fleet_testing import environment
-from rog_cli.fork_server import ForkServer
+from rog_cli.launching.fork_server import ForkServer
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.parameters import server_parameters, worker_parameters

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 from fleet_testing import LIMIT, environment, free_domain
 from fleet_under_test import HERE

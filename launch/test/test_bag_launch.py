@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fleet_testing import eventually
 from fleet_under_test import write_fleet
-from rog_cli.bag import state_of_bag
+from rog_cli.display.bag import state_of_bag
 
 if find_spec('rosbag2_py') is None:
     pytest.skip('rosbag2 is not installed', allow_module_level=True)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fleet_env.summary import read_summary
+from fleet_env.records.summary import read_summary
 from fleet_under_test import SEED, Fleet
 from rog_core.model.flat import unflatten
 from rog_core.model.partition import partition_of

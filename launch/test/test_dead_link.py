@@ -1,7 +1,7 @@
 """In a fleet of real processes, the emulated link of one robot dies again and again."""
 
 import pytest
-from fleet_env.records import Fault, read_run
+from fleet_env.records.events import Fault, read_run
 from fleet_under_test import Fleet
 
 pytestmark = pytest.mark.long

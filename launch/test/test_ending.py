@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fleet_env.summary import read_summary
+from fleet_env.records.summary import read_summary
 from fleet_testing import LIMIT, Lines, environment, eventually, free_domain, mostly_long
 from fleet_under_test import HERE, write_fleet
 

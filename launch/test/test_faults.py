@@ -6,8 +6,8 @@ All tests share a fleet, which trains after each test.
 import signal
 
 import pytest
-from fleet_env.records import Fault, read_run
-from fleet_env.summary import read_summary
+from fleet_env.records.events import Fault, read_run
+from fleet_env.records.summary import read_summary
 from fleet_under_test import Fleet
 
 pytestmark = pytest.mark.long

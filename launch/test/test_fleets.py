@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import rog_bringup
-from fleet_env.fleet_file import dump_fleet, link_trace, read_fleet
+from fleet_env.settings.fleet_file import dump_fleet, link_trace, read_fleet
 from rog_tasks.task import load_task
 
 FLEETS = sorted((Path(rog_bringup.__file__).parent / 'fleets').glob('*.yaml'))

@@ -20,8 +20,8 @@ import fleet_under_test
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from fleet_env.records import read_run
-from fleet_env.summary import read_summary
+from fleet_env.records.events import read_run
+from fleet_env.records.summary import read_summary
 from fleet_testing import environment
 from fleet_under_test import HERE, SEED, Fleet
 from puppet import Puppet, partition

@@ -13,11 +13,11 @@ import random
 
 import numpy as np
 import pytest
-from fleet_env.records import Iteration, read_run
-from fleet_env.summary import read_summary
+from fleet_emulation.chaos_watch import checksums, mirrored
+from fleet_env.records.events import Iteration, read_run
+from fleet_env.records.summary import read_summary
 from fleet_testing import eventually
 from fleet_under_test import SEED, Fleet
-from rog_cli.chaos_watch import checksums, mirrored
 from rog_core.model.flat import rows_of, trainable, unflatten
 from rog_ps import checkpoint
 from rog_ps.directory import kept

@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from fleet_env.fleet import FleetSettings
-from fleet_env.settings import knobs
-from fleet_env.summary import read_summary
+from fleet_env.records.summary import read_summary
+from fleet_env.settings.base import knobs
+from fleet_env.settings.fleet import FleetSettings
 from fleet_testing import eventually
 from fleet_under_test import write_fleet
 from launched import Launched, check_clean_end, check_described, check_refused

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from counting_task import MOST, RATE
-from fleet_env.records import Fault, read_run
-from fleet_env.summary import read_summary
+from fleet_env.records.events import Fault, read_run
+from fleet_env.records.summary import read_summary
 from fleet_under_test import Fleet
 from lifecycle_driver import Driver
 from rog_ps.directory import kept

@@ -1,8 +1,8 @@
 """A method outside of this repository trains a fleet; the robots have no copy of its code."""
 
 import pytest
-from fleet_env.fleet_file import read_fleet
-from fleet_env.summary import read_summary
+from fleet_env.records.summary import read_summary
+from fleet_env.settings.fleet_file import read_fleet
 from fleet_under_test import Fleet, write_fleet
 from rog_msgs.srv import SetSync
 from rog_sim.simulation import simulate

@@ -15,9 +15,9 @@ LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
 PLACES = '''
 import runpy, sys
 import rclpy
-from fleet_env.fleet import FleetSettings
-from fleet_env.fleet_file import explained_fleet, read_fleet
-from fleet_env.settings import arguments
+from fleet_env.settings.fleet import FleetSettings
+from fleet_env.settings.fleet_file import explained_fleet, read_fleet
+from fleet_env.settings.base import arguments
 from fleet_ros.parameters import declare
 from rclpy.node import Node
 from rog_cli.main import main

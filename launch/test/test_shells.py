@@ -8,8 +8,14 @@ import threading
 import numpy as np
 import pytest
 import rog_core.transfer.link
-from fleet_env.fleet import FleetConfig, HeartbeatConfig, LinkConfig, RobotConfig, TrainingConfig
-from fleet_env.settings import changed
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import (
+    FleetConfig,
+    HeartbeatConfig,
+    LinkConfig,
+    RobotConfig,
+    TrainingConfig,
+)
 from fleet_testing import LIMIT
 from fleet_under_test import Fleet
 from rclpy.parameter import Parameter

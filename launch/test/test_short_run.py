@@ -3,8 +3,8 @@
 import pytest
 import tiny_task
 import torch
-from fleet_env.records import Evaluation, Fault, Iteration, read_run
-from fleet_env.summary import read_summary
+from fleet_env.records.events import Evaluation, Fault, Iteration, read_run
+from fleet_env.records.summary import read_summary
 from fleet_under_test import Fleet
 from rog_core.model.flat import flatten, unflatten
 from rog_core.model.partition import partition_of

@@ -1,7 +1,7 @@
 """Fleets of unequal robots, as processes over DDS: two robots are slow, one dies and returns."""
 
 import pytest
-from fleet_env.summary import read_summary
+from fleet_env.records.summary import read_summary
 from fleet_under_test import Fleet
 
 pytestmark = pytest.mark.long

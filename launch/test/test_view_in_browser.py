@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import rclpy
-from fleet_env.records import Iteration, RunWriter, Start
-from fleet_env.summary import RobotSummary, Summary, read_summary, write_summary
+from fleet_env.records.events import Iteration, RunWriter, Start
+from fleet_env.records.summary import RobotSummary, Summary, read_summary, write_summary
 from fleet_testing import Lines, environment, eventually, free_domain
 from fleet_under_test import HERE, write_fleet
 from rclpy.context import Context

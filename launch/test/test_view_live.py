@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 from fleet_under_test import Fleet
-from rog_cli.control import ControlError
+from rog_cli.commands.control import ControlError
 from rog_ros.message_auth import new_key, write_key
 from rog_view.live import Live
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import rclpy
 import tiny_task
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 from fleet_testing import Lines, environment, free_domain, mostly_long
 from fleet_under_test import HERE, Fleet

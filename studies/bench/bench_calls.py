@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleet_env.trace import LinkTrace, write_trace
+from fleet_env.links.trace import LinkTrace, write_trace
 from lopinfer_node.cli.rig import SERVER, private_domain
 from PIL import Image
 from rrto_bridge.cli.run import find

@@ -12,7 +12,7 @@ import json
 import time
 from pathlib import Path
 
-from fleet_env.trace import read_trace
+from fleet_env.links.trace import read_trace
 from lopinfer_node.planning import evaluate
 from rog_studies import lopinfer_published as published
 

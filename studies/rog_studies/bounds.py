@@ -10,7 +10,13 @@ that waits makes fewer iterations.
 
 from __future__ import annotations
 
-from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig, TrainingConfig
+from fleet_env.settings.fleet import (
+    ChannelConfig,
+    FleetConfig,
+    LinkConfig,
+    RobotConfig,
+    TrainingConfig,
+)
 from rog_sim.comparison import MethodResult
 from rog_sim.table import spread
 

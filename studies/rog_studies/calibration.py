@@ -16,10 +16,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig, TrainingConfig
-from fleet_env.settings import changed
-from fleet_env.summary import read_summary
-from fleet_env.trace import LinkTrace, write_trace
+from fleet_env.links.trace import LinkTrace, write_trace
+from fleet_env.records.summary import read_summary
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import (
+    ChannelConfig,
+    FleetConfig,
+    LinkConfig,
+    RobotConfig,
+    TrainingConfig,
+)
 from rog_sim.jobs import Job, run_jobs
 
 from .replay import PUBLISHED_OVERHEAD, PUBLISHED_STARTS, replay

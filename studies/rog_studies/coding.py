@@ -10,7 +10,8 @@ late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes
 from __future__ import annotations
 
 import numpy as np
-from fleet_env.fleet import (
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import (
     ChannelConfig,
     FleetConfig,
     LinkConfig,
@@ -18,7 +19,6 @@ from fleet_env.fleet import (
     StragglerConfig,
     TrainingConfig,
 )
-from fleet_env.settings import changed
 from rog_sim.comparison import MethodResult
 from rog_sim.table import spread
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fleet_env.fleet import (
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import (
     ChannelConfig,
     FleetConfig,
     LinkConfig,
@@ -21,7 +22,6 @@ from fleet_env.fleet import (
     StragglerConfig,
     TrainingConfig,
 )
-from fleet_env.settings import changed
 from rog_sim.comparison import MethodResult
 from rog_sim.table import spread
 

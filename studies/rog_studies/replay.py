@@ -30,7 +30,7 @@ import math
 import random
 
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace
 
 PUBLISHED_STARTS = (0, 433, 866, 1298)
 """Samples of rog_outdoors_record.txt at which workers 1 to 4 of the published runs began. This file

@@ -50,11 +50,11 @@ from typing import Any
 
 import numpy as np
 from fleet_env.durable import write_text
-from fleet_env.fleet import FleetConfig, LinkConfig
-from fleet_env.fleet_file import link_trace
-from fleet_env.settings import changed
-from fleet_env.summary import finite
-from fleet_env.trace import LinkTrace, format_trace, read_trace, write_trace
+from fleet_env.links.trace import LinkTrace, format_trace, read_trace, write_trace
+from fleet_env.records.summary import finite
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import FleetConfig, LinkConfig
+from fleet_env.settings.fleet_file import link_trace
 from rog_core.errors import ConfigError
 from rog_sim.comparison import COMPARISON_FILE, Comparison, Spread
 from rog_sim.figures.methods import draw_comparison

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet_env.durable import write_text
-from fleet_env.fleet import FleetConfig
-from fleet_env.settings import changed
-from fleet_env.summary import Summary, finite
+from fleet_env.records.summary import Summary, finite
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import FleetConfig
 from rog_core.errors import ConfigError
 from rog_sim.compare import collect, jobs_of
 from rog_sim.comparison import Comparison, MethodResult

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet_env.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace
 from tcp_link import DOWN, OUTAGES, SECONDS, UP, Forwarder, with_outages
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'bench'))

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import virtual_fleet
-from fleet_env.fleet_file import dump_fleet, load_fleet
-from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.links.trace import LinkTrace, read_trace
+from fleet_env.settings.fleet_file import dump_fleet, load_fleet
 from rog_core.errors import ConfigError
 from rog_core.model.partition import partition_of
 from rog_sim.simulation import simulate

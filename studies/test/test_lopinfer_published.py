@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet_env.trace import read_trace
+from fleet_env.links.trace import read_trace
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st

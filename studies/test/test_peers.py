@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig
-from fleet_env.power import PowerModel
-from fleet_env.settings import changed
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig
+from fleet_env.settings.power_model import PowerModel
 from fleet_testing import eventually
 from rog_cli.main import main
 from rog_core.errors import ConfigError

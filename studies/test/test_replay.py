@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.links.trace import LinkTrace, read_trace
 from rog_studies.replay import PUBLISHED_STARTS, replay
 
 RECORD = Path(__file__).parents[3] / 'shared/data/traces/rog_outdoors_record.txt'

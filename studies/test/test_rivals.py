@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from fleet_env.settings import changed
-from fleet_env.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace
+from fleet_env.settings.base import changed
 from rog_cli.main import main
 from rog_core.errors import ConfigError
 from rog_studies.rivals import (

@@ -6,9 +6,9 @@ import math
 import made_up_runs
 import numpy as np
 import pytest
-from fleet_env.records import Evaluation, RunWriter, Start
-from fleet_env.settings import changed
-from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.records.events import Evaluation, RunWriter, Start
+from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.settings.base import changed
 from rog_core.errors import ConfigError, GradientError
 from rog_sim.comparison import compare_runs, read_comparison, write_comparison
 from rog_sim.measure import read_run_measures

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleet_env.shaped import ShapedLink
-from fleet_env.trace import read_trace
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.links.trace import read_trace
 from loop import run
 from lopinfer_node.model import zoo
 from lopinfer_node.model.pictures import MEAN, STD, OfImages

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fleet_env.fleet import FleetConfig, TrainingConfig
-from fleet_env.settings import changed
-from rog_cli.emulated_fleet import EmulatedFleet
+from fleet_emulation.fleet import EmulatedFleet
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import FleetConfig, TrainingConfig
 from rog_ps.directory import kept
 from rog_tasks.task import Task as RogTask
 from safetensors.numpy import load

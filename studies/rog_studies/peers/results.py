@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fleet_env.power import PowerModel
+from fleet_env.settings.power_model import PowerModel
 
 from .adapters.task import SERVER, Task
 

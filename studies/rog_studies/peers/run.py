@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleet_emulation.network import SUMMARY
 from fleet_env.durable import write_text
-from fleet_env.fleet import FleetConfig
-from fleet_env.power import PowerModel
-from fleet_env.summary import finite
-from rog_cli.emulated_network import SUMMARY
+from fleet_env.records.summary import finite
+from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.power_model import PowerModel
 
 from . import adapters, results
 from .adapters.task import SERVER, Settings

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet_env.durable import write_text
-from fleet_env.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig
-from fleet_env.settings import changed
-from fleet_env.summary import finite
-from fleet_env.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace
+from fleet_env.records.summary import finite
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import ChannelConfig, FleetConfig, LinkConfig, RobotConfig
 from rog_core.errors import ConfigError
 from rog_sim.table import Row, aligned, markdown
 

@@ -1,6 +1,6 @@
 """The world of one run: the processes of a program in namespaces behind emulated links.
 
-The network is that of `rog fleet up --emulate` (`rog_cli.emulated_network`): a namespace for the
+The network is that of `rog fleet up --emulate` (`fleet_emulation.network`): a namespace for the
 server and for each robot, links that replay their records, air time that robots share. The
 programs in it see ordinary interfaces. Everything in a namespace ends with this process.
 """
@@ -16,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from fleet_emulation.forwarder import processes_in
+from fleet_emulation.network import INTERFACE, SERVER, EmulatedNetwork, addresses
+from fleet_emulation.radio import Conditions
 from fleet_env.command import how_it_ended
 from fleet_env.durable import write_text
-from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import dump_fleet
-from fleet_env.radio import Conditions
-from rog_cli.emulated_network import INTERFACE, SERVER, EmulatedNetwork, addresses
-from rog_cli.radio import processes_in
+from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet_file import dump_fleet
 
 ORDERLY = 10.0  # seconds between SIGTERM and the killing of the processes that still run
 GONE = 10.0     # seconds within which killed processes must have ended

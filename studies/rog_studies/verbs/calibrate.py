@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 from fleet_env.durable import write_text
-from fleet_env.fleet_file import dump_fleet
-from fleet_env.trace import read_trace
-from rog_cli.fleet_options import add_workers, at_least_one
-from rog_cli.progress import runs_progress
+from fleet_env.links.trace import read_trace
+from fleet_env.settings.fleet_file import dump_fleet
+from rog_cli.commands.fleet_options import add_workers, at_least_one
+from rog_cli.display.progress import runs_progress
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from rog_cli.fleet_options import add_runs, at_least_one
-from rog_cli.progress import runs_progress
+from rog_cli.commands.fleet_options import add_runs, at_least_one
+from rog_cli.display.progress import runs_progress
 from rog_core.errors import ConfigError
 
 from rog_studies.catalogue import STUDIES
@@ -103,7 +103,7 @@ def _rivals(options: argparse.Namespace, only: list[str], out: Path) -> tuple[st
 
 
 def _peers(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str, list[Path]]:
-    from rog_cli.emulated_network import check_rights
+    from fleet_emulation.network import check_rights
 
     from rog_studies.peers import figures, study
 

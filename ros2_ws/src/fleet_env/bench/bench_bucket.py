@@ -4,8 +4,8 @@ import bisect
 import json
 import time
 
-from fleet_env.bucket import TokenBucket
-from fleet_env.generate import generate
+from fleet_env.links.bucket import TokenBucket
+from fleet_env.links.generate import generate
 
 PACKETS = 50_000
 

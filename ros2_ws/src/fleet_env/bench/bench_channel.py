@@ -9,8 +9,8 @@ import heapq
 import json
 import time
 
-from fleet_env.channel import Channel
-from fleet_env.generate import generate
+from fleet_env.links.channel import Channel
+from fleet_env.links.generate import generate
 
 CHUNKS = 50_000
 trace = generate('outdoor_fades')

@@ -6,8 +6,8 @@ It is never idle while bytes wait.
 import math
 
 import pytest
-from fleet_env.bucket import TokenBucket
-from fleet_env.trace import LinkTrace
+from fleet_env.links.bucket import TokenBucket
+from fleet_env.links.trace import LinkTrace
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_strategies import traces

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from fleet_env.bucket import TokenBucket
-from fleet_env.channel import Channel
-from fleet_env.trace import LinkTrace
+from fleet_env.links.bucket import TokenBucket
+from fleet_env.links.channel import Channel
+from fleet_env.links.trace import LinkTrace
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_strategies import traces

@@ -3,8 +3,9 @@
 import pytest
 import yaml
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import FleetConfig, RobotConfig, StragglerConfig
-from fleet_env.fleet_file import (
+from fleet_env.settings.base import knobs
+from fleet_env.settings.fleet import FleetConfig, RobotConfig, StragglerConfig
+from fleet_env.settings.fleet_file import (
     dump_fleet,
     known_fleets,
     link_trace,
@@ -13,7 +14,6 @@ from fleet_env.fleet_file import (
     with_overrides,
     with_robots,
 )
-from fleet_env.settings import knobs
 from pydantic import ValidationError
 
 GOOD = '''\

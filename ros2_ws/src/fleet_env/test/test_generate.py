@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.generate import PROFILES, generate
-from fleet_env.statistics import autocorrelation, change_interval, describe
-from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.links.generate import PROFILES, generate
+from fleet_env.links.statistics import autocorrelation, change_interval, describe
+from fleet_env.links.trace import LinkTrace, read_trace
 
 RECORD = Path('/work/shared/data/traces/rog_outdoors_record.txt')
 

@@ -4,8 +4,9 @@ import sys
 from types import ModuleType
 
 import pytest
-from fleet_env.jetson import JetsonEnergyMeter, open_meter
-from fleet_env.power import STATES, EnergyMeter, PowerModel
+from fleet_env.power.energy import EnergyMeter
+from fleet_env.power.jetson import JetsonEnergyMeter, open_meter
+from fleet_env.settings.power_model import STATES, PowerModel
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fleet_env.errors import RecordError
-from fleet_env.records import (
+from fleet_env.records.events import (
     EVENTS,
     RUN_FILE,
     SCHEMA,
@@ -21,7 +21,7 @@ from fleet_env.records import (
     Stop,
     read_run,
 )
-from fleet_env.summary import Accuracy, RobotSummary, Summary, read_summary, write_summary
+from fleet_env.records.summary import Accuracy, RobotSummary, Summary, read_summary, write_summary
 
 EVENTS_OF_A_RUN = [
     Start(0.0, '', 'a:B', 'rsp:4', 3, 'indoor', ['robot1']),

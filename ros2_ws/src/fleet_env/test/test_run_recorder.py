@@ -4,13 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fleet_env import records
-from fleet_env.run_recorder import Recorder, RobotReport
-from fleet_env.summary import read_summary
+from fleet_env.records import events
+from fleet_env.records.run_recorder import Recorder, RobotReport
+from fleet_env.records.summary import read_summary
 
 MESSAGE = Path(__file__).parents[2] / 'rog_msgs/msg/TrainingStatus.msg'
 
-START = records.Start(0.0, '', 'tiny:Tiny', 'rsp:4', 1, 'team', ['robot1'])
+START = events.Start(0.0, '', 'tiny:Tiny', 'rsp:4', 1, 'team', ['robot1'])
 
 
 def status(iteration, life=1, state='computing', **fields):
@@ -20,7 +20,7 @@ def status(iteration, life=1, state='computing', **fields):
 
 
 def kinds(folder):
-    return [type(event).__name__ for event in records.read_run(folder)]
+    return [type(event).__name__ for event in events.read_run(folder)]
 
 
 def test_a_run_of_one_robot(tmp_path):
@@ -38,7 +38,7 @@ def test_a_run_of_one_robot(tmp_path):
     assert robot.rows_pushed_mean == 2.0
     assert (robot.accuracy.clean, robot.accuracy.before, robot.accuracy.after) == (0.9, 0.4, 0.8)
     assert robot.evaluations == [(5.0, 3, 0.8)]
-    steps = [e for e in records.read_run(tmp_path) if isinstance(e, records.Iteration)]
+    steps = [e for e in events.read_run(tmp_path) if isinstance(e, events.Iteration)]
     assert [step.compute_s for step in steps] == [1.0, 2.0]
 
 
@@ -77,7 +77,7 @@ def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed)
     first = Recorder(tmp_path, START)
     first.baseline(0.9, 0.4)
     first.status(1.0, status(5, evaluated_at=5, accuracy=0.6))
-    second = Recorder(tmp_path, START, records.read_run(tmp_path))
+    second = Recorder(tmp_path, START, events.read_run(tmp_path))
     second.status(9.0, status(7, life, 'stopped', evaluated_at=7, accuracy=0.7))
     second.stop(9.0, 'finished')
     robot = read_summary(tmp_path).robots['robot1']

@@ -6,9 +6,9 @@ A real link is not changed.
 import math
 
 import pytest
-from fleet_env.fleet import LinkConfig
-from fleet_env.shaped import ShapedLink
-from fleet_env.trace import LinkTrace
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.links.trace import LinkTrace
+from fleet_env.settings.fleet import LinkConfig
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,8 +4,8 @@ Equal seeds give equal pauses.
 """
 
 import pytest
-from fleet_env.fleet import StragglerConfig
-from fleet_env.stragglers import Pause, Stragglers
+from fleet_env.emulated.stragglers import Pause, Stragglers
+from fleet_env.settings.fleet import StragglerConfig
 from hypothesis import given
 from hypothesis import strategies as st
 

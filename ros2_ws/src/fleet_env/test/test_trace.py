@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace, read_trace, write_trace
+from fleet_env.links.trace import LinkTrace, read_trace, write_trace
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_strategies import traces

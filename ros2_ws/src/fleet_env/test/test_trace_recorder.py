@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from fleet_env.bucket import TokenBucket
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace
-from fleet_env.trace_recorder import TraceRecorder, parse_iw
+from fleet_env.links.bucket import TokenBucket
+from fleet_env.links.trace import LinkTrace
+from fleet_env.links.trace_recorder import TraceRecorder, parse_iw
 from hypothesis import given
 from hypothesis import strategies as st
 

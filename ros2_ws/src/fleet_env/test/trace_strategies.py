@@ -1,7 +1,7 @@
 """Link traces for property tests."""
 
 import numpy as np
-from fleet_env.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace
 from hypothesis import strategies as st
 
 

@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from act import CHUNK, CONTRACT, HEIGHT, JOINTS, RATE, WIDTH, ActPolicy
-from fleet_env.shaped import ShapedLink
-from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.links.trace import LinkTrace, read_trace
 from fleet_policy.contract import make_contract
 from fleet_policy.core.config import CoreSettings
 from fleet_policy.core.machine import ACT, STARVED, PolicyMachine

@@ -45,7 +45,7 @@ import torch
 from act import CONTRACT, RATE, ActPolicy
 from bench_policy import DELAY, RECORD, measured
 from diagnostic_msgs.msg import DiagnosticStatus
-from fleet_env.trace import LinkTrace, read_trace, write_trace
+from fleet_env.links.trace import LinkTrace, read_trace, write_trace
 from fleet_policy import qos
 from fleet_policy.contract import make_contract
 from fleet_policy.mock_robot import MockRobot

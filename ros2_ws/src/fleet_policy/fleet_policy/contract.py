@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fleet_env.errors import SettingError
-from fleet_env.settings import Settings, changed, checked, dotted, setting
-from fleet_env.yaml_lines import Lines, line_of, parse
+from fleet_env.settings.base import Settings, changed, checked, dotted, setting
+from fleet_env.settings.yaml_lines import Lines, line_of, parse
 
 from .errors import ContractError
 from .messages import (

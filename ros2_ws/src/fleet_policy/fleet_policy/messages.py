@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fleet_env.settings import suggestion
+from fleet_env.settings.base import suggestion
 from numpy.typing import NDArray
 
 IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fleet_env.settings import Settings, setting
+from fleet_env.settings.base import Settings, setting
 from fleet_ros.ending import Interruption
 from fleet_ros.parameters import declare
 from fleet_ros.process import run, spin_until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fleet_env.fleet import DEVICE
-from fleet_env.settings import setting
+from fleet_env.settings.base import setting
+from fleet_env.settings.fleet import DEVICE
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 from lopinfer_node.runtime.planner import LOSS, METHODS

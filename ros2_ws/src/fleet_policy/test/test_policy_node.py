@@ -12,7 +12,7 @@ import rclpy
 import torch
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from fleet_env.settings import changed
+from fleet_env.settings.base import changed
 from fleet_policy import qos
 from fleet_policy.contract import make_contract
 from fleet_policy.errors import PolicyError

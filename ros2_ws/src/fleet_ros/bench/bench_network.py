@@ -35,7 +35,7 @@ def node(role: str, profile: str) -> None:
     ``role``: `talk` sends chunks, and a status ten times a second. `hear` prints what it
     receives. `idle` has publishers and subscriptions, but sends nothing.
     """
-    from fleet_env.fleet import ReachConfig
+    from fleet_env.settings.fleet import ReachConfig
     from fleet_ros.environment import dds_environment
 
     os.environ.update(

@@ -115,7 +115,7 @@ def main() -> None:
     elif options.way:
         print(json.dumps(receive(options.size, options.way, options.seconds)))
     else:
-        from fleet_env.fleet import ReachConfig
+        from fleet_env.settings.fleet import ReachConfig
         from fleet_ros.environment import dds_environment
         os.environ.update(dds_environment(ReachConfig(domain_id=77)))
         from rclpy.utilities import get_rmw_implementation_identifier

@@ -8,7 +8,7 @@ import struct
 from xml.sax.saxutils import escape, quoteattr
 
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 
 LOOPBACK = 'lo'
 # maximum size in bytes; IP fragments a larger datagram, and if one fragment is lost, the whole

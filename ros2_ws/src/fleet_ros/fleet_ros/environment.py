@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import rclpy
 from fleet_env.errors import SettingError
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.utilities import get_rmw_implementation_identifier

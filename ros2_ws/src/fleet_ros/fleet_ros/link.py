@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet_env.fleet import LinkConfig
-from fleet_env.settings import Settings, setting
-from fleet_env.shaped import ShapedLink
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.settings.base import Settings, setting
+from fleet_env.settings.fleet import LinkConfig
 
 
 class LinkSettings(Settings):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from fleet_env.settings import Settings, setting
+from fleet_env.settings.base import Settings, setting
 from rclpy.lifecycle import LifecycleNodeMixin, TransitionCallbackReturn
 from rclpy.node import Node
 

@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Collection
 
-from fleet_env.fleet import ReachConfig
-from fleet_env.settings import Text, from_flat, knobs
+from fleet_env.settings.base import Text, from_flat, knobs
+from fleet_env.settings.fleet import ReachConfig
 
 from .dds_profiles import is_loopback
 from .environment import dds_environment, where_traffic_goes

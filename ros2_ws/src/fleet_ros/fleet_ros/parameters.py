@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from fleet_env.errors import SettingError
-from fleet_env.settings import Knob, Settings, flat, from_flat, knobs
+from fleet_env.settings.base import Knob, Settings, flat, from_flat, knobs
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
 from rclpy.parameter import Parameter

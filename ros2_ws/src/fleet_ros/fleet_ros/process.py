@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import rclpy
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions

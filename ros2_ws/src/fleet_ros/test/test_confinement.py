@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_testing import LIMIT
 from rclpy.utilities import get_rmw_implementation_identifier
 
@@ -22,7 +22,7 @@ exec "$@"
 '''
 NODES = '''
 import os, sys, time
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 os.environ.update(dds_environment(ReachConfig.model_validate_json(sys.argv[1])))
 import rclpy
@@ -57,7 +57,7 @@ os._exit(0)
 TWO_NETWORKS = '''
 import os, sys
 from fleet_env.errors import SettingError
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 from fleet_ros.exposure import reaching
 os.environ.update(dds_environment(ReachConfig.model_validate_json(sys.argv[1])))
@@ -164,7 +164,7 @@ print(json.dumps(seen))
 '''
 MEMBER = '''
 import json, os, sys, time
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.dds_profiles import ANNOUNCED_FAST
 from fleet_ros.environment import dds_environment
 network, name, wanted = ReachConfig.model_validate_json(sys.argv[1]), *sys.argv[2:]

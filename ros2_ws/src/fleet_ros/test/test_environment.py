@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from fleet_env.errors import FleetFileError, SettingError
-from fleet_env.fleet import ReachConfig
-from fleet_env.settings import changed, checked
+from fleet_env.settings.base import changed, checked
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile, is_loopback
 from fleet_ros.environment import (
     dds_environment,

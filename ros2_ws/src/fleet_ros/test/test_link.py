@@ -4,7 +4,7 @@ import math
 
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.settings import from_flat
+from fleet_env.settings.base import from_flat
 from fleet_ros.link import LinkSettings
 
 

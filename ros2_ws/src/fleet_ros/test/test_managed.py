@@ -2,7 +2,7 @@
 
 import pytest
 from fleet_env.errors import SettingError
-from fleet_env.settings import setting
+from fleet_env.settings.base import setting
 from fleet_ros.managed import ManagedNode, ManagedSettings
 from fleet_ros.parameters import declare
 from lifecycle_msgs.msg import Transition

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from fleet_env.settings import setting
+from fleet_env.settings.base import setting
 from fleet_ros.managed import ManagedNode, ManagedSettings
 from fleet_ros.parameters import declare
 from fleet_ros.services import (

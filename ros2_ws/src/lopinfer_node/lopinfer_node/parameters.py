@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from fleet_env.fleet import DEVICE
-from fleet_env.settings import setting
+from fleet_env.settings.base import setting
+from fleet_env.settings.fleet import DEVICE
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.errors import TraceError
-from fleet_env.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace
 from fleet_testing import examples
 from graphs import Builder
 from hypothesis import given

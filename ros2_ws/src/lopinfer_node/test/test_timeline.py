@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet_env.power import PowerModel
+from fleet_env.settings.power_model import PowerModel
 from fleet_testing import examples
 from graphs import Builder, random_costs, random_graph, random_plan_bounds
 from hypothesis import given

@@ -16,8 +16,10 @@ from fleet_env.errors import RecordError, SettingError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
-VERBS = ('fleet', 'status', 'control', 'key', 'doctor', 'sim', 'compare', 'plot', 'trace', 'chaos')
-IN_STUDIES = ('study', 'calibrate')  # verbs that the package rog_studies adds
+VERBS = ('fleet', 'status', 'control', 'key', 'doctor', 'sim', 'compare', 'plot', 'trace')
+# Maps each verb that another package adds to the folder of this package in a checkout.
+ELSEWHERE = {'chaos': 'ros2_ws/src/fleet_emulation', 'view': 'ros2_ws/src/rog_view',
+             'study': 'studies', 'calibrate': 'studies'}
 
 
 def make_parser(wanted: str = '') -> argparse.ArgumentParser:
@@ -34,7 +36,8 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
     others = {found.name: found for found in entry_points(group='rog.verbs')}
     names = [*VERBS, *sorted(others)]
     for name in [wanted] if wanted in names else names:
-        add_to = others[name].load() if name in others else import_module(f'rog_cli.{name}').add_to
+        add_to = others[name].load() if name in others else \
+            import_module(f'rog_cli.commands.{name}').add_to
         add_to(verbs)
     return parser
 
@@ -46,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal may not support all characters
             stream.reconfigure(errors='backslashreplace')
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
-    if name in IN_STUDIES and name not in entry_points(group='rog.verbs').names:
-        print(f'rog: {name} is a verb of the package rog_studies, which is not installed here: '
-              'pip install -e studies', file=sys.stderr)
+    if name in ELSEWHERE and name not in entry_points(group='rog.verbs').names:
+        print(f'rog: the package with the verb {name} is not installed here: '
+              f'pip install -e {ELSEWHERE[name]}', file=sys.stderr)
         return 2
     try:
         options = make_parser(name).parse_args(arguments)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet_env.records import Evaluation, Fault, Iteration, Start, read_run
-from fleet_env.run_recorder import Recorder
-from fleet_env.summary import read_summary
+from fleet_env.records.events import Evaluation, Fault, Iteration, Start, read_run
+from fleet_env.records.run_recorder import Recorder
+from fleet_env.records.summary import read_summary
 from fleet_testing import mostly_long
-from rog_cli.bag import state_of_bag, write_run
+from rog_cli.display.bag import state_of_bag, write_run
 from rog_cli.main import main
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 

@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from fleet_env.fleet_file import load_fleet
-from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
-from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.records.events import Evaluation, Fault, Iteration, RunWriter, Start
+from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.settings.fleet_file import load_fleet
 from fleet_testing import LIMIT
 from rog_bringup import FLEETS
-from rog_cli import fleet as fleet_module
 from rog_cli import main as main_module
+from rog_cli.commands import fleet as fleet_module
 from rog_cli.main import main
 from rog_sim import figures
 

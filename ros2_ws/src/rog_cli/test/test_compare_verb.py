@@ -4,8 +4,8 @@ The runs are invented.
 """
 
 import pytest
-from fleet_env.records import Iteration, RunWriter, Start
-from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.records.events import Iteration, RunWriter, Start
+from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_cli.main import main
 
 ENDS = {'bsp': .6, 'rsp:4': .7}

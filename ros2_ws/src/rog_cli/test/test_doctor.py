@@ -5,12 +5,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from fleet_env.fleet import ReachConfig
-from fleet_env.fleet_file import load_fleet, with_overrides
-from fleet_env.settings import checked
+from fleet_env.settings.base import checked
+from fleet_env.settings.fleet import ReachConfig
+from fleet_env.settings.fleet_file import load_fleet, with_overrides
 from rog_bringup import FLEETS
-from rog_cli import doctor
-from rog_cli.doctor import BAD, GOOD, NOTE, WARN, Heard
+from rog_cli.commands import doctor
+from rog_cli.commands.doctor import BAD, GOOD, NOTE, WARN, Heard
 from rog_cli.main import main
 
 AIR = checked(ReachConfig, {'interface': 'wlan0'})

@@ -6,7 +6,7 @@ Messages of strangers do no harm.
 import math
 
 import pytest
-from rog_cli.fleet_state import EVENTS, POINTS, ROBOTS, Curve, FleetState
+from rog_cli.display.fleet_state import EVENTS, POINTS, ROBOTS, Curve, FleetState
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 
 

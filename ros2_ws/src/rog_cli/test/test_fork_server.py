@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fleet_testing import environment, eventually, mostly_long
-from rog_cli.fork_server import LIMIT, ForkServer
+from rog_cli.launching.fork_server import LIMIT, ForkServer
 
 MODULE = '''
 import json, os, signal, sys

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import yaml
-from fleet_env.fleet_file import load_fleet
+from fleet_env.settings.fleet_file import load_fleet
 from fleet_ros.environment import dds_environment
 from rog_bringup import FLEETS
-from rog_cli.fork_server import kill
+from rog_cli.launching.fork_server import kill
+from rog_cli.launching.processes import FleetProcesses
 from rog_cli.main import main
-from rog_cli.processes import FleetProcesses
 
 
 class Held:

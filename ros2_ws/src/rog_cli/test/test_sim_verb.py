@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from fleet_env.records import read_run
-from fleet_env.summary import read_summary
-from fleet_env.trace import read_trace
+from fleet_env.links.trace import read_trace
+from fleet_env.records.events import read_run
+from fleet_env.records.summary import read_summary
 from fleet_testing import LIMIT
-from rog_cli.fleet_options import add_fleet_options, chosen_fleet
+from rog_cli.commands.fleet_options import add_fleet_options, chosen_fleet
 from rog_cli.main import main
 
 TASK = '''

@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 from fleet_env.errors import FleetEnvError, TraceError
-from fleet_env.generate import generate
-from fleet_env.records import Iteration, RunWriter
-from fleet_env.trace import read_trace
-from rog_cli import trace
+from fleet_env.links.generate import generate
+from fleet_env.links.trace import read_trace
+from fleet_env.records.events import Iteration, RunWriter
+from rog_cli.commands import trace
 
 LINK = 'Connected to 04:f0:21:aa:bb:cc (on wlan0)\n\ttx bitrate: 65.0 MBit/s MCS 7\n'
 

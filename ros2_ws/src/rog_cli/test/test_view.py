@@ -5,9 +5,9 @@ import io
 import pytest
 from fleet_testing import eventually
 from rich.console import Console
-from rog_cli import view
-from rog_cli.fleet_state import FleetState
-from rog_cli.view import Monitor, live_table, show
+from rog_cli.display import view
+from rog_cli.display.fleet_state import FleetState
+from rog_cli.display.view import Monitor, live_table, show
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.message_auth import Signature, new_key

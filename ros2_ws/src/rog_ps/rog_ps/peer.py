@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fleet_env.shaped import ShapedLink
+from fleet_env.emulated.shaped import ShapedLink
 from fleet_ros.receiving import subscribe
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.messages import Ack, Chunk, End
@@ -21,7 +21,7 @@ from rog_ros.message_auth import Session
 from rog_ros.parameters import fleet_namespace
 
 if TYPE_CHECKING:
-    from fleet_env.fleet import LinkConfig
+    from fleet_env.settings.fleet import LinkConfig
 
     from .node import ParameterServerNode
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fleet_env import records
 from fleet_env.errors import RecordError
-from fleet_env.run_recorder import Recorder
+from fleet_env.records import events
+from fleet_env.records.run_recorder import Recorder
 from rog_core.errors import ConfigError, shown
 from rog_core.model.partition import RowPartition
 from rog_core.server.aggregation import ServerState
@@ -33,7 +33,7 @@ class RunFiles:
 
     def __init__(self, settings: ServerSettings, elapsed: Callable[[], float], log: Any) -> None:
         self.out = out = Path(settings.out) if settings.out else None
-        if out is not None and not settings.resume and (out / records.RUN_FILE).exists():
+        if out is not None and not settings.resume and (out / events.RUN_FILE).exists():
             raise ConfigError(f'{out} already holds a run; choose another out directory, or go '
                               'on with it by resume')
         self.unsaved = ''  # why the last checkpoint was not written; empty if it was written
@@ -71,14 +71,14 @@ class RunFiles:
         if self.out is None:
             return
         damaged: list[RecordError] = []
-        former = records.read_run(self.out, damaged) \
-            if (self.out / records.RUN_FILE).exists() else []
+        former = events.read_run(self.out, damaged) \
+            if (self.out / events.RUN_FILE).exists() else []
         if damaged:
             self._log.warning(f'{len(damaged)} lines of the record are damaged and left '
                               f'out of the summary, the first: {shown(damaged[0])}')
         settings = self._settings
         training = settings.training
-        start = records.Start(self._elapsed(), '', training.task, training.sync, settings.seed,
+        start = events.Start(self._elapsed(), '', training.task, training.sync, settings.seed,
                               settings.fleet, robots, time.strftime('%Y-%m-%dT%H:%M:%S%z'),
                               codec=training.codec)
         self._recorder = Recorder(self.out, start, former)

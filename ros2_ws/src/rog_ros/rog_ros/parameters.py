@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from fleet_env.fleet import (
+from fleet_env.settings.base import changed, setting
+from fleet_env.settings.fleet import (
     Computer,
     FleetConfig,
     FleetSettings,
@@ -17,9 +18,8 @@ from fleet_env.fleet import (
     RobotConfig,
     SecurityConfig,
 )
-from fleet_env.fleet_file import link_trace
-from fleet_env.power import PowerModel
-from fleet_env.settings import changed, setting
+from fleet_env.settings.fleet_file import link_trace
+from fleet_env.settings.power_model import PowerModel
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 from fleet_ros.parameters import declare, declare_early, parameters

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rclpy
 from fleet_env.errors import SettingError
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment, fastdds_file
 from fleet_ros.exposure import leaves_machine, look_before, require_key
 from fleet_ros.process import run

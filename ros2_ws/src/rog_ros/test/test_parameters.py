@@ -6,9 +6,9 @@ import os
 import pytest
 import rclpy
 from fleet_env.errors import SettingError
-from fleet_env.fleet import FleetConfig, FleetSettings, RobotConfig
-from fleet_env.fleet_file import with_overrides
-from fleet_env.settings import knobs
+from fleet_env.settings.base import knobs
+from fleet_env.settings.fleet import FleetConfig, FleetSettings, RobotConfig
+from fleet_env.settings.fleet_file import with_overrides
 from fleet_ros.parameters import declare, declared
 from rclpy.context import Context
 from rclpy.node import Node

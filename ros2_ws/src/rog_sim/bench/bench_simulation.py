@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import torch
-from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
-from fleet_env.fleet_file import load_fleet, with_overrides, with_robots
-from fleet_env.settings import changed
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
+from fleet_env.settings.fleet_file import load_fleet, with_overrides, with_robots
 from rog_bringup import FLEETS
 from rog_core.warm_up import warm_up
 from rog_sim.simulation import Simulation

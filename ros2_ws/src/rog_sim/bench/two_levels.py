@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import yaml
-from fleet_env.fleet_file import read_fleet
-from fleet_env.records import Evaluation, read_run
+from fleet_env.records.events import Evaluation, read_run
+from fleet_env.settings.fleet_file import read_fleet
 from rog_sim.simulation import simulate
 
 WAN = {'trace': '', 'rate': 20.0, 'latency': 0.04}  # rate in Mbit/s; latency in seconds, one way

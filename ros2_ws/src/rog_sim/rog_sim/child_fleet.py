@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from fleet_env.run_recorder import RobotReport
+from fleet_env.records.run_recorder import RobotReport
 from rog_core.protocol.config import TransferConfig
 from rog_core.protocol.messages import Action, Compute
 from rog_core.server.machine import ServerMachine

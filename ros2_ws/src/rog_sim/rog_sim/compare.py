@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import with_overrides
+from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet_file import with_overrides
 from rog_core.errors import ConfigError
 from rog_core.method_check import check_method
 

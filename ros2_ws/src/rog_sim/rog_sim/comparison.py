@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from fleet_env.durable import read_file
 from fleet_env.errors import RecordError, why_unread
-from fleet_env.summary import finite
+from fleet_env.records.summary import finite
 
 from .measure import Run
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import dump_fleet, read_fleet, with_overrides
-from fleet_env.generate import PROFILES
-from fleet_env.records import RUN_FILE
-from fleet_env.summary import SUMMARY_FILE, Summary, read_summary
-from fleet_env.trace import read_trace
+from fleet_env.links.generate import PROFILES
+from fleet_env.links.trace import read_trace
+from fleet_env.records.events import RUN_FILE
+from fleet_env.records.summary import SUMMARY_FILE, Summary, read_summary
+from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet_file import dump_fleet, read_fleet, with_overrides
 from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.backend import resource_tracker as loky_tracker

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from fleet_env.errors import RecordError
-from fleet_env.records import Evaluation, Iteration, Status, read_run
-from fleet_env.summary import Summary, read_summary
+from fleet_env.records.events import Evaluation, Iteration, Status, read_run
+from fleet_env.records.summary import Summary, read_summary
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleet_env.fleet import FleetConfig, RobotConfig
-from fleet_env.power import EnergyMeter
-from fleet_env.run_recorder import RobotReport
-from fleet_env.stragglers import Stragglers
+from fleet_env.emulated.stragglers import Stragglers
+from fleet_env.power.energy import EnergyMeter
+from fleet_env.records.run_recorder import RobotReport
+from fleet_env.settings.fleet import FleetConfig, RobotConfig
 from rog_core.errors import ConfigError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.protocol.messages import Action, Chunk, Compute

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleet_env import records
-from fleet_env.channel import Channel
-from fleet_env.fleet import FleetConfig
-from fleet_env.fleet_file import child_fleets, link_trace
-from fleet_env.run_recorder import Recorder
-from fleet_env.summary import Summary
+from fleet_env.links.channel import Channel
+from fleet_env.records.events import RUN_FILE, Start
+from fleet_env.records.run_recorder import Recorder
+from fleet_env.records.summary import Summary
+from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet_file import child_fleets, link_trace
 from rog_core.errors import (
     ConfigError,
     GradientError,
@@ -75,7 +75,7 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     :raises ConfigError: virtual time cannot run this fleet file.
     :raises GradientError: the training diverges, and ``server_every`` is 0.
     """
-    if out is not None and (out / records.RUN_FILE).exists():
+    if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
     threads, collect = torch.get_num_threads(), gc.get_threshold()
     # One thread always adds numbers in the same order, so equal seeds give equal results. One
@@ -172,7 +172,7 @@ class Simulation:
         self._count = itertools.count()
         self._alarms: dict[Any, float] = {}
         self._processes: GradientProcesses  # these processes compute the gradients of the robots
-        self._recorder = Recorder(out, records.Start(
+        self._recorder = Recorder(out, Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots),
             codec=training.codec))
         self._recorder.baseline(clean, before)

@@ -1,7 +1,7 @@
 """Provides a fleet of two robots for tests whose runs are invented instead of simulated."""
 
 import pytest
-from fleet_env.fleet_file import read_fleet
+from fleet_env.settings.fleet_file import read_fleet
 
 
 @pytest.fixture

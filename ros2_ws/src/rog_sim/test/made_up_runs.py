@@ -5,8 +5,8 @@ import re
 import signal
 
 import numpy as np
-from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start, Status
-from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.records.events import Evaluation, Fault, Iteration, RunWriter, Start, Status
+from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
 
 POWER = (13.35, 4.25, 4.04)
 PER_ITERATION = {'bsp': (1.0, 7.0, 10.0), 'ssp:4': (1.0, 6.5, 7.5), 'ssp:20': (1.0, 5.5, 5.0),

@@ -8,8 +8,8 @@ import made_up_runs
 import numpy as np
 import pytest
 from fleet_env.errors import RecordError
-from fleet_env.records import Iteration, RunWriter, Start, Status
-from fleet_env.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.records.events import Iteration, RunWriter, Start, Status
+from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_core.errors import ConfigError
 from rog_sim.compare import compare
 from rog_sim.comparison import (

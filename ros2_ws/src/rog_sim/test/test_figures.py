@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from fleet_env import plot_style
 from fleet_env.errors import RecordError
-from fleet_env.records import Iteration, RunWriter, Start
-from fleet_env.summary import RobotSummary, Summary, write_summary
+from fleet_env.records.events import Iteration, RunWriter, Start
+from fleet_env.records.summary import RobotSummary, Summary, write_summary
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from rog_sim.comparison import compare_runs, write_comparison

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import virtual_fleet
 from fleet_env.errors import TraceError
-from fleet_env.fleet_file import with_overrides
+from fleet_env.settings.fleet_file import with_overrides
 from fleet_testing import LIMIT, mostly_long
 from rog_core.errors import ConfigError
 from rog_sim import jobs
@@ -201,7 +201,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import made_up_runs
-from fleet_env.fleet_file import read_fleet
+from fleet_env.settings.fleet_file import read_fleet
 from rog_sim.compare import compare
 if __name__ == '__main__':
     fleet, out = read_fleet(sys.argv[1]), Path(sys.argv[2])

@@ -4,7 +4,7 @@ A norm bound and a trimmed mean limit the harm.
 """
 
 import pytest
-from fleet_env.fleet import ServerConfig
+from fleet_env.settings.fleet import ServerConfig
 from fleet_testing import mostly_long
 from rog_sim.simulation import simulate
 from virtual_fleet import GOOD_LINK, Linear, fleet_of

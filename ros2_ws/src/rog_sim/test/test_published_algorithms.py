@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from fleet_env.settings import changed
+from fleet_env.settings.base import changed
 from rog_core.model.flat import flatten
 from rog_sim.simulation import Simulation
 from virtual_fleet import Linear, fleet_of

@@ -8,12 +8,12 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import virtual_fleet
-from fleet_env.fleet import ChannelConfig
-from fleet_env.fleet_file import dump_fleet, read_fleet
-from fleet_env.power import PowerModel
-from fleet_env.records import Evaluation, Fault, Iteration, read_run
-from fleet_env.settings import changed
-from fleet_env.summary import read_summary
+from fleet_env.records.events import Evaluation, Fault, Iteration, read_run
+from fleet_env.records.summary import read_summary
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import ChannelConfig
+from fleet_env.settings.fleet_file import dump_fleet, read_fleet
+from fleet_env.settings.power_model import PowerModel
 from fleet_testing import LIMIT, examples, mostly_long
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +47,7 @@ def run_silently(simulation):
 SCRIPT = """
 import sys
 from pathlib import Path
-from fleet_env.fleet_file import read_fleet
+from fleet_env.settings.fleet_file import read_fleet
 from rog_sim.simulation import simulate
 simulate(read_fleet(sys.argv[1]), Path(sys.argv[2]))
 """

@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 from fleet_env.errors import FleetFileError
-from fleet_env.fleet import LinkConfig, RobotConfig, UpstreamConfig
-from fleet_env.fleet_file import dump_fleet, read_fleet
-from fleet_env.records import Iteration, read_run
-from fleet_env.settings import changed
-from fleet_env.summary import read_summary
+from fleet_env.records.events import Iteration, read_run
+from fleet_env.records.summary import read_summary
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import LinkConfig, RobotConfig, UpstreamConfig
+from fleet_env.settings.fleet_file import dump_fleet, read_fleet
 from fleet_testing import mostly_long
 from rog_core.errors import ConfigError
 from rog_sim.simulation import Simulation, simulate

@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import torch
-from fleet_env.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
+from fleet_env.settings.fleet import FleetConfig, LinkConfig, RobotConfig, TrainingConfig
 
 METHODS = ['bsp', 'ssp:4', 'dssp:3:15', 'flown', 'asp', 'rsp:4', 'rsp:20', 'rsp:auto',
            'rsp:4+pipeline', 'rsp:4+sparse', 'ssp:4+early', 'rsp:4-order',

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from rcl_interfaces.srv import GetParameters
-from rog_cli.control import ControlError, Controls, answer
-from rog_cli.fleet_state import SILENT
-from rog_cli.view import Monitor, place
+from rog_cli.commands.control import ControlError, Controls, answer
+from rog_cli.display.fleet_state import SILENT
+from rog_cli.display.view import Monitor, place
 from rog_ros.message_auth import Key
 from rog_ros.parameters import SERVER
 

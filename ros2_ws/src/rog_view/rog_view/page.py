@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nicegui import ui
-from rog_cli.control import ControlError
-from rog_cli.fleet_state import COLUMNS, CURVES, SILENT, Robot
+from rog_cli.commands.control import ControlError
+from rog_cli.display.fleet_state import COLUMNS, CURVES, SILENT, Robot
 
 from .source import Source, View
 

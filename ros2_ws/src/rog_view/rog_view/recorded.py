@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_env.records import Evaluation, Fault, Iteration, Start, Status, read_run
-from fleet_env.run_recorder import RobotReport
-from fleet_env.summary import SUMMARY_FILE, read_summary
-from rog_cli.bag import is_bag, state_of_bag
-from rog_cli.control import ControlError
-from rog_cli.fleet_state import NAME, Event, FleetState
+from fleet_env.records.events import Evaluation, Fault, Iteration, Start, Status, read_run
+from fleet_env.records.run_recorder import RobotReport
+from fleet_env.records.summary import SUMMARY_FILE, read_summary
+from rog_cli.commands.control import ControlError
+from rog_cli.display.bag import is_bag, state_of_bag
+from rog_cli.display.fleet_state import NAME, Event, FleetState
 from rog_core.errors import shown
 from rog_msgs.msg import FleetStatus, RobotStatus
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rog_cli.fleet_state import Event, Fleet, FleetState
+from rog_cli.display.fleet_state import Event, Fleet, FleetState
 
 Points = list[tuple[float, float]]
 
@@ -17,9 +17,9 @@ Points = list[tuple[float, float]]
 class View:
     """The content of a page at one moment; immutable.
 
-    ``curves``: maps each name in `rog_cli.fleet_state.CURVES` to a dict from robot to points (time
-    in seconds, value). ``notice``: message at the top of the page. ``unable``: reason why the
-    buttons are disabled; empty if they are enabled.
+    ``curves``: maps each name in `CURVES` of `rog_cli.display.fleet_state` to a dict from robot to
+    points (time in seconds, value). ``notice``: message at the top of the page. ``unable``: reason
+    why the buttons are disabled; empty if they are enabled.
     """
 
     title: str

@@ -1,8 +1,8 @@
 """The page shows a recorded run."""
 
 import pytest
-from fleet_env.records import Evaluation, Fault, Iteration, RunWriter, Start
-from fleet_env.summary import RobotSummary, Summary, write_summary
+from fleet_env.records.events import Evaluation, Fault, Iteration, RunWriter, Start
+from fleet_env.records.summary import RobotSummary, Summary, write_summary
 from rog_view.recorded import Recorded
 
 

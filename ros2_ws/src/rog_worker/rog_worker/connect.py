@@ -9,7 +9,7 @@ from typing import Any
 
 import rclpy
 import torch
-from fleet_env.settings import changed
+from fleet_env.settings.base import changed
 from fleet_ros.ending import ended_by_signals
 from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning

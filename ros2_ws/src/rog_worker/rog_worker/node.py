@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_env.jetson import open_meter
-from fleet_env.stragglers import Pause
+from fleet_env.emulated.stragglers import Pause
+from fleet_env.power.jetson import open_meter
 from fleet_ros.alarm import Alarm
 from fleet_ros.exposure import require_key
 from fleet_ros.managed import ManagedNode

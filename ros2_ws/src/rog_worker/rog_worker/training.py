@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from fleet_env.stragglers import Stragglers
+from fleet_env.emulated.stragglers import Stragglers
 from fleet_ros.device import torch_device
 from rog_core.errors import RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig

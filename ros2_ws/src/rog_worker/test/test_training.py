@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fleet_env.settings import from_flat
+from fleet_env.settings.base import from_flat
 from rog_core.protocol.messages import Compute
 from rog_ros.parameters import WorkerSettings
 from rog_tasks.errors import SourceClosed

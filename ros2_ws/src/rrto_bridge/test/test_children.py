@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 from processes import Domain
 from rrto_bridge.program.children import BOOTSTRAP, HIDDEN, adapted

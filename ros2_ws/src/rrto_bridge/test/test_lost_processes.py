@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.dds_profiles import cyclone_profile
 from fleet_testing import LIMIT, Lines
 from lifecycle_driver import driving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fleet_env.settings import Settings, setting
+from fleet_env.settings.base import Settings, setting
 
 
 class CoreSettings(Settings):

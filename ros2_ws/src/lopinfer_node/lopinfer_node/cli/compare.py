@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet_env.durable import write_text
-from fleet_env.trace import LinkTrace, read_trace
+from fleet_env.links.trace import LinkTrace, read_trace
 
 from ..model.graph import Graph
 from ..planning.evaluate import replay, tables

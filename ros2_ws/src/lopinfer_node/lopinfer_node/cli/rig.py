@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from fleet_env.command import how_it_ended
-from fleet_env.fleet import ReachConfig
-from fleet_env.shaped import ShapedLink
-from fleet_env.trace import LinkTrace
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.links.trace import LinkTrace
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.ending import launched
 from fleet_ros.environment import dds_environment
 from torch.utils import _pytree as pytree

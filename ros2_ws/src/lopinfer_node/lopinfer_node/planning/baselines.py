@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from fleet_env.power import PowerModel
+from fleet_env.settings.power_model import PowerModel
 
 from ..model.graph import Graph, Kind
 from . import compiled

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
-from fleet_env.power import PowerModel
+from fleet_env.settings.power_model import PowerModel
 
 from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from fleet_env.errors import TraceError
-from fleet_env.power import PowerModel
-from fleet_env.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace
+from fleet_env.settings.power_model import PowerModel
 
 from ..model.graph import Graph
 from . import compiled

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from fleet_env.power import PowerModel
+from fleet_env.settings.power_model import PowerModel
 
 from ..model.graph import Graph
 from . import compiled, search

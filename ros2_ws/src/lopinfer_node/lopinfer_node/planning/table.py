@@ -16,7 +16,7 @@ from typing import Any, overload
 
 import numpy as np
 from fleet_env.durable import write_text
-from fleet_env.power import PowerModel
+from fleet_env.settings.power_model import PowerModel
 
 from ..errors import PlanError, ProfileError
 from ..model.graph import Graph

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from fleet_env.power import PowerModel
+from fleet_env.settings.power_model import PowerModel
 
 from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER, SIDES, Plan, Transfer

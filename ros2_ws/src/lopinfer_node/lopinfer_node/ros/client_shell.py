@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleet_env.jetson import open_meter
-from fleet_env.power import PowerModel
-from fleet_env.shaped import ShapedLink
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.power.jetson import open_meter
+from fleet_env.settings.power_model import PowerModel
 from fleet_ros.alarm import Alarm
 from fleet_ros.middleware import other_middleware
 from fleet_ros.receiving import subscribe

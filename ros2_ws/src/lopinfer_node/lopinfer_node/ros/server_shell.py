@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fleet_env.shaped import ShapedLink
+from fleet_env.emulated.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.receiving import subscribe
 from lopinfer_msgs import msg, srv

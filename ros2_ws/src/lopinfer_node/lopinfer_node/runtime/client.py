@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import fleet_env.settings
+import fleet_env.settings.base
 import numpy as np
-from fleet_env.settings import setting
+from fleet_env.settings.base import setting
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE
@@ -82,7 +82,7 @@ class CallSetPlans:
 Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
 
 
-class Settings(fleet_env.settings.Settings):
+class Settings(fleet_env.settings.base.Settings):
     """Settings of the protocol that users can change.
 
     ``piece_bytes``: maximum bytes in one piece. If the network loses one packet of a piece, the

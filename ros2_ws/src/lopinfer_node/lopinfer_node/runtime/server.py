@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from fleet_env.settings import Settings, setting
+from fleet_env.settings.base import Settings, setting
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE, SERVER, Plan

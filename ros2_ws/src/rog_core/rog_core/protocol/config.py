@@ -1,4 +1,4 @@
-"""Configuration of the state machines. The defaults of all settings are in `fleet_env.fleet`.
+"""Configuration of the state machines; all defaults are in `fleet_env.settings.fleet`.
 
 Each method `of` takes any object that has the sections of a fleet file as attributes: the settings
 of a fleet, or the parameters of a node.

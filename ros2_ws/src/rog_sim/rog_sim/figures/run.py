@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from fleet_env import plot_style
-from fleet_env.records import Evaluation, Event, Fault, Iteration, read_run
-from fleet_env.summary import Summary, read_summary
+from fleet_env.records.events import Evaluation, Event, Fault, Iteration, read_run
+from fleet_env.records.summary import Summary, read_summary
 from matplotlib.axes import Axes
 
 from rog_sim.model_outputs import SERVER, ModelOutputs, read_model_outputs

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
-from fleet_env.fleet import ReachConfig
-from fleet_env.settings import from_flat
+from fleet_env.settings.base import from_flat
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 
 from ..client.settings import Settings

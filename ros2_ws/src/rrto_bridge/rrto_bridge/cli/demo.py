@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fleet_env.fleet import ReachConfig
+from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
 
 from .bench import emulated, measure

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fleet_env.errors import FleetEnvError
-from fleet_env.settings import Text, changed, from_flat, knobs
+from fleet_env.settings.base import Text, changed, from_flat, knobs
 from fleet_ros.ending import launched
 from fleet_ros.network_options import add_network_options, join_network
 

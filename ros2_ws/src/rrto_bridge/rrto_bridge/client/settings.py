@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from fleet_env.settings import setting
+from fleet_env.settings.base import setting
 from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'

@@ -26,7 +26,7 @@ from typing import Any
 
 import rclpy
 import torch
-from fleet_env.shaped import ShapedLink
+from fleet_env.emulated.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.environment import ros_home
 from fleet_ros.middleware import other_middleware

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet_env.settings import Settings, setting
+from fleet_env.settings.base import Settings, setting
 
 from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
 from ..protocol.names import is_graph_name

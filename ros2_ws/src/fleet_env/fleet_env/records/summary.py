@@ -1,0 +1,145 @@
+"""``summary.json``: the outcome of a run, on robots or in virtual time.
+
+    schema       rog-run/1
+    sync         synchronisation method, for example rsp:4; the last one if it was changed
+    task         class of the task
+    seed         seed of all random numbers
+    fleet        name of the fleet
+    duration_s   duration of the training, s
+    robots       robot name -> the fields of RobotSummary
+    notes        further information in free form: reason (why the run ended), and faults (short
+                 name -> number of such events in run.jsonl)
+
+Keys are sorted and nothing depends on the wall clock, so equal outcomes give equal files.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fleet_env.durable import read_file
+from fleet_env.errors import RecordError, why_unread
+from fleet_env.records.events import SCHEMA, parse_fields
+
+SUMMARY_FILE = 'summary.json'
+_NAN = float('nan')
+
+
+def _(help: str, unit: str = '', default: Any = 0) -> Any:
+    return field(default=default, metadata={'help': help, 'unit': unit})
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The metric of the task, 0 to 1, at three times; NaN (``null``) if it was not measured."""
+
+    clean: float = _('on unaltered data, before the shift', default=_NAN)
+    before: float = _('on shifted data, before adaptation', default=_NAN)
+    after: float = _('on shifted data, at the end', default=_NAN)
+
+
+@dataclass(frozen=True)
+class RobotSummary:
+    """What one robot did in the whole run."""
+
+    iterations: int = _('iterations finished')
+    compute_s: float = _('computing', 's', 0.0)
+    communicate_s: float = _('pushing and pulling', 's', 0.0)
+    stall_s: float = _('waiting for others', 's', 0.0)
+    energy_j: float = _('electrical energy', 'J', 0.0)
+    bytes_sent: int = _('payload sent', 'B')
+    bytes_received: int = _('payload received', 'B')
+    rows_pushed_mean: float = _('mean number of rows that a push transferred', default=0.0)
+    accuracy: Accuracy = Accuracy()
+    evaluations: list[tuple[float, int, float]] = field(default_factory=list, metadata={
+        'help': '(t_s, iteration, metric) of each evaluation while training', 'unit': ''})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The outcome of a run."""
+
+    sync: str
+    task: str
+    seed: int
+    duration_s: float
+    robots: dict[str, RobotSummary]
+    fleet: str = ''
+    notes: dict[str, Any] = field(default_factory=dict)
+    schema: str = SCHEMA
+    codec: str = ''
+
+
+def write_summary(directory: str | PathLike[str], summary: Summary) -> Path:
+    """Write ``summary.json`` into ``directory``, atomically; return its path."""
+    path = Path(directory) / SUMMARY_FILE
+    text = json.dumps(finite(dataclasses.asdict(summary)), indent=2, sort_keys=True) + '\n'
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix='.summary-')
+        try:
+            with os.fdopen(handle, 'w', encoding='utf-8') as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise RecordError(f'cannot be written: {error.strerror}', str(path)) from error
+    return path
+
+
+def read_summary(directory: str | PathLike[str]) -> Summary:
+    """Read ``summary.json`` of a run.
+
+    :raises RecordError: the file cannot be read, or a field is missing, unknown or wrong; the
+        message names file and field.
+    """
+    path = Path(directory) / SUMMARY_FILE
+    try:
+        data = json.loads(read_file(path))
+    except (OSError, ValueError) as error:
+        raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
+    values = parse_fields(Summary, data, str(path))
+    values['robots'] = {name: _robot(entry, str(path)) for name, entry in values['robots'].items()}
+    return Summary(**values)
+
+
+def _robot(data: Any, file: str) -> RobotSummary:
+    nested = ('accuracy', 'evaluations')
+    values = parse_fields(RobotSummary, data, file, skip=nested)
+    entries = data.get('evaluations', [])
+    if not isinstance(entries, list):
+        raise RecordError(f'evaluations is {entries!r}, which is no list', file)
+    evaluations = []
+    for entry in entries:
+        if not (isinstance(entry, list) and len(entry) == 3
+                and all(isinstance(x, int | float) or x is None for x in entry)
+                and isinstance(entry[1], int)):
+            raise RecordError(f'evaluation {entry!r} is not [t_s, iteration, metric]', file)
+        t, iteration, metric = entry
+        evaluations.append((_number(t), iteration, _number(metric)))
+    accuracy = Accuracy(**parse_fields(Accuracy, data.get('accuracy', {}), file))
+    return RobotSummary(**values, accuracy=accuracy, evaluations=evaluations)
+
+
+def _number(value: float | None) -> float:
+    return _NAN if value is None else float(value)
+
+
+def finite(value: Any) -> Any:
+    """Return ``value`` with None in place of each float that JSON lacks (NaN, infinite)."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

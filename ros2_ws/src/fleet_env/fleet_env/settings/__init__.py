@@ -1,0 +1,1 @@
+"""Settings of a fleet: their declaration, the schema, and fleet files."""

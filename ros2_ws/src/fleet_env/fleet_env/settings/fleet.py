@@ -1,0 +1,311 @@
+"""The schema of all settings of a fleet: fleet files, node parameters, launch arguments.
+
+A new setting is one line here; docs/settings.md is generated from these lines.
+"""
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from fleet_env.settings.base import Settings, changed
+from fleet_env.settings.base import setting as _
+from fleet_env.settings.power_model import PowerModel
+
+DEVICE: dict[str, Any] = {'pattern': r'^(cpu|auto|cuda(:\d+)?)$',
+                          'form': 'cpu, cuda, cuda:N, or auto (cuda where there is one)'}
+
+
+class TrainingConfig(Settings):
+    """What is trained and how."""
+
+    task: str = _('rog_tasks.cruda:Cruda', 'class of the task',
+                  pattern=r'^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$',
+                  form='package.module:Class')
+    task_options: dict[str, Any] = _({}, 'keyword arguments of the task; as a parameter or an '
+                                         'argument, a JSON object')
+    sync: str = _('rsp:20+pipeline+sparse', 'synchronisation method with its arguments and '
+                  'options; docs/methods.md describes them all', live=True)
+    codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, ternary:P with the '
+                             'share P of the elements that is sent, e3m0, sparseloco, or a '
+                             'class, package.module:Class')
+    granularity: Literal['model', 'layer', 'row', 'element'] = _(
+        'row', 'unit of transmission and staleness')
+    device: str = _('cpu', "device that computes the gradients and holds the robot's rows",
+                    **DEVICE)
+    learning_rate: float = _(0.005, 'learning rate of the averaged gradient', gt=0.0,
+                             le=1e6)
+    momentum: float = _(0.9, 'momentum; the method decides whether robots or server apply it',
+                        ge=0.0, lt=1.0)
+    nesterov: bool = _(True, 'Nesterov momentum; false: standard (heavy-ball) momentum, as in the '
+                             'paper of GSGM')
+    weight_decay: float = _(0.0, 'weight decay', ge=0.0)
+    batch_size: int = _(24, 'samples in a batch of one robot', ge=1)
+    evaluate_every: int = _(10, 'iterations between evaluations; 0: only the final one', ge=0)
+    pace: float = _(0.0, 'least duration of one gradient computation, to emulate a slower robot; '
+                         '0: no limit', 's', ge=0.0)
+    codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '
+                               'virtual time adds to pace', 's', ge=0.0)
+    traffic: str = _('', 'published model whose bytes and rows count on the air instead of the '
+                         "trained model's (virtual time only); empty: the trained model's",
+                     empty=True,
+                     pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
+    checksums: bool = _(False, 'robot and server log a checksum of the rows after every pull; both '
+                               'must agree, which rog chaos checks')
+    importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
+                                         'its row', ge=0.0)
+    importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)
+
+
+class ChannelConfig(Settings):
+    """The radio channel of the fleet, in virtual time only."""
+
+    shared: bool = _(True, 'the robots share the air time of one channel; false: each robot has a '
+                           'channel of its own')
+    header: int = _(0, 'bytes that every datagram adds to its content; if not 0, acknowledgements '
+                       'and the ends of transfers use air time, too. DDS adds 98: Ethernet, IP, '
+                       'UDP and RTPS', 'B', ge=0)
+
+
+class LinkConfig(Settings):
+    """The link between a robot and the server.
+
+    In both directions, the sender follows the trace of the link.
+    """
+
+    trace: str = _('outdoor', 'rate over time: a built-in trace (indoor, outdoor, outdoor_fades, '
+                              'edge, steady), or a file of "seconds Mbit/s" lines, relative to the '
+                              'fleet file; empty: unlimited (real nodes only)', empty=True)
+    rate: float = _(0.0, 'constant rate instead of the trace; 0: the trace', 'Mbit/s', ge=0.0)
+    scale: float = _(1.0, 'factor on the rate, to fit the size of the model', gt=0.0)
+    emulate: bool = _(True, 'let the sender follow trace, rate and latency; false for real links, '
+                            'as on robots')
+    offset: float = _(0.0, 'where in the trace a robot starts. For the fleet: difference between '
+                           'successive robots. For a robot: time in the trace', 's', ge=0.0)
+    latency: float = _(0.0, 'delay added to every packet', 's', ge=0.0, le=10.0)
+
+
+class HeartbeatConfig(Settings):
+    """Heartbeats, by which robots and server notice that a peer is gone."""
+
+    period: float = _(0.5, 'time between heartbeats', 's', gt=0.0)
+    limit: float = _(3.0, 'silence after which a peer counts as gone', 's', gt=0.0)
+
+    @model_validator(mode='after')
+    def _in_order(self) -> 'HeartbeatConfig':
+        if self.limit <= self.period:
+            raise ValueError(f'has the limit {self.limit} s; it must be longer than '
+                             f'heartbeat.period, {self.period} s')
+        return self
+
+
+class ReachConfig(Settings):
+    """Which network the traffic of a fleet uses, and which machines it reaches."""
+
+    interface: str = _('lo', 'network interface; lo keeps all traffic on this machine, regardless '
+                             'of the environment')
+    domain_id: int = _(-1, 'DDS domain; -1: ROS_DOMAIN_ID if set, else 0', ge=-1, le=232)
+    peers: str = _('', 'comma-separated addresses of machines to contact directly, for networks '
+                       'without multicast', empty=True,
+                   pattern=r'^[A-Za-z0-9.:_%-]*( *, *[A-Za-z0-9.:_%-]+)*$',
+                   form='10.0.0.2, laptop.local')
+    namespace: str = _('', 'namespace of the fleet, in front of those of its server and robots; it '
+                           'separates fleets in one domain', empty=True,
+                       pattern=r'^(/[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*)*$', form='/blue')
+
+    @property
+    def peer_list(self) -> list[str]:
+        """The addresses of the peers."""
+        return [peer.strip() for peer in self.peers.split(',') if peer.strip()]
+
+    @model_validator(mode='after')
+    def _reachable(self) -> 'ReachConfig':
+        if self.peers and self.interface == 'lo':
+            raise ValueError(f'has peers {self.peers}, which cannot be reached over lo; '
+                             'name the interface that leads to them')
+        return self
+
+
+class NetworkConfig(ReachConfig):
+    """Settings of DDS, and the maximum size of messages."""
+
+    chunk_bytes: int = _(14000, 'most bytes in one chunk of rows', 'B', ge=256, le=65000)
+    chunk_time: float = _(0.004, 'duration of a chunk on the link; longer: fewer messages, '
+                                 'but more is lost when the link fades', 's', ge=0.0005, le=1.0)
+
+
+class ServerConfig(Settings):
+    """The parameter server."""
+
+    device: str = _('cpu', "device that holds the server's rows", **DEVICE)
+    checkpoint_every: float = _(10.0, 'time between checkpoints; 0: none', 's', ge=0.0)
+    keep: int = _(3, 'number of newest checkpoints to keep', ge=1)
+    patience: float = _(0.0, 'time without progress after which the server retires a robot: the '
+                             'others no longer wait for it; 0: four times the duration of an '
+                             'iteration, at least heartbeat.limit; inf: never', 's',
+                        ge=0.0, allow_inf_nan=True)
+    drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
+                                'at the end of a run', 's', gt=0.0)
+    stop_limit: float = _(60.0, 'longest duration of the end of a run; the server then gives up '
+                                'robots that have not finished', 's', gt=0.0)
+    implausible: float = _(100.0, 'the server refuses a push whose norm exceeds this factor times '
+                                  "the usual norm, the median over the robots of the median of "
+                                  "each one's last 64 pushes; 0: never", ge=0.0)
+    clip: float = _(0.0, 'largest norm of a push, as a factor of the median norm of the robots\' '
+                         'pushes; the server drops the rest of the push. 0: no limit', ge=0.0)
+
+
+class SecurityConfig(Settings):
+    """Who may take part in a fleet and control it; SECURITY.md says what is protected."""
+
+    key: str = _('', "key file of the fleet or, on a robot, of the robot, made by rog key; "
+                     'relative to the fleet file; empty: no key', empty=True)
+    open: bool = _(False, 'allow a fleet without a key beyond this machine; this trusts everybody '
+                          'on the network')
+    control: bool = _(True, 'let services and the parameter sync stop the run, save it, and change '
+                            'its method')
+
+
+class UpstreamConfig(ReachConfig):
+    """The parent fleet, in which this fleet's server is a robot (docs/scale.md)."""
+
+    robot: str = _('', 'name of this fleet among the robots of its parent fleet; empty: no parent '
+                       'fleet', empty=True, pattern=r'^([a-z][a-z0-9_]*)?$',
+                   form='lower case, digits and underscores')
+    codec: str = _('onebit', 'encoding of the rows in the parent fleet')
+    granularity: Literal['model', 'layer', 'row', 'element'] = _(
+        'row', 'unit of transmission in the parent fleet')
+    rank: int = _(0, "rank of this fleet's first robot among the robots of all fleets, which "
+                     'divide the data by rank', ge=0)
+    world: int = _(0, 'number of robots of all fleets, which share the data; 0: this fleet has all '
+                      'data', ge=0)
+    key: str = _('', 'key file of this fleet as a robot of its parent fleet; relative to the fleet '
+                     'file; empty: no key', empty=True)
+    open: bool = _(False, 'allow a parent fleet without a key beyond this machine')
+    link: LinkConfig = LinkConfig(trace='')
+
+
+class StragglerConfig(Settings):
+    """How often a robot is late or drops out; each gradient is a new random draw."""
+
+    probability: float = _(0.0, 'probability that a gradient takes longer', ge=0.0, le=1.0)
+    time: float = _(0.0, 'additional duration of such a gradient', 's', ge=0.0)
+    drop_probability: float = _(0.0, 'probability that the robot drops out before a gradient',
+                                ge=0.0, le=1.0)
+    drop_time: float = _(0.0, 'duration of the dropout, without computing or communicating', 's',
+                         ge=0.0)
+
+
+class Computer(Settings):
+    """The computer of a robot."""
+
+    capacity: float = _(1.0, 'relative computing capacity: a gradient takes pace / capacity; '
+                             'gradient coding assigns data in proportion', gt=0.0)
+
+
+class RobotConfig(Computer):
+    """One robot.
+
+    If its entry omits a setting, the robot has the fleet's value of this setting.
+    """
+
+    name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
+                  form='lower case, digits and underscores (REP-144)')
+    fleet: str = _('', 'fleet file of a child fleet, whose server is this robot; relative to this '
+                       'file; empty: an ordinary robot', empty=True)
+    link: LinkConfig = LinkConfig()
+    pace: float = _(0.0, 'least duration of one gradient computation; default training.pace', 's',
+                    ge=0.0)
+    power: PowerModel = PowerModel()
+    codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration; '
+                               'default training.codec_pace', 's', ge=0.0)
+    stragglers: StragglerConfig = StragglerConfig()
+
+
+class FleetSettings(Settings):
+    """The settings of a fleet file that apply to all robots; each is also a launch argument."""
+
+    seed: int = _(0, 'seed of all random numbers', ge=0, le=2**31 - 1)
+    minutes: float = _(1.5, 'duration of the training', 'min', gt=0.0)
+    training: TrainingConfig = TrainingConfig()
+    link: LinkConfig = LinkConfig()
+    channel: ChannelConfig = ChannelConfig()
+    heartbeat: HeartbeatConfig = HeartbeatConfig()
+    network: NetworkConfig = NetworkConfig()
+    server: ServerConfig = ServerConfig()
+    security: SecurityConfig = SecurityConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    power: PowerModel = PowerModel()
+    stragglers: StragglerConfig = StragglerConfig()
+
+
+class FleetConfig(FleetSettings):
+    """A fleet file; the rank of a robot is its position in the list of robots."""
+
+    name: str = _(..., 'name of the fleet', pattern=r'^[A-Za-z0-9][\w.-]*$',
+                  form='letters, digits, dot, dash, underscore')
+    robots: tuple[RobotConfig, ...] = _(..., 'the robots')
+    description: str = _('', 'what this fleet is for', empty=True)
+    file: str = _('', '', empty=True)
+    """Path of the file that it was read from; not a setting."""
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both fleets have the same settings, whatever files they were read from."""
+        return isinstance(other, FleetConfig) \
+            and {**dict(self), 'file': ''} == {**dict(other), 'file': ''}
+
+    def robot(self, name: str) -> RobotConfig:
+        """Return the robot called ``name``.
+
+        :raises KeyError: no robot has this name; the message lists the robots.
+        """
+        for robot in self.robots:
+            if robot.name == name:
+                return robot
+        raise KeyError(f'no robot {name!r}; there are {", ".join(r.name for r in self.robots)}')
+
+    @property
+    def capacities(self) -> dict[str, float]:
+        """Computing capacity of every robot, in order of rank."""
+        return {robot.name: robot.capacity for robot in self.robots}
+
+    def rank(self, name: str) -> int:
+        """Return the position of the robot called ``name``, from 0."""
+        return self.robots.index(self.robot(name))
+
+    def share(self, name: str) -> tuple[int, int]:
+        """Return the rank of a robot, and the number of robots.
+
+        If several fleets divide the data among all their robots, both numbers count the robots
+        of all these fleets.
+        """
+        above = self.upstream
+        return above.rank + self.rank(name), above.world or above.rank + len(self.robots)
+
+    def robot_defaults(self, index: int, name: str) -> RobotConfig:
+        """Return the settings that a robot has if its entry sets nothing.
+
+        :param index: rank of the robot in this fleet.
+        """
+        return RobotConfig(
+            name=name, link=changed(self.link, offset=self.link.offset * index),
+            pace=self.training.pace, power=self.power, codec_pace=self.training.codec_pace,
+            stragglers=self.stragglers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of a fleet file, with every setting written out.
+
+        The entry of a robot holds only the settings that differ from the fleet's. So an
+        override of a setting of the fleet also applies to every robot that has no value of its
+        own for this setting.
+        """
+        head = {'name': self.name, 'description': self.description}
+        usual = (self.robot_defaults(*place) for place in enumerate(self.capacities))
+        robots = [{'name': robot.name, **_differences(robot, other)}
+                  for robot, other in zip(self.robots, usual, strict=True)]
+        return {**head, **self.model_dump(exclude={*head, 'robots', 'file'}), 'robots': robots}
+
+
+def _differences(settings: Settings, usual: Settings) -> dict[str, Any]:
+    """Return the settings that differ from ``usual``; a section becomes a nested dict."""
+    return {key: _differences(value, getattr(usual, key)) if isinstance(value, Settings) else value
+            for key, value in settings if value != getattr(usual, key)}

@@ -1,0 +1,129 @@
+"""`rog control`: stop a running fleet, save it, or change its method.
+
+If the fleet has a key, each request is signed with this key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fleet_ros.network_options import add_network_options, join_network
+from rog_core.errors import RogError, shown
+from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
+from rog_ros.message_auth import Key, SealError, check, derived, only_proved, read_key, sealed
+from rog_ros.parameters import SERVER
+
+from ..display.view import Monitor
+from .option_types import seconds
+
+SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync}
+SILENT_SERVER = 'the parameter server does not answer'
+HELP = 'rog doctor checks the network'
+UNPROVED = ('; an answer was dropped that this key does not prove: somebody else offers its '
+            'services, or it has another version')
+
+
+class ControlError(RogError):
+    """The server refused a request; the message says why."""
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser('control',
+                              help='stop a running fleet, save it, or change its method')
+    sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
+    stop = sub.add_parser('stop', help='end the run and write its results')
+    stop.set_defaults(call=lambda options: ('stop', {}))
+    save = sub.add_parser('save', help='write a checkpoint')
+    save.add_argument('name', nargs='?', default='', metavar='NAME',
+                      help="folder in saved/ of the run's directory (default: the run's directory)")
+    save.set_defaults(call=lambda options: ('save_checkpoint', {'name': options.name}))
+    sync = sub.add_parser('sync', help='change the synchronisation method')
+    sync.add_argument('method', metavar='METHOD', help='for example rsp:4')
+    sync.set_defaults(call=lambda options: ('set_sync', {'sync': options.method}))
+    for one in (stop, save, sync):
+        one.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one")
+        one.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
+                         help='seconds to wait for the server (default: %(default)s)')
+        add_network_options(one)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    key = None if options.key is None else read_key(options.key)
+    with Monitor(join_network(options, quiet=True).namespace, key) as monitor:
+        controls = Controls(monitor, key)
+        end = time.monotonic() + options.timeout
+        while reason := controls.unable():
+            _wait(monitor, end, reason)
+        service, values = options.call(options)
+        future = controls.call(service, **values)
+        while not future.done():
+            _wait(monitor, end, controls.silence)
+        print(answer(future))
+    return 0
+
+
+def _wait(monitor: Monitor, end: float, otherwise: str) -> None:
+    if time.monotonic() >= end:
+        raise ControlError(otherwise)
+    monitor.spin(0.02)
+
+
+class Controls:
+    """Calls the control services of the server whose statuses a monitor receives.
+
+    The calls do not block.
+
+    :param key: key of the fleet, if it has one.
+    """
+
+    def __init__(self, monitor: Monitor, key: Key | None = None) -> None:
+        self._monitor, self._key = monitor, key and key.control()
+        self.silence = SILENT_SERVER  # text of the error if no answer comes
+        self._clients = {
+            service: monitor.node.create_client(kind, f'{monitor.namespace}/{SERVER}/{service}')
+            for service, kind in SERVICES.items()}
+
+    def unable(self) -> str:
+        """Return why no service can be called now; empty if services can be called."""
+        if self._monitor.fleet is None and self._monitor.unproved:
+            return 'the status of the parameter server is not proved by this key'
+        if self._monitor.fleet is None:
+            return f'there is no parameter server at {self._monitor.namespace}/{SERVER}; {HELP}'
+        ready = all(client.service_is_ready() for client in self._clients.values())
+        return '' if ready else f'the services of the parameter server were not found; {HELP}'
+
+    def call(self, service: str, **values: str) -> Any:
+        """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
+
+        With a key, the future accepts only an answer to this call that is signed with the key.
+        """
+        self.silence = SILENT_SERVER
+        request = SERVICES[service].Request(server=self._monitor.fleet.incarnation,
+                                            time=time.time_ns(), **values)
+        future = self._clients[service].call_async(sealed(self._key, request))
+        if self._key is not None:
+            only_proved(future, partial(self._is_answer, derived(self._key, 'answer'),
+                                        bytes(request.tag)))
+        return future
+
+    def _is_answer(self, key: bytes, asked: bytes, response: Any) -> bool:
+        try:
+            check(key, response, asked)
+        except SealError:
+            self.silence = SILENT_SERVER + UNPROVED
+            return False
+        return True
+
+
+def answer(future: Any) -> str:
+    """Return the answer of the server; raise `ControlError` if it refused."""
+    response = future.result()
+    if not response.success:
+        raise ControlError(shown(response.message))
+    return shown(response.message)

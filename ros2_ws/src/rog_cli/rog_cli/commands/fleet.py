@@ -1,0 +1,265 @@
+"""`rog fleet`: start a fleet on this machine, or show its settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+from fleet_env.command import how_it_ended
+from fleet_env.durable import write_text
+from fleet_env.records.events import RUN_FILE
+from fleet_env.records.summary import SUMMARY_FILE, read_summary
+from fleet_env.settings.fleet import FleetConfig, ReachConfig
+from fleet_env.settings.fleet_file import child_fleets, dump_fleet, explained_fleet, load_fleet
+from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
+from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
+from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
+from rog_bringup import FLEETS
+from rog_core.errors import ConfigError
+from rog_tasks.task import check_task
+
+from ..display.view import outcome, watch
+from ..launching.emulation import emulation
+from ..launching.processes import LINGER, FleetProcesses
+from .fleet_options import FLEET, add_fleet_options, chosen_fleet
+from .option_types import place
+
+
+def add_to(verbs: argparse._SubParsersAction) -> None:
+    """Declare the verb and its options."""
+    parser = verbs.add_parser('fleet', help='start a fleet on this machine, or show its settings')
+    sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
+    up = sub.add_parser('up', help='run server and robots as processes of this machine')
+    add_fleet_options(up, virtual=False)
+    up.add_argument('--sync', help='synchronisation method, for example rsp:4')
+    up.add_argument('--out', type=place, help='directory for the results (default: runs/...)')
+    up.add_argument('--only', metavar='NAMES', help='start only these, separated by commas: '
+                    'server, or names of robots; the others run elsewhere')
+    up.add_argument('--plain', action='store_true',
+                    help='print one line per report instead of a live table')
+    up.add_argument('--resume', action='store_true', help='continue from the checkpoint in --out')
+    up.add_argument('--emulate', action='store_true', help='run every robot in a network namespace '
+                    'behind a radio link that replays its trace; needs root')
+    up.set_defaults(run=_up)
+    show = sub.add_parser('show', help='print a fleet file with all settings and their '
+                          'descriptions')
+    show.add_argument('fleet', help=FLEET)
+    show.set_defaults(run=_show)
+    env = sub.add_parser('env', help='print the variables of DDS with which ros2 and other '
+                         'programs meet the fleet: eval "$(rog fleet env FLEET)"')
+    env.add_argument('fleet', help=FLEET)
+    env.add_argument('--profile', choices=sorted(PROFILES), help='print the profile of one DDS, '
+                     'for the file named in CYCLONEDDS_URI=file://... or '
+                     'FASTRTPS_DEFAULT_PROFILES_FILE (Kilted: FASTDDS_DEFAULT_PROFILES_FILE)')
+    env.set_defaults(run=_env)
+
+
+PROFILES = {'cyclone': cyclone_profile, 'fastdds': fastdds_profile,
+            'fastdds3': lambda network: fastdds_profile(network, 3)}
+
+
+def _env(options: argparse.Namespace) -> int:
+    network = load_fleet(options.fleet, [FLEETS]).network
+    variables = dds_environment(network)
+    if options.profile:
+        print(PROFILES[options.profile](network))
+        return 0
+    print(f'# {where_traffic_goes(network)}')
+    for name, value in variables.items():
+        print(f'export {name}={shlex.quote(value)}')
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    print(explained_fleet(load_fleet(options.fleet, [FLEETS])), end='')
+    return 0
+
+
+def _up(options: argparse.Namespace) -> int:
+    try:
+        fleet = chosen_fleet(options)
+        names = _names(fleet, options.only)
+        if options.emulate:
+            if options.only:
+                raise argparse.ArgumentTypeError('--emulate and --only: nothing else can reach the '
+                                                 'emulated network; choose one of them')
+            emulation('check_rights')()
+        else:  # the processes and the live view use these variables
+            os.environ.update(dds_environment(fleet.network))
+        below = child_fleets(fleet)
+        if below and options.emulate:
+            raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
+                                             'each fleet separately')
+        _check_places(fleet, below)
+        for one in (fleet, *below.values()):  # check here once, not in every process
+            check_task(one.training.task, one.training.task_options)
+        if 'server' in names:  # a machine with only robots may lack the method's package
+            from rog_core.method_check import check_method  # imports numba, which is slow
+
+            for one in (fleet, *below.values()):
+                check_method(one, one.capacities)
+        if options.resume and 'server' in names:
+            check_resumed(options.out)
+    except argparse.ArgumentTypeError as error:
+        print(f'rog: {error}', file=sys.stderr)
+        return 2
+    stamp = time.strftime('%Y%m%d-%H%M%S')
+    name = f'{fleet.name}-{fleet.training.sync.replace(":", "")}-{stamp}'
+    out = options.out or Path('runs') / name
+    out = out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    if 'server' in names and (out / SUMMARY_FILE).exists() and not options.resume:
+        print(f'rog: {out} already holds a run; choose another --out, or --resume it',
+              file=sys.stderr)
+        return 2
+    code = run_fleet(fleet, out, names, Interruption(), options.resume, options.emulate,
+                     options.plain or not sys.stdout.isatty())
+    leave_at_exit(code)
+    return code
+
+
+def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
+    """Refuse child fleets whose DDS domains or namespaces do not fit the other fleets.
+
+    The upstream of each child fleet must be the domain and the namespace of the parent's server.
+    No two fleets may share both domain and namespace.
+
+    :raises ConfigError: a child fleet is refused; the message names the file and the
+        setting.
+    """
+    def place(reach: ReachConfig) -> tuple[int, str]:
+        return domain_of(reach), reach.namespace
+
+    def shown(reach: ReachConfig) -> str:
+        return f'DDS domain {domain_of(reach)}' \
+            + f', namespace {reach.namespace}' * bool(reach.namespace)
+
+    taken = {place(fleet.network): fleet.name}
+    for one in below.values():
+        if place(one.upstream) != place(fleet.network):
+            raise ConfigError(
+                f'{one.file}: upstream is {shown(one.upstream)}, but the server of {fleet.name} '
+                f'is in {shown(fleet.network)}. Give them the same domain_id and namespace')
+        if place(one.network) in taken:
+            raise ConfigError(
+                f'{one.file}: network is {shown(one.network)}, like that of '
+                f'{taken[place(one.network)]}; each fleet needs its own domain_id or namespace')
+        taken[place(one.network)] = one.name
+
+
+def check_resumed(out: Path | None) -> None:
+    """Refuse to resume a run that does not exist.
+
+    `out`: directory of the run; None if the user has not given one.
+
+    :raises ConfigError: there is no run in ``out``, or ``out`` is None.
+    """
+    if out is None:
+        raise ConfigError('--resume: give --out DIR, the directory of the run to continue')
+    if not ((out / RUN_FILE).exists() or any(out.glob('checkpoint*.safetensors'))):
+        raise ConfigError(f'--resume: there is no run in {out.absolute()} to continue; leave '
+                          '--resume out to start one')
+
+
+def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,
+              resume: bool = False, emulate: bool = False, plain: bool = True) -> int:
+    """Run processes of a fleet here, watch them, print the outcome; return the exit code.
+
+    :param out: existing directory of the run, absolute.
+    :param emulate: whether to run the processes in an emulated network.
+    """
+    below = child_fleets(fleet)
+    former = _version(out)
+    for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
+        folder.mkdir(exist_ok=True)
+        write_text(folder / 'fleet.yaml', dump_fleet(one))
+        if not emulate:
+            print(f'{one.name}: ' * bool(below) + where_traffic_goes(one.network), flush=True)
+    with emulation('fleet')(fleet, out, names, resume) if emulate else nullcontext(
+            FleetProcesses(fleet, out, names, resume)) as processes:
+        try:
+            with interruption.raised():
+                processes.start_all()
+            watch(processes, fleet, interruption, plain)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            _end(processes, interruption)
+    return _result(processes, interruption, former)
+
+
+def _end(processes: FleetProcesses, interruption: Interruption) -> None:
+    """End the processes of a finished or interrupted run."""
+    if not (interruption or processes.failures()):
+        processes.end(LINGER, ORDERLY, hurry=lambda: interruption)
+        return
+    if interruption:
+        print('stopping the fleet; once more ends it at once', flush=True)
+    processes.ask()
+    processes.end(ORDERLY, hurry=lambda: interruption.at_once)
+
+
+def _version(out: Path) -> tuple[int, int] | None:
+    """Return a value that identifies the summary in ``out``; None if there is no summary.
+
+    Each new summary gives another value.
+    """
+    try:
+        found = (out / SUMMARY_FILE).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _result(processes: FleetProcesses, interruption: Interruption,
+            former: tuple[int, int] | None) -> int:
+    """Print the outcome; return the exit code: 128 + n if signal n interrupted the run.
+
+    :param former: version of the summary before this run.
+    """
+    failed, out = processes.failures(), processes.out
+    for name, code in failed.items():
+        how = 'had to be killed' if name in processes.killed else how_it_ended(code)
+        print(f'rog: {name} {how}: {processes.said(name)}\n'
+              f'rog: its log: {processes.log(name)}', file=sys.stderr)
+    undone = 128 + interruption.number if interruption else 1
+    code = undone if failed or interruption.at_once else 0
+    if 'server' not in processes.names:
+        return code
+    if _version(out) in (None, former):
+        if not failed:
+            print(f'rog: the run left no new {SUMMARY_FILE}; see {processes.log("server")}',
+                  file=sys.stderr)
+        return undone
+    outcome(read_summary(out), processes.fleet)
+    pictures = []
+    if not interruption:
+        from rog_sim.figures import draw_run
+        try:
+            pictures = [picture.name for picture in draw_run(out)]
+        except OSError as error:  # a full disk must not hide the results
+            print(f'rog: no pictures: {error.strerror}; `rog plot {out}` draws them later',
+                  file=sys.stderr)
+            code = code or 1
+    saves = ['checkpoint-*.safetensors'] * any(out.glob('checkpoint-*.safetensors'))
+    print(f'\nResults in {out}: {", ".join(["run.jsonl", SUMMARY_FILE, *pictures, *saves])}'
+          + bool(interruption) * f'; `rog plot {out}` draws them')
+    return code
+
+
+def _names(fleet: FleetConfig, only: str | None) -> list[str]:
+    """Return the processes to start here: the server and all robots, or the names in ``--only``."""
+    known = ['server', *(robot.name for robot in fleet.robots)]
+    if only is None:
+        return known
+    names = [name.strip() for name in only.split(',') if name.strip()]
+    unknown = sorted(set(names) - set(known))
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"--only {only}: the fleet has {', '.join(known)}")
+    return names

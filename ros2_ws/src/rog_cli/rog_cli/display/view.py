@@ -1,0 +1,251 @@
+"""Show a fleet on the terminal: a live table during training, the outcome at the end."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import rclpy
+from fleet_env.records.summary import Summary
+from fleet_env.settings.fleet import FleetConfig
+from fleet_ros.ending import Interruption
+from fleet_ros.reminder import Reminder
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from rog_core.errors import ConfigError
+from rog_msgs.msg import FleetStatus, TrainingStatus
+from rog_ros import qos
+from rog_ros.message_auth import Key, Signature
+from rog_ros.parameters import SERVER, robot_name
+from rog_ros.servers import Order
+
+from ..launching.processes import FleetProcesses
+from .fleet_state import COLUMNS, ROBOTS, SILENT, Fleet, FleetState, number
+
+COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
+          'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
+
+# With the option --once, the table waits at most this number of seconds for the statuses of all
+# robots.
+COMPLETE = 3.0
+
+
+class Monitor:
+    """A node that listens to the status topics of the fleet.
+
+    :param key: key of the fleet or of a robot. With a key, a status of the server counts only if it
+        is signed with the key. It must also be newer than the last status, because anybody can
+        repeat an old status.
+    :param above, minutes, starting: see `FleetState`.
+    """
+
+    def __init__(self, namespace: str = '', key: Key | None = None, above: str = '',
+                 minutes: float = 0.0, starting: bool = False) -> None:
+        self.namespace = namespace
+        self._proves = None if key is None else Signature(key).proves
+        self._order = Order(SILENT)
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(self.node)
+        self.state = FleetState(above, minutes, starting)
+        self.unproved = False  # whether the last server status had no valid signature
+        self._subscribed: set[str] = set()
+        self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
+                                      self._on_fleet, qos.STATUS)
+
+    @property
+    def fleet(self) -> Any:
+        """Return the last `FleetStatus`, or None."""
+        return self.state.fleet
+
+    @property
+    def robots(self) -> dict[str, Any]:
+        """Return the last `TrainingStatus` of each robot, by the robot's name."""
+        return self.state.robots
+
+    def heard(self, name: str) -> float:
+        """Return the time of the last status of `SERVER` or of a robot.
+
+        The time is in seconds of the monotonic clock.
+        """
+        if name == SERVER:
+            return self.state.heard_fleet
+        return self.state.heard.get(name, -math.inf)
+
+    def listen(self, robot: str) -> None:
+        """Listen to a robot's status."""
+        if robot in self._subscribed or len(self._subscribed) >= ROBOTS:
+            return
+        try:
+            robot_name(robot)
+        except ConfigError:  # invalid name, sent by a foreign server: show it, but do not subscribe
+            return
+        self._subscribed.add(robot)
+
+        def on_robot(message: Any) -> None:
+            if message.robot == robot:
+                self.state.on_robot(message, time.monotonic())
+
+        self.node.create_subscription(
+            TrainingStatus, f'{self.namespace}/{robot}/training_status', on_robot, qos.HEARTBEAT)
+
+    def _on_fleet(self, message: Any) -> None:
+        self.unproved = self._proves is not None and not self._proves(message)
+        now = time.monotonic()
+        if self.unproved or (self._proves is not None and not self._order.is_new(message, now)):
+            return
+        self.state.on_fleet(message, now)
+        for robot in message.robots[:ROBOTS]:
+            self.listen(robot.robot)
+
+    def spin(self, seconds: float) -> None:
+        """Receive messages for ``seconds`` seconds."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._executor.spin_once(timeout_sec=left)
+
+    def shown(self) -> Fleet:
+        """Return the displayed state of the fleet now."""
+        return self.state.shown(time.monotonic())
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._executor.remove_node(self.node)
+        self.node.destroy_node()
+        rclpy.try_shutdown()
+
+
+def live_table(fleet: Fleet) -> Table:
+    """Return the live table of a fleet."""
+    made = Table(title=Text(fleet.headline()), title_justify='left', box=box.SIMPLE_HEAD,
+                 padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+                 caption=Text('\n'.join(fleet.causes())), caption_justify='left')
+    made.add_column('robot', no_wrap=True)
+    made.add_column('state', overflow='ellipsis')  # the column that is cut on a narrow terminal
+    # with the power, the table is too wide for 80 characters
+    columns = [column for column in COLUMNS if column != 'power']
+    for column in columns:
+        made.add_column('\n'.join(filter(None, (column, COLUMNS[column]))), justify='right',
+                        no_wrap=True)
+    for robot in fleet.robots:
+        cells = robot.cells()
+        made.add_row(Text(robot.name), Text(robot.doing, COLORS.get(robot.state, 'white')),
+                     *(cells[column] for column in columns))
+    return made
+
+
+def show(monitor: Monitor, once: bool, timeout: float) -> int:
+    """Show the fleet once or until it stops; return the exit code, 1 if no fleet is found in time.
+
+    On a terminal this shows a live table; elsewhere it prints a line per robot every 5 s.
+    """
+    until, reminder = time.monotonic() + timeout, Reminder()
+    while monitor.fleet is None or not monitor.robots:
+        monitor.spin(0.2)
+        now = time.monotonic()
+        if now >= until:
+            print(f'rog: no parameter server in {place(monitor.namespace)} within {timeout:g} s; '
+                  'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason',
+                  file=sys.stderr)
+            return 1
+        if reminder.due(now):
+            print(f'rog: waiting for a parameter server in {place(monitor.namespace)}',
+                  file=sys.stderr)
+    if once:
+        monitor.spin(0.5)
+        until = time.monotonic() + COMPLETE
+        while not monitor.shown().complete() and time.monotonic() < until:
+            monitor.spin(0.1)
+        Console(width=None if sys.stdout.isatty() else 140).print(live_table(monitor.shown()))
+        return 0
+    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=not sys.stdout.isatty())
+    return 0
+
+
+def place(namespace: str) -> str:
+    """Return as text the DDS domain and the namespace in which this process looks for a fleet."""
+    return f"DDS domain {os.environ.get('ROS_DOMAIN_ID') or '0'}" + \
+        (f', namespace {namespace}' if namespace else '')
+
+
+def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interruption,
+          plain: bool) -> None:
+    """Show a fleet that runs on this machine until its run ends or a signal comes.
+
+    The function also returns when a robot fails before it joins.
+    """
+    upstream = fleet.upstream
+    above = f'robot {upstream.namespace}/{upstream.robot} of the parent fleet' \
+        if upstream.robot else ''
+    with Monitor(fleet.network.namespace, above=above, minutes=fleet.minutes,
+                 starting='server' in processes.names) as monitor:
+        for robot in fleet.robots:
+            monitor.listen(robot.name)
+
+        def over() -> bool:
+            processes.follow(monitor.fleet)
+            joined = {robot.robot for robot in monitor.fleet.robots} if monitor.fleet else set()
+            return bool(interruption) or not processes.running() \
+                or not joined.issuperset(processes.failures())
+
+        show_until(monitor, over, plain)
+
+
+def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
+    """Show the fleet until ``over`` returns true.
+
+    This shows a live table, or prints some lines if ``plain`` is true.
+    """
+    if plain:
+        due = time.monotonic() + 1.0
+        while not over():
+            monitor.spin(0.1)
+            if time.monotonic() >= due:
+                due = time.monotonic() + 5.0
+                print('\n'.join(monitor.shown().lines()), flush=True)
+        return
+    with Live(live_table(monitor.shown()), refresh_per_second=4) as live:
+        while not over():
+            monitor.spin(0.25)
+            live.update(live_table(monitor.shown()))
+
+
+def outcome(summary: Summary, fleet: FleetConfig) -> None:
+    """Print the table of results; it has more columns for a task whose data changes in the run."""
+    shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
+    accuracies = {'before the\nshift': 'clean', 'after the\nshift': 'before', 'adapted': 'after'} \
+        if shift else {'at the\nstart': 'before', 'at the\nend': 'after'}
+    table = Table(title=f'{fleet.name}, {summary.sync}, codec {fleet.training.codec}, '
+                        f'{summary.duration_s:.0f} s of training',
+                  title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in ('robot', *accuracies, 'iterations', 'compute', 'communicate', 'stall',
+                   'energy\nJ', 'rows per\npush'):
+        table.add_column(column, justify='left' if column == 'robot' else 'right')
+    for name, robot in summary.robots.items():
+        total = robot.compute_s + robot.communicate_s + robot.stall_s or math.nan
+        table.add_row(name, *(number(100 * getattr(robot.accuracy, key), '.1f', ' %')
+                              for key in accuracies.values()),
+                      str(robot.iterations),
+                      *(f'{t:.1f} s {number(100 * t / total, ".0f", " %")}'
+                        for t in (robot.compute_s, robot.communicate_s, robot.stall_s)),
+                      f'{robot.energy_j:.0f}', f'{robot.rows_pushed_mean:.0f}')
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    if refused := summary.notes.get('faults', {}).get('push_refused'):
+        console.print(f'{refused} pushes were refused and changed nothing: their norm exceeded '
+                      f'{fleet.server.implausible:g} times the median (server.implausible). Is the '
+                      'learning rate, or the loss, too large?')

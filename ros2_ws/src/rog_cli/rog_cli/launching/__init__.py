@@ -1,0 +1,1 @@
+"""The processes of a fleet: how they are started, watched and ended."""

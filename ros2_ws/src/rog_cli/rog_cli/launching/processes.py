@@ -1,0 +1,205 @@
+"""The processes of a fleet on one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fleet_env.durable import write_text
+from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet_file import child_fleets
+from fleet_ros.ending import LAST, SIGNALS, launched
+from fleet_ros.environment import dds_environment
+from rog_ros.parameters import SERVER, server_parameters, worker_parameters
+
+from .fork_server import Child, ForkServer, kill, possible
+
+LINGER = 10.0  # seconds that a robot may take to evaluate the final model when the run is over
+_STEP = 0.05   # seconds between two checks whether a process has ended
+
+
+def _all(fleet: FleetConfig) -> list[str]:
+    """Return the names of all processes of a fleet."""
+    return ['server', *(robot.name for robot in fleet.robots)]
+
+
+class FleetProcesses:
+    """Starts the server and the robots, and ends them in an orderly way.
+
+    The logs are in ``out``/logs. If the robot ``robot`` is a child fleet, the processes of this
+    child fleet are called ``robot/server``, ``robot/robot1``, ..., and their files are in
+    ``out``/robot.
+
+    :param names: `server` and names of robots: the processes that run on this machine.
+    """
+
+    apart = False  # whether each process runs in its own network namespace
+
+    def __init__(self, fleet: FleetConfig, out: Path, names: Iterable[str], resume: bool = False
+                 ) -> None:
+        wanted = list(names)
+        self.fleet, self.out, self.resume = fleet, out, resume
+        self.below = {name: FleetProcesses(below, out / name, _all(below), resume)
+                      for name, below in child_fleets(fleet).items() if name in wanted}
+        self.names: list[str] = [own for name in wanted for own in (
+            (f'{name}/{part}' for part in self.below[name].names) if name in self.below
+            else (name,))]
+        self.processes: dict[str, subprocess.Popen | Child] = {}
+        self.killed: set[str] = set()
+        self._asked: set[str] = set()
+
+    # -- starting ---
+
+    def start(self, name: str, fork_server: ForkServer | None = None) -> None:
+        """Start the process of ``server`` or of a robot, or start it again after it has ended."""
+        command, env = self.command(name), self.environment(name)
+        self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        fleet, own = self._whose(name)
+        with self.log(name).open('ab') as log, self.place(name):
+            # Start the process in its own session, so that Ctrl+C reaches only the launcher, which
+            # ends the fleet in order.
+            self.processes[name] = fleet.processes[own] = fork_server.start(command, log, env) \
+                if fork_server else subprocess.Popen(
+                    [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT, start_new_session=True, env=env)
+
+    def start_all(self) -> None:
+        """Start all processes that run here."""
+        together = len(self.names) > 1 and not self.apart and possible()
+        if not together:
+            from rog_core.warm_up import warm_up
+
+            warm_up()  # compile here once, instead of in every process at the same time
+        with (ForkServer(self.environment(self.names[0])) if together
+              else nullcontext()) as fork_server:
+            for name in self.names:
+                self.start(name, fork_server)
+
+    def _whose(self, name: str) -> tuple[FleetProcesses, str]:
+        """Return the object that manages a process, and the name of the process in this object.
+
+        The object is ``self``, or belongs to a child fleet.
+        """
+        below, _, own = name.rpartition('/')
+        return (self.below[below] if below else self), own
+
+    def place(self, name: str) -> AbstractContextManager[object]:
+        """Return the context in which a process is started; here an empty context."""
+        return nullcontext()
+
+    def command(self, name: str) -> list[str]:
+        """Return the arguments of `python -m` for a process, and write its file of parameters."""
+        fleet, own = self._whose(name)
+        if fleet is not self:
+            return fleet.command(own)
+        space = self.fleet.network.namespace
+        if name == 'server':
+            module, namespace = 'rog_ps.main', f'{space}/{SERVER}'
+            parameters = server_parameters(self.fleet, str(self.out))
+            parameters['resume'] = self.resume or name in self.processes
+        else:
+            module, namespace = 'rog_worker.main', f'{space}/{name}'
+            parameters = worker_parameters(self.fleet, self.fleet.robot(name))
+        return [module, '--ros-args', '-r', f'__ns:={namespace}',
+                '--params-file', str(self._parameters_file(name, parameters))]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the environment variables of a process."""
+        # One thread per process, because all processes share this machine and the models are small.
+        return {**os.environ, **self.reach(name), 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1',
+                **launched()}
+
+    def reach(self, name: str) -> dict[str, str]:
+        """Return the environment variables that a process needs for DDS."""
+        fleet, own = self._whose(name)
+        return dds_environment(fleet.fleet.network, robot=own != 'server')
+
+    def _parameters_file(self, name: str, parameters: dict[str, Any]) -> Path:
+        folder = self.out / 'parameters'
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f'{name}.yaml'
+        write_text(path, yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
+        return path
+
+    # -- watching ---
+
+    def follow(self, status: Any) -> None:
+        """Handle the last `FleetStatus` (None before the first one); here do nothing."""
+
+    def log(self, name: str) -> Path:
+        """Return the path of a process's log."""
+        fleet, own = self._whose(name)
+        return fleet.out / 'logs' / f'{own}.log'
+
+    def alive(self) -> list[str]:
+        """Return the names of the running processes."""
+        return [name for name, process in self.processes.items() if process.poll() is None]
+
+    def running(self) -> bool:
+        """Return whether the server and at least one robot still run.
+
+        If only robots were started here, return whether a robot still runs. If only the server was
+        started here, return whether it still runs.
+        """
+        alive = self.alive()
+        return bool(alive) and ('server' not in self.processes or 'server' in alive) \
+            and (alive != ['server'] or len(self.processes) == 1)
+
+    def failures(self) -> dict[str, int]:
+        """Return the exit codes of the processes that failed, by name.
+
+        A process has failed if its exit code is not 0, unless it was asked to end and a signal
+        in `SIGNALS` ended it. If the server has failed, the result contains only the server.
+        """
+        # A process that has not yet set its handlers dies of the signal that asks it to end.
+        found = {name: code for name, process in self.processes.items()
+                 if (code := process.poll()) not in (0, None)
+                 and not (name in self._asked and -code in SIGNALS)}
+        return {'server': found['server']} if 'server' in found else found
+
+    def said(self, name: str) -> str:
+        """Return the error of a process, or the last line of its log."""
+        lines = self.log(name).read_text(errors='replace').splitlines()
+        errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
+        return (errors or [line for line in lines if line.strip()] or [''])[-1]
+
+    # -- ending ---
+
+    def ask(self) -> None:
+        """Ask the servers to end the run; if no server runs here, ask the robots to end.
+
+        A server that ends tells its robots to end.
+        """
+        alive = self.alive()
+        servers = [name for name in alive if self._whose(name)[1] == 'server']
+        self._signal(servers or alive)
+
+    def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
+        """Wait until all processes have ended; ask them to end, and finally kill them.
+
+        :param patience: several numbers. The first is the time in seconds until the processes
+            are asked to end. Each further number is the time until they are asked again.
+        :param hurry: function that returns true if the first of these waits must end at once.
+        """
+        for index, seconds in enumerate((*patience, LAST)):
+            if index:
+                self._signal(self.alive())
+            until = time.monotonic() + seconds
+            while self.alive() and time.monotonic() < until and not (index == 0 and hurry()):
+                time.sleep(_STEP)
+        for name in self.alive():
+            self.killed.add(name)
+            kill(self.processes[name])
+
+    def _signal(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._asked.add(name)
+            self.processes[name].send_signal(signal.SIGINT)
