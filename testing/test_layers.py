@@ -59,13 +59,13 @@ def imports(package):
 
 
 def modules(package):
-    """Return what a package imports in any place, except the standard library."""
+    """Return the modules that a package imports anywhere, except the standard library."""
     return imported(PLACES[package]) - {package}
 
 
 @cache
 def imported(folder):
-    """Return what the files of a folder import in any place, except the standard library."""
+    """Return the modules that a folder's files import anywhere, except the standard library."""
     found = set()
     for file in folder.rglob('*.py'):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -92,7 +92,7 @@ def test_the_table_has_every_package_and_points_down():
 def test_a_package_imports_what_the_table_says(package):
     used = imports(package)
     assert used <= set(TABLE[package])
-    if package not in ('rog_cli', 'rog_studies'):  # these two packages stand above all others
+    if package not in ('rog_cli', 'rog_studies'):  # these two packages may import all others
         assert used == set(TABLE[package]), 'the table names what is not imported'
 
 
@@ -136,7 +136,7 @@ def test_package_xml_names_what_its_tests_import(package):
 
 @pytest.mark.parametrize('package', sorted(PLACES))
 def test_no_file_imports_one_that_imports_it(package):
-    """The test also checks imports through other files and imports inside functions."""
+    """No file imports a file that imports it, even through other files or inside a function."""
     # Raises CycleError, whose text names the files.
     TopologicalSorter(graph(PLACES[package], typed=HOUSES.get(package, False))).prepare()
 
@@ -241,7 +241,7 @@ def wrong_arrows(files, rooms):
 
 
 def room_of(name):
-    """Return the room of a file; '' for a file in the package itself."""
+    """Return the room of a file; '' for a file that is in no room."""
     return name.split('.')[1] if '.' in name else ''
 
 

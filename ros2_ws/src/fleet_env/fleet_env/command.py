@@ -1,4 +1,4 @@
-"""What all commands of the suite share: `--version`, and errors that name the nearest verb."""
+"""What all commands of the suite share: `--version`, and a hint after a mistyped verb."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ShowVersion(argparse.Action):
 
 
 def command_parser(name: str, description: str) -> CommandParser:
-    """Return the parser of a whole command, with `--version`."""
+    """Return a parser for the command ``name``, with the option `--version`."""
     parser = CommandParser(prog=name, description=description)
     parser.add_argument('--version', action=ShowVersion)
     return parser

@@ -13,8 +13,8 @@ from fleet_ros.environment import dds_environment
 from .emulated_network import INTERFACE, SERVER, EmulatedNetwork, without_shaping
 from .processes import FleetProcesses
 
-# When the first robot has joined, the traces begin after at most this many seconds, even if other
-# robots are missing.
+# The traces begin at most this many seconds after the first robot has joined, even if other
+# robots have not joined.
 JOIN_LIMIT = 30.0
 
 
@@ -32,7 +32,7 @@ class EmulatedFleet(FleetProcesses):
         self.network = network
 
     def place(self, name: str) -> AbstractContextManager[object]:
-        """Return a context inside the namespace of ``server`` or of a robot."""
+        """Return a context that enters the network namespace of the server or of a robot."""
         return self.network.inside(name)
 
     def reach(self, name: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ class EmulatedFleet(FleetProcesses):
                                    robot=name != SERVER)
 
     def follow(self, status: Any) -> None:
-        """Start the traces as soon as all robots train, or after `JOIN_LIMIT` seconds."""
+        """Start the traces when all robots have joined, or after `JOIN_LIMIT` seconds."""
         if self.network.began or status is None:
             return
         training = {robot.robot for robot in status.robots if robot.state != 'joining'}

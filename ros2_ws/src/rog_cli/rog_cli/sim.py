@@ -17,7 +17,7 @@ from .option_types import place
 from .progress import progress_bar
 from .view import outcome
 
-TRACEBACK = 'traceback.txt'  # file in the directory of a run whose task has failed
+TRACEBACK = 'traceback.txt'  # file that receives the traceback if the run's task fails
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
