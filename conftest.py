@@ -13,7 +13,7 @@ DOMAIN = free_domain()
 try:
     from fleet_env.settings.fleet import ReachConfig
     from fleet_ros.environment import dds_environment
-except ImportError:  # not every package's tests need rclpy
+except ImportError:  # rclpy is not installed; only some tests need it
     os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
 # Use the network settings of a fleet. With them, the tests do not discover nodes on this machine
@@ -28,9 +28,9 @@ os.environ['PYTHONUNBUFFERED'] = '1'
 
 
 def pytest_collection_finish():
-    """Freeze all present objects, so that later garbage collections skip them.
+    """Exclude all objects that exist now from later garbage collections.
 
-    Otherwise each collection takes a quarter of a second. Most tests of RRTO begin with a
+    Otherwise each collection takes a quarter of a second, and most tests of RRTO begin with a
     collection.
     """
     gc.collect()
@@ -49,11 +49,11 @@ def environment():
 
 try:
     from hypothesis import HealthCheck, settings
-except ImportError:  # not every package's tests need hypothesis
+except ImportError:  # hypothesis is not installed; only some tests need it
     pass
 else:
-    # Use the same examples everywhere. Set no time limits, because a machine may be busy. A
-    # test that needs more or fewer than 100 examples uses `fleet_testing.examples`.
+    # Use the same random examples in every run. Set no time limits, because a machine may be
+    # busy. A test that needs more or fewer than 100 examples uses `fleet_testing.examples`.
     settings.register_profile('all', derandomize=True, database=None, deadline=None,
                               max_examples=100, suppress_health_check=list(HealthCheck))
     settings.register_profile('few', settings.get_profile('all'), max_examples=10)

@@ -11,11 +11,10 @@ root_doc = 'docs/index'
 extensions = ['myst_parser', 'sphinx.ext.autodoc']
 include_patterns = ['docs/**.md', 'docs/api.rst', 'SECURITY.md', 'CONTRIBUTING.md', 'CHANGELOG.md',
                     'QUALITY_DECLARATION.md']
-# Sphinx would spend much time on searching these folders, which contain no page of the
-# site.
+# These folders contain no page of the site, and Sphinx would need much time to search them.
 exclude_patterns = ['.*', 'build', 'install', 'log', 'runs']
 
-myst_heading_anchors = 3      # make anchors for headings of levels 1 to 3, which links use
+myst_heading_anchors = 3      # headings of levels 1 to 3 get anchors for links
 suppress_warnings = ['misc.highlighting_failure']
 # docs/api.rst makes the reference from docstrings. In docstrings, `name` means code.
 default_role = 'code'
@@ -26,5 +25,5 @@ html_theme = 'furo'
 html_static_path = ['static']
 html_css_files = ['wide.css']
 html_title = 'ROG'
-html_extra_path = ['site']    # index.html, which leads to docs/index.html
+html_extra_path = ['site']    # site/index.html forwards to docs/index.html
 html_copy_source = False

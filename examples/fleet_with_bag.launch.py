@@ -3,7 +3,7 @@
     ros2 launch examples/fleet_with_bag.launch.py fleet:=examples/my_fleet.yaml
     rog plot rosbag2_*                                  # afterwards: the figures of the run
 
-All other arguments are those of rog_bringup's outdoor.launch.py.
+It accepts all arguments of rog_bringup's outdoor.launch.py.
 """
 
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from launch import LaunchDescription
 
 def generate_launch_description():
     """Return the launch description of a fleet on this machine and of `ros2 bag record`."""
-    if find_spec('ros2bag') is None:  # else the fleet would train unrecorded
+    if find_spec('ros2bag') is None:  # do not train a fleet that cannot be recorded
         raise RuntimeError('the command `ros2 bag` is missing, so nothing is started: it needs an '
                            'installed ROS 2 with rosbag2 (apt install ros-$ROS_DISTRO-rosbag2)')
     fleet = IncludeLaunchDescription(PythonLaunchDescriptionSource(
@@ -26,4 +26,4 @@ def generate_launch_description():
     # Record all statuses of the training, but not the rows, which are most of the traffic.
     bag = ExecuteProcess(cmd=['ros2', 'bag', 'record', '--regex', '.*(fleet|training)_status'],
                          output='screen')
-    return LaunchDescription([fleet, bag])  # first the fleet: it sets DDS variables for the bag
+    return LaunchDescription([fleet, bag])  # the bag needs the DDS variables that the fleet sets

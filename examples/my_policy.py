@@ -1,7 +1,7 @@
 """A policy of your own: it computes 50 actions of two joints from a camera image.
 
-The contract of the policy is reach.yaml. Try the policy without a robot; the folder of
-both files must be on PYTHONPATH:
+The contract of the policy is reach.yaml. You can try the policy without a robot. The folder
+of both files must be on PYTHONPATH:
 
     PYTHONPATH=$PWD/examples:$PYTHONPATH ros2 launch rog_bringup policy.launch.py \
         policy:=my_policy:Reach robots:=robot1 mock:=true
@@ -24,13 +24,13 @@ class Network(torch.nn.Module):
 
 
 class Reach(Policy):
-    """Moves shoulder and elbow according to the image of the camera above the table."""
+    """A policy that moves shoulder and elbow according to the image of a camera above the table."""
 
-    contract = 'reach.yaml'                  # beside this file; or give the argument contract:=FILE
+    contract = 'reach.yaml'                  # in this folder; contract:=FILE replaces it
 
     def model(self):
         """Return the network; load your weights into it here."""
-        torch.manual_seed(0)                 # without weights: the same network everywhere
+        torch.manual_seed(0)                 # without weights: equal networks on all machines
         return Network().eval()
 
     def observe(self, batch):

@@ -1,10 +1,10 @@
-"""Share the inferences of a model with a server (LOPInfer); the results stay equal.
+"""Share the inferences of a model with a server (LOPInfer); the results do not change.
 
-Start it like this, with both on one machine:
+Start server and program on one machine:
 
     # Terminal 1: the server
     lopinfer serve
-    # Terminal 2: the program, in the server's network
+    # Terminal 2: the program, with the same network settings
     eval "$(rog fleet env indoor)"
     python examples/offload_model.py
 """
@@ -23,7 +23,7 @@ robot = ClientOptions(TablePlanner(), slowdown=8)
 
 with offload(model, example=image, options=robot) as shared, torch.no_grad():
     print('alone:', 'equal' if torch.allclose(shared(image), model(image), atol=1e-5) else 'WRONG')
-    if not shared.wait(60):                             # wait 60 s for the server, at most
+    if not shared.wait(60):                             # wait at most 60 s for the server
         raise SystemExit(f'not shared: {shared.reason}')
     for _ in range(20):
         result = shared(image)
@@ -31,5 +31,5 @@ with offload(model, example=image, options=robot) as shared, torch.no_grad():
     print('connected:', 'equal' if torch.allclose(result, model(image), atol=1e-5) else 'WRONG')
     print(f'{report.offloaded} of {report.requests} inferences were shared with the server; '
           f'the last one took {1e3 * report.latency:.1f} ms')
-    if shared.reason:                                   # such as: this machine alone is faster
+    if shared.reason:                                   # for example, this machine alone is faster
         print(f'not shared: {shared.reason}')

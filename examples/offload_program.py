@@ -1,4 +1,4 @@
-"""A program that knows no server; RRTO lets it use the GPU of a server.
+"""A program that contains nothing about a server; RRTO lets it use the GPU of a server.
 
 Start it like this:
 

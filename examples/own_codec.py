@@ -14,14 +14,14 @@ MOST = 65504  # the largest float16; the excess of a larger value stays pending
 class Half(Codec):
     """Encodes each element as float16, rounded to the nearest."""
 
-    number = 64             # names the codec on the wire; 64 to 255 are free for you
+    number = 64             # identifies the codec in messages; your codecs may use 64 to 255
     segment_elements = 512  # cut longer rows, so that each encoded part fits into a datagram
-    scales = 0              # number of bfloat16 scales that begin an encoded segment
-    compiled = False        # no compiled loops: the torch code below also encodes numpy arrays
-    faults = ('chunk holds a value that is NaN or infinite',)  # error texts of rules OWN, OWN + 1
+    scales = 0              # number of bfloat16 scales at the start of each encoded segment
+    compiled = False        # the torch code below, not compiled loops, also encodes numpy arrays
+    faults = ('chunk holds a value that is NaN or infinite',)  # error text of `_look`'s result OWN
 
     def sizes(self, lengths):
-        """Return the bytes of each encoded segment; ``lengths``: elements of each segment."""
+        """Return the size of each encoded segment in bytes; ``lengths``: its number of elements."""
         return 2 * lengths
 
     def _encode_dense(self, dense, lengths, magnitude):
@@ -34,12 +34,12 @@ class Half(Codec):
         values[elements(partition, ids, values)] += factor * decoded
 
     def _look(self, lengths, ids, data):
-        """Check ``data``; return (broken rule or 0, position of its segment, sum of squares)."""
+        """Check ``data``; return (broken rule or 0, index of the bad segment, sum of squares)."""
         if data.size != self.sizes(lengths[ids]).sum():
             return LENGTH, 0, 0.0
         energy = float(np.square(data.view('<f2'), dtype=np.float64).sum())
         return 0 if np.isfinite(energy) else OWN, 0, energy
 
     def scaled(self, partition, ids, data, factor):
-        """Return an encoding of ``factor`` (0 to 1) times the values."""
+        """Return the encoding of the values in ``data`` times ``factor`` (0 to 1)."""
         return (data.view('<f2') * np.float32(factor)).astype('<f2').view(np.uint8)

@@ -4,7 +4,7 @@ The task in the server's fleet file has the same model. Each robot runs this pro
 
     # Terminal 1: the server
     rog fleet up examples/my_fleet.yaml --only server --set training.task=own_task:Digits
-    # Terminal 2: a robot, in the fleet's network
+    # Terminal 2: a robot, with the network settings of the fleet
     eval "$(rog fleet env examples/my_fleet.yaml)"
     python examples/own_loop.py robot1
     # Terminal 3: the other robot
@@ -28,8 +28,8 @@ with connect(robot, timeout=120) as fleet:
         optimizer.zero_grad()
         loss = task.loss(model, batch)
         loss.backward()
-        optimizer.step()                                         # pushes, pulls, applies
-        fleet.report(loss=loss.item())                           # for rog status and the records
+        optimizer.step()                                         # pushes, pulls, updates the model
+        fleet.report(loss=loss.item())                           # shown by rog status, and recorded
         if optimizer.iteration % 20 == 1:
             accuracy = task.evaluate(model)
             fleet.report(accuracy=accuracy)
@@ -37,6 +37,6 @@ with connect(robot, timeout=120) as fleet:
                   f'accuracy {100 * accuracy:.1f} %', flush=True)
         if optimizer.stopped:                                    # the run is over
             break
-    accuracy = task.evaluate(model)                              # of the final model
+    accuracy = task.evaluate(model)                              # accuracy of the final model
     fleet.report(accuracy=accuracy)                              # for the fleet's table of results
 print(f'{robot}: done, accuracy {100 * accuracy:.1f} %')

@@ -20,7 +20,7 @@ class Lag(Method):
     known = ('local',)                                 # options that users may add with +
 
     def bounds(self):
-        """Return the staleness bound (iterations): the present one, and the largest of the run."""
+        """Return the present staleness bound and the largest one of the run, both in iterations."""
         threshold = self.spec.threshold(1)          # the S of Lag:S, at least 1
         return threshold, threshold
 
@@ -29,5 +29,5 @@ class Lag(Method):
         return Sending(minimum=0.25, threshold=int(self.bound), by_importance=True)
 
     def grant(self, robot, iteration):
-        """Return the robot's next iteration, and what it computes: a gradient, or two steps."""
+        """Return the number of the robot's next iteration and what the robot computes in it."""
         return iteration + 1, Local(2) if 'local' in self.options else Gradient()

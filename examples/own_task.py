@@ -1,4 +1,4 @@
-"""A task of your own: what the fleet learns. Here ten digits, by a small network.
+"""A task of your own: the fleet learns to recognise ten digits with a small network.
 
 Try it in virtual time first:
 
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 
 class Digits:
-    """Recognise digits of 8 x 8 pixels; the last 297 of 1797 images are for the test."""
+    """Recognise digits of 8 x 8 pixels; the last 297 of the 1797 images are test data."""
 
     batch_size = 24                              # the fleet file's training.batch_size replaces it
 
@@ -28,7 +28,7 @@ class Digits:
         return nn.Sequential(nn.Linear(64, self.width), nn.ReLU(), nn.Linear(self.width, 10))
 
     def batches(self, rank, world):
-        """Yield endless batches; robot ``rank`` uses the images rank, rank + world, ..."""
+        """Yield batches without end; robot ``rank`` uses the images rank, rank + world, ..."""
         mine = torch.arange(rank, 1500, world)
         dice = torch.Generator().manual_seed(self.seed + rank)
         while True:

@@ -36,7 +36,7 @@ def _start(context):
     reach = network(context)
     texts = _PAIR.given(context, 'robot')
     texts.setdefault('server', Text(f'{reach.namespace}/lopinfer'))
-    # a wrong setting raises an error here, before anything starts
+    # Check the settings before anything starts: a wrong setting raises an error here.
     settings = from_flat(PolicySettings, texts)
     if not settings.policy and set(here) - {'server'}:
         raise RuntimeError('policy must be package.module:Class, got nothing: give policy:=...')

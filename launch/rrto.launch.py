@@ -30,8 +30,8 @@ from rrto_bridge.server.parameters import ServerSettings
 
 from launch import LaunchDescription
 
-# The programs need the server's name. The default name of a server is that of its machine, which is
-# unknown here. Therefore the server gets this name.
+# The programs need the server's name. By default a server is named after its machine, which is
+# unknown here. Therefore give the server a fixed name.
 _NAME = 'server'
 _SERVER = arguments(ServerSettings)
 _PROGRAM = {name: text for name, text in arguments(Settings).items()

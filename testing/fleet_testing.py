@@ -18,7 +18,7 @@ from typing import IO, Any
 
 LIMIT = 300.0  # a wait fails after this many seconds, which suffice even on a busy machine
 
-# On Linux any connection may get the ports of a domain above 101.
+# Domains above 101 are not used: on Linux, any connection may get their ports.
 _DOMAINS = range(1, 102)
 _SHARE = 8
 # maps a domain to its lock file, which this process holds until its end
@@ -26,7 +26,7 @@ _claimed: dict[int, Any] = {}
 
 
 def free_domain() -> int:
-    """Return a DDS domain that no process on this machine uses and no other test process holds.
+    """Return a DDS domain that no process on this machine uses and no other test process claims.
 
     A process claims `_SHARE` domains and then uses them again and again, so that some domains are
     left for other processes.
@@ -90,7 +90,7 @@ def mostly_long(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 def eventually(condition: Callable[[], Any], what: Callable[[], str] = lambda: 'the condition',
                step: Callable[[], Any] = lambda: time.sleep(0.02)) -> None:
-    """Take steps until the condition holds; after `LIMIT` s, fail and name the condition."""
+    """Call ``step`` until the condition holds; after `LIMIT` s, fail and name the condition."""
     end = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < end, f'did not happen: {what()}'

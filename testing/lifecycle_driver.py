@@ -36,8 +36,8 @@ class Driver:
     def _meet(self, client: Any, name: str, harmless: Any) -> None:
         """Repeat a request that changes nothing until the node answers it.
 
-        A node that has not yet discovered the sender cannot answer. With Fast DDS, it then drops
-        the answer after 100 ms.
+        A node that has not yet discovered the sender cannot answer. With Fast DDS, the node then
+        drops the answer after 100 ms.
         """
         self.until(client.service_is_ready, f'{name} is there')
         answered: list[Any] = []

@@ -32,7 +32,7 @@ class Lines(QObject):
 
 
 def answer(value=None):
-    """Print an answer."""
+    """Print a value as a line of JSON."""
     print(json.dumps(value), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Nodes in the process of a test, which the test spins."""
+"""Nodes that run in the process of a test; the test spins them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SpunNodes:
         self.executor = SingleThreadedExecutor(context=self.context)
 
     def add(self, node: Any) -> Any:
-        """Add a node of the same context, which is spun from now on; return the node."""
+        """Add a node of the same context and spin it from now on; return the node."""
         self.executor.add_node(node)
         return node
 

@@ -1,4 +1,4 @@
-"""Runs the programs with which benches compare us, and emulates a link for their TCP."""
+"""Runs the programs of other projects for benches, and emulates a link for their TCP."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from fleet_env.links.bucket import TokenBucket
 from fleet_env.links.trace import LinkTrace
 
-# (time at which the link dies, duration of the outage), in seconds
+# (time at which the link fails, duration of the outage), in seconds
 OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))
 SECONDS = 80.0           # duration in seconds of a run with outages
-# seconds that the forwarder reads ahead; without them, a late timer would waste a part of the rate
+# seconds that the forwarder reads ahead; otherwise a late timer would waste a part of the rate
 AHEAD = 0.02
 UP, DOWN = 0, 1
 
@@ -128,7 +128,7 @@ class Output:
 
 
 def after_the_robot() -> None:
-    """Let this process, a server, use only CPU time that the robot's processes leave."""
+    """Lower this process's priority: a server gets only CPU time that robots do not use."""
     if os.sched_getscheduler(0) == os.SCHED_FIFO:
         os.sched_setparam(0, os.sched_param(os.sched_getparam(0).sched_priority - 1))
     else:
@@ -151,6 +151,9 @@ def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def its_own(threads: int) -> dict[str, str]:
-    """Return an environment for another program; it must not find the packages of this suite."""
+    """Return environment variables for a program that must not find the packages of this suite.
+
+    :param threads: number of threads that the program may use for computing.
+    """
     kept = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
     return {**kept, 'OMP_NUM_THREADS': str(threads)}

@@ -1,4 +1,4 @@
-"""Tests of what the three commands have in common."""
+"""Tests of the properties that the commands `rog`, `lopinfer` and `rrto` have in common."""
 
 import argparse
 from importlib import metadata

@@ -1,7 +1,7 @@
-"""Runs every command and every block of code in the documents; long ones in a short form.
+"""Runs every command and every block of code in the documents; some commands in a short form.
 
-The test fails if a command is in none of the tables here. It skips what cannot run here, and
-gives the reason.
+The test fails if a command is in none of the tables of this file. It skips commands that cannot
+run here, and gives the reason.
 """
 
 import re
@@ -49,9 +49,9 @@ class Short:
     ``command``: a line for bash; '' runs the command as the document has it. ``beside``: a command
     that must run at the same time, in the folder $BESIDE. ``until``: when this text is in the
     output, Ctrl+C ends the command. ``creates``: when this file exists, Ctrl+C ends the command.
-    Without both, the command must end by itself with exit code 0. ``says``: text that its output
-    must contain.
-    ``needs``: a file without which the test is skipped.
+    Without ``until`` and ``creates``, the command must end by itself with exit code 0. ``says``:
+    text that the output of the command must contain. ``needs``: a file without which the test is
+    skipped.
     """
 
     command: str = ''
@@ -288,7 +288,7 @@ def blocks():
 
 
 def python_block(first):
-    """Return the block of Python code that begins this way."""
+    """Return the block of Python code that begins with ``first``."""
     return next(text for _, _, text in blocks() if text.startswith(first))
 
 
@@ -361,8 +361,8 @@ class Place:
     def start(self, command):
         # with exec, the exit code is that of the command instead of bash's
         simple = 'exec ' if not re.search('[;&|]', command) else ''
-        # If a shell starts the tests in the background, they ignore SIGINT; these processes must
-        # not ignore it.
+        # The tests ignore SIGINT if a shell starts them in the background; the started commands
+        # must not ignore it.
         self._started.append(Lines(subprocess.Popen(
             ['bash', '-c', simple + command], env=self._env, cwd=self.folder, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -66,7 +66,7 @@ def cells(notebook):
 
 
 def form(text):
-    """Return the lines of an output without their numbers; each kind of line only once."""
+    """Return the distinct lines of an output, with `#` in place of every number."""
     lines = (re.sub(r'\s+', ' ', re.sub(r'-?\d+(\.\d+)?', '#', line)).strip()
              for line in text.splitlines())
     return list(dict.fromkeys(re.sub('[━─]+', '─', line) for line in lines if line))
@@ -106,7 +106,7 @@ def test_own_method_trains_beside_another_one(run):
                     '--minutes 3 --seeds 1 --jobs 1 --out there'))
     (bsp, lag) = (float(re.search(rf'^Accuracy(?:.*\n)+?{method} +\S+ +(\S+)', text, re.M)[1])
                   for method in ('bsp', 'own_method:Lag:20'))
-    assert lag > bsp, text  # the page says that this is so
+    assert lag > bsp, text  # the documentation says that own_method is more accurate than bsp
     check_shown('own_method.txt', text)
 
 

@@ -59,13 +59,13 @@ def imports(package):
 
 
 def modules(package):
-    """Return what a package imports in any place, except the standard library."""
+    """Return the modules that a package imports anywhere, except the standard library."""
     return imported(PLACES[package]) - {package}
 
 
 @cache
 def imported(folder):
-    """Return what the files of a folder import in any place, except the standard library."""
+    """Return the modules that a folder's files import anywhere, except the standard library."""
     found = set()
     for file in folder.rglob('*.py'):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -136,7 +136,7 @@ def test_package_xml_names_what_its_tests_import(package):
 
 @pytest.mark.parametrize('package', sorted(PLACES))
 def test_no_file_imports_one_that_imports_it(package):
-    """The test also checks imports through other files and imports inside functions."""
+    """No file imports a file that imports it, even through other files or inside a function."""
     # Raises CycleError, whose text names the files.
     TopologicalSorter(graph(PLACES[package], typed=HOUSES.get(package, False))).prepare()
 

@@ -18,8 +18,8 @@ else:
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-# The packages in the wheel. studies/ is not in it, because people repeat measurements in a
-# checkout.
+# The packages in the wheel. studies/ is not in it, because users run studies in a checkout of the
+# repository.
 PLACES = [*ROOT.glob('ros2_ws/src/*'), ROOT / 'launch']
 USE = '''
 import sys
@@ -67,7 +67,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel):
 
 @pytest.mark.long
 def test_what_is_in_the_wheels_runs_without_the_checkout(tmp_path):
-    """The test's environment gets only packages of other projects from this environment."""
+    """The wheels run in an environment that otherwise has only packages of other projects."""
     subprocess.run([sys.executable, ROOT / 'tools' / 'wheels.py', tmp_path / 'dist'], check=True)
     wheels = sorted((tmp_path / 'dist').glob('*.whl'))
     assert len(wheels) == 2

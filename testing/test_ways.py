@@ -65,7 +65,7 @@ def note(frame, event, argument):
 
 
 def called(name):
-    """Return the functions of a package that its program calls, as (file, name), by first call."""
+    """Return (file, name) of each of the package's functions that its program calls, in order."""
     way = WAYS[name]
     tests = ROOT / 'ros2_ws/src' / way.package / 'test'
     program = (TRACER + f'sys.path.insert(0, {str(tests)!r})\n' + PROGRAMS[name]

@@ -74,9 +74,9 @@ def set_include_paths() -> None:
 
 
 def build(*paths: str) -> None:
-    """Build packages into the environment with colcon: the packages in ``paths``, or all of ours.
+    """Build packages into the environment with colcon: those in ``paths``, or all of this suite.
 
-    Changed Python files of ours need no new build.
+    After a change in a Python file of this suite, no new build is needed.
     """
     places = paths or ('ros2_ws/src', 'launch', 'studies', '--symlink-install')
     environment = dict(os.environ)

@@ -12,7 +12,7 @@ from pathlib import Path
 import ros
 
 ROOT = Path(__file__).parent.parent
-# Maps a public repository to those of its packages that are installed.
+# Maps a public repository to the packages that are installed from it.
 REPOSITORIES = {
     'osrf/osrf_pycommon': ['.'],
     'ros2/rosidl_runtime_py': ['.'],
@@ -58,7 +58,7 @@ def install(sources: Path) -> None:
 
 
 def main() -> None:
-    """Fetch and install."""
+    """Fetch the sources of the packages, and install the packages."""
     distribution, sources = sys.argv[1], Path(sys.argv[2]).resolve()
     fetch(distribution, sources)
     print('installing launch and ros2, and building composition_interfaces: about 3 minutes',

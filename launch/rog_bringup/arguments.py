@@ -31,7 +31,7 @@ def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:
 def robots_and_network() -> list[DeclareLaunchArgument]:
     """Return the launch arguments `robots`, `only` and the network settings (`ReachConfig`).
 
-    Launch files that take no fleet file declare these arguments.
+    Launch files without the argument `fleet` declare these arguments.
     """
     return [
         DeclareLaunchArgument('robots', default_value='robot1',
@@ -77,7 +77,7 @@ def given(context: Any, names: Iterable[str]) -> dict[str, Text]:
 
 
 def environment(network: ReachConfig) -> list[Any]:
-    """Return the launch actions that confine DDS to ``network`` and print where traffic goes."""
+    """Return launch actions that make DDS use ``network`` and print where its traffic goes."""
     return [*(SetEnvironmentVariable(*item) for item in dds_environment(network).items()),
             LogInfo(msg=where_traffic_goes(network))]
 
@@ -101,8 +101,8 @@ def enclave(context: Any, name: str) -> list[str]:
 def enforced(context: Any) -> list[Any]:
     """Return the launch action that makes a node without valid keys fail.
 
-    Return no action if enclaves are not used. By default of ROS 2, a node without valid
-    keys would start and communicate without protection.
+    Return no action if enclaves are not used. By default, ROS 2 starts a node without valid
+    keys, and this node communicates without protection.
     """
     return [SetEnvironmentVariable('ROS_SECURITY_STRATEGY', 'Enforce')] \
         if value(context, 'enclave') else []

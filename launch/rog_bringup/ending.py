@@ -21,7 +21,7 @@ from launch.events.process import SignalProcess
 # For every process that a launch file starts: seconds from the shutdown to SIGTERM, and seconds
 # from SIGTERM to SIGKILL.
 TIMES: dict[str, Any] = {'sigterm_timeout': str(ORDERLY), 'sigkill_timeout': str(LAST)}
-LINGER = 15.0  # seconds that robots have to end after the run is over
+LINGER = 15.0  # seconds after the end of a run within which robots must end
 
 # Exit codes of a process that ended as requested: 0, or the number of a signal, written as -number
 # (Python) or 128 + number (shell).

@@ -1,8 +1,8 @@
 """A node that publishes images of a red wall and a blue wall, with their classes.
 
 The images of the two walls alternate. The tests start this node as a process. It publishes ten
-images per second on `camera`, and the class of each image on `said`. The namespace of the node
-precedes both names.
+images per second on `camera`, and the class of each image on `said`. Both topics are in the
+node's namespace.
 """
 
 import sys

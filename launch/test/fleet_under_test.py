@@ -69,8 +69,8 @@ class Fleet:
     def start(self, *names, label='', folders=(), namespace='', **parameters):
         """Start processes; ``parameters`` replace those of the fleet file.
 
-        ``folders``: where only these processes find modules. ``namespace``: namespace of the fleet
-        to which they belong.
+        ``folders``: folders from which only these processes can import modules. ``namespace``:
+        namespace of the fleet to which the processes belong.
         """
         for name in names:
             if name == 'server':
@@ -109,7 +109,7 @@ class Fleet:
     # -- what the fleet publishes
 
     def until(self, condition, what):
-        """Spin until the condition holds."""
+        """Spin until ``condition`` returns true; ``what`` describes it in the error message."""
         def said():
             logs = '\n'.join(f'--- {n}\n{self.log(n)[-1500:]}' for n in self.processes)
             return f'{what}\n{self.status}\n{logs}'
@@ -128,7 +128,7 @@ class Fleet:
         return self.robots[robot].iteration if robot in self.robots else 0
 
     def until_trained(self, *robots, iterations=5):
-        """Spin until each of these robots has completed this many more iterations."""
+        """Spin until each of the robots has completed ``iterations`` more iterations."""
         start = {robot: self.iteration(robot) for robot in robots}
         self.until(lambda: all(self.iteration(r) >= start[r] + iterations for r in robots),
                    f'{robots} train from {start} on')

@@ -79,9 +79,9 @@ class Puppet:
     # -- what the robot does
 
     def step(self):
-        """Do the robot's work that is due; return False.
+        """Do the robot's work that is due.
 
-        A condition can call this method: ``step() or condition()``.
+        Return False, so that a condition can call this method: ``step() or condition()``.
         """
         now = time.monotonic()
         if self.registers and now >= self.machine.deadline:
@@ -105,7 +105,7 @@ class Puppet:
         return False
 
     def until(self, condition, what):
-        """Let the robot work until the condition holds."""
+        """Let the robot work until ``condition`` returns true."""
         self.fleet.until(lambda: self.step() or condition(), what)
 
     def trained(self, iterations=5):
@@ -114,7 +114,7 @@ class Puppet:
         self.until(lambda: self.machine.iteration >= goal, f'{self.robot} gets to {goal}')
 
     def act(self, actions):
-        """Carry out ``actions`` of the machine."""
+        """Carry out the ``actions`` that the worker's state machine has returned."""
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 self._ask(action.message)

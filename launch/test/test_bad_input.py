@@ -23,7 +23,7 @@ def alone(monkeypatch, tmp_path):
     """Run the nodes in this process, in a domain of their own."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
-    # the server need not look for another server, because nobody else is in the domain
+    # do not search for a second server, because this domain contains no other node
     for limit in ('SECONDS', '_LEAST'):
         monkeypatch.setattr(duplicate_server_check, limit, 0.0)
     monkeypatch.chdir(tmp_path)

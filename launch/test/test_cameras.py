@@ -70,7 +70,7 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
         fleet.until_trained('robot2')
         fleet.until_it_says(DiagnosticStatus.ERROR, 'nobody publishes /robot1/camera',
                             'nobody publishes /robot1/said')
-        assert not fleet.state('robot1')  # the robot has not joined, so nobody waits for it
+        assert not fleet.state('robot1')  # robot1 has not joined, so nobody waits for it
         fleet.film('robot1')
         fleet.until_trained('robot1', 'robot2')
         fleet.until_it_says(DiagnosticStatus.OK, 'images come')
@@ -89,7 +89,7 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
         fleet.kill('camera')
         fleet.until_it_says(DiagnosticStatus.ERROR, 'no image for', 'training is paused')
         fleet.interrupt('server')
-        # server and robot2 do not wait for robot1 for ever
+        # the end of server and robot2 does not depend on robot1
         assert fleet.ended('server') == fleet.ended('robot2') == 0
         fleet.interrupt('robot1')
         assert fleet.ended('robot1') == 0

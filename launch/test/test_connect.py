@@ -49,7 +49,7 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
         assert not optimizer.stopped
         assert task.evaluate(model) > joined
     assert not rclpy.ok()
-    # the robot left only when its last status had arrived
+    # before the robot left, it waited until its last status had arrived
     assert waits == [('/robot1/training_status', True)]
     # On a busy machine the server possibly considered the robot away before the robot left.
     fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'),

@@ -28,7 +28,7 @@ class Launcher:
             env=environment(free_domain(), HERE, **{MARK: str(folder)})))
 
     def left(self):
-        """Return the process ids of the launcher and of what it started, if they still run."""
+        """Return the process ids of the launcher and of all its processes that still run."""
         return [int(path.parent.name) for path in Path('/proc').glob('[0-9]*/environ')
                 if self.mark.encode() in _read(path)]
 
@@ -73,14 +73,14 @@ def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
         except subprocess.TimeoutExpired:
             pass
     code, _ = launcher.ended()
-    assert code in (0, 128 + number)  # 0 if the run had ended regularly before
+    assert code in (0, 128 + number)  # 0 if the run ended regularly before the second signal
     assert read_summary(launcher.out).sync == 'rsp:4'
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('there', ['out/fleet.yaml', 'out/logs/robot2.log'])
 def test_a_signal_before_the_run_begins_ends_it_too(tmp_path, there):
-    """The signal comes before the first process of the fleet starts, or before the last."""
+    """A signal ends the fleet before its first process has started, or before its last."""
     launcher = Launcher(tmp_path)
     eventually((tmp_path / there).exists)
     launcher.lines.process.send_signal(signal.SIGTERM)
@@ -108,7 +108,7 @@ def test_a_server_that_does_not_start_ends_it_with_the_servers_own_words(tmp_pat
     assert code == 1
     said = re.search('rog: server ended with exit code 1: (.*)', text)
     assert said and 'checkpoint' in said[1], text
-    assert 'rog: robot' not in text  # the robots are not at fault
+    assert 'rog: robot' not in text  # no robot is named as the cause
 
 
 @pytest.mark.long

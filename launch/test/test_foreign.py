@@ -22,9 +22,9 @@ def fleet(tmp_path_factory):
 
 
 def listened(fleet):
-    """Return the session of robot1, and the list of what robot1 pushes.
+    """Return the session of robot1, and the list of chunks that robot1 pushes.
 
-    The session is read from the pushes, as anybody in the network can do if the fleet has
+    The session is read from the chunks, as anybody in the network can do if the fleet has
     no key.
     """
     heard = []
@@ -54,7 +54,7 @@ def test_nobody_can_say_in_the_name_of_a_robot_that_it_stops(fleet):
 
 
 def test_garbage_is_dropped_with_a_warning_and_training_goes_on(fleet):
-    """The messages name the present session, so that they pass as many checks as possible."""
+    """Invalid messages are dropped even if they name the present session and pass most checks."""
     session_now, _ = listened(fleet)
     publishers = {kind: fleet.node.create_publisher(kind, f'/robot1/{topic}', profile)
                   for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK),

@@ -63,7 +63,10 @@ EXTREMES = {'uint8': 255, 'uint16': 2 ** 16 - 1, 'uint32': 2 ** 32 - 1, 'uint64'
 
 
 def honest(robot, **changes):
-    """Return a registration that the server accepts: of a robot with the model of `Fleet`."""
+    """Return a valid registration of a robot with the model of `Fleet`.
+
+    ``changes``: other values for fields of the registration.
+    """
     partition = rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
     values = {'protocol': PROTOCOL, 'incarnation': 7, 'granularity': 'row', 'codec': 'onebit',
               'digest': partition.digest, 'number': 1,
@@ -95,7 +98,7 @@ WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 *
 
 
 class Stranger:
-    """An attacker that records the messages of two robots and their server, and sends variants."""
+    """An attacker that records the messages of two robots and their server, and changes them."""
 
     def __init__(self, fleet, seed):
         self.fleet, self.rng, self.said = fleet, random.Random(seed), 0
@@ -199,7 +202,7 @@ def test_nobody_crashes_hangs_or_grows(tmp_path, sealed):
         fleet.start('server', 'robot1', 'robot2', **settings)
         fleet.until_trained('robot1', 'robot2')
         stranger = Stranger(fleet, 1)
-        # memory that is allocated or compiled only once does not count
+        # Send some messages before the measurement, because one-time allocations do not count.
         stranger.say(MESSAGES // 10)
         before = {name: memory(process) for name, process in fleet.processes.items()}
         joins = fleet.log('server').count('joins')
@@ -223,7 +226,7 @@ def test_nobody_crashes_hangs_or_grows(tmp_path, sealed):
         assert np.isfinite([r.accuracy for r in fleet.robots.values()]).all()
 
 
-# -- one attack per test; `honest` makes the valid registration, which the server accepts
+# -- one attack per test; `honest` makes a valid registration
 
 
 def call(fleet, kind, name, request):
@@ -232,7 +235,7 @@ def call(fleet, kind, name, request):
     futures, until = [], [0.0]
 
     def answered():
-        if time.monotonic() > until[0]:  # Fast DDS may drop the first answer
+        if time.monotonic() > until[0]:  # call again, because Fast DDS may drop the first answer
             until[0] = time.monotonic() + 10
             futures.append(client.call_async(request))
         return any(future.done() for future in futures)
@@ -276,9 +279,9 @@ def test_a_name_that_no_topic_can_have_is_refused_and_the_server_lives(open_flee
 
 
 def test_strangers_that_join_are_few(open_fleet):
-    """The server accepts at most 32 robots, because each robot adds topics.
+    """The server accepts at most 32 robots.
 
-    The executor of rclpy looks at all topics in each turn.
+    Each robot adds topics, and rclpy's executor checks all topics in each turn.
     """
     answers = [call(open_fleet, Register, '/rog/register', honest(f'stranger{number}'))
                for number in range(40)]
@@ -398,7 +401,8 @@ def test_a_second_register_service_sends_no_robot_away(keyed):
 def test_a_registration_is_taken_once_by_a_server_process(keyed):
     """The server refuses a registration that is sent a second time.
 
-    By then the robot has left, and a later process of the robot has registered and left, too.
+    Between the first and the second time, the robot has left. A later process of the robot has
+    registered and left, too.
     """
     keyed.start('server', **with_key(keyed, 'fleet'), **SOON)
     keyed.until(lambda: keyed.status, 'the server')
@@ -414,10 +418,10 @@ def test_a_registration_is_taken_once_by_a_server_process(keyed):
 
 
 def test_a_robot_that_has_not_heard_yet_that_it_was_accepted_is_not_reported(keyed, monkeypatch):
-    """The server does not report statuses that a robot sends before it knows its session.
+    """The server does not count or log statuses that a robot sends before it knows its session.
 
-    These statuses have no tag of the session. When the robot knows the session, the server
-    refuses a status without the tag.
+    These statuses have no tag of the session. Once the robot knows the session, the server
+    refuses a status without the tag, and counts it.
     """
     keyed.diagnostics = {}
 
@@ -507,7 +511,7 @@ LIES = {
 
 
 def rows_swapped(chunk):
-    """Return the chunk with other rows: as many rows from the end of the model."""
+    """Return the chunk with its rows replaced by equally many rows from the end of the model."""
     ids = np.arange(partition().segments)[-chunk.segments:]
     sizes = get_codec('onebit').sizes(partition().lengths[ids])
     return replace(chunk, ids=encode_ids(ids), values=np.zeros(int(sizes.sum()), np.uint8))
@@ -555,7 +559,10 @@ def all_train(puppet, iterations=3):
 
 
 def test_what_a_robot_says_again_and_again_does_not_fill_the_record(liar):
-    """This test must be the first, so that the robot has sent little before."""
+    """A robot that repeats two statuses many times adds few lines to the run record.
+
+    Run this test first, because the robot must not have sent much before.
+    """
     fleet = liar.fleet
     all_train(liar)
     before = len(read_run(fleet.out))
@@ -635,7 +642,7 @@ def test_giant_texts_in_a_status_are_kept_by_nobody(liar):
 
 
 def test_what_a_robot_says_on_the_topics_of_another_changes_nothing_there(liar):
-    """Messages of robot1 on the topics of robot2 change nothing; they carry robot1's session.
+    """Messages that robot1 sends on robot2's topics, with robot1's session, change nothing.
 
     Without a key, anybody may send in the name of robot2: see SECURITY.md.
     """
@@ -663,10 +670,10 @@ def test_what_a_robot_says_on_the_topics_of_another_changes_nothing_there(liar):
 
 @pytest.mark.parametrize('incarnation', [77, 0, 2**64 - 1])
 def test_robots_of_one_incarnation_do_not_disturb_each_other(liar, incarnation):
-    """The new robot has the incarnation 77 or another number; robot1 has 77.
+    """Two robots with equal or different incarnations do not disturb each other.
 
-    With 77, the sessions of both robots have the same number, but different topics and
-    keys.
+    robot1 has the incarnation 77. If robot3 has 77, too, both sessions have the same number, but
+    different topics and keys.
     """
     key = liar.fleet.key
     third = Puppet(liar.fleet, 'robot3', key and key.of('robot3'), incarnation)
@@ -736,9 +743,10 @@ RAW = [b'\0', b'\0\1\0\0', b'\0\1\0\0' + b'\xff' * 3, b'\0\1\0\0' + b'\xff' * 64
 
 
 def test_bytes_that_are_no_message_end_nobody(liar):
-    """The bytes are cut off, have wrong lengths or an unknown encoding.
+    """No node ends when it receives bytes that are no valid message.
 
-    No library would send them.
+    The bytes are cut off, or have wrong lengths or an unknown encoding. No library would send
+    them.
     """
     fleet = liar.fleet
     places = [(f'/{robot}/{topic}', *TOPICS[topic]) for robot in ('robot1', 'robot2')
@@ -762,15 +770,18 @@ def test_bytes_that_are_no_message_end_nobody(liar):
     assert sent > 10 * len(places)
     if fleet.key is not None:
         all_train(liar)
-    # The server may take a truncated message for a valid message of zeros. A fleet without a
-    # key possibly accepts such a message.
+    # The server may read a truncated message as a valid message of zeros. Without a key, it
+    # possibly even accepts this message.
     liar.until(lambda: fleet.iteration('robot2') > 5, 'it lives')
     assert all(process.poll() is None for process in fleet.processes.values())
     all_train(liar)
 
 
 def test_the_run_of_a_liar_ends_in_order_and_its_records_can_be_read(liar):
-    """This test must be the last, because it ends the fleet that the tests share."""
+    """After all attacks, the run ends regularly and its records can be read.
+
+    Run this test last, because it ends the fleet that the tests share.
+    """
     fleet = liar.fleet
     liar.beat(energy=math.inf, compute_time=-1e308, bytes_sent=2**64 - 1)
     fleet.interrupt('server')
@@ -799,10 +810,7 @@ def test_a_type_that_is_none_in_a_call_of_a_parameter_service_ends_no_node(open_
 
 
 def test_a_robot_cannot_be_held_up_by_calls_that_change_parameters(open_fleet):
-    """A robot offers no service that changes parameters.
-
-    The reason is that no parameter of a robot can change while it runs.
-    """
+    """A robot offers no service that changes parameters: they are fixed while the robot runs."""
     open_fleet.start('robot1')
     open_fleet.until_trained('robot1')
     offered = {name for name, _ in open_fleet.node.get_service_names_and_types()
@@ -848,9 +856,10 @@ def test_a_server_that_starts_prints_nothing_raw_that_another_says_of_itself(tmp
 
 
 def test_the_refusal_of_a_changed_registration_cannot_be_passed_on_to_its_robot(keyed):
-    """An attacker offers `/rog/register` and reads the robot's request.
+    """The server's refusal of a changed registration is not valid for the original registration.
 
-    The attacker sends this request with changes to the real server, which answers it.
+    An attacker offers `/rog/register` and reads the robot's request. Then the attacker sends this
+    request with changes to the real server, which answers it.
     """
     heard, seal = [], derived(keyed.key.of('robot1').secret, 'answer')
 
@@ -879,7 +888,10 @@ def test_the_refusal_of_a_changed_registration_cannot_be_passed_on_to_its_robot(
 
 
 def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
-    """The attacker repeats the status of a stopped server, and offers that server's services."""
+    """`rog control` does not accept an answer from a service that an attacker offers.
+
+    The attacker also repeats the status of the server, whose process is suspended.
+    """
     recorded, asked = [], []
     keyed.node.create_subscription(FleetStatus, '/rog/fleet_status', recorded.append, qos.STATUS)
     keyed.start('server', **with_key(keyed, 'fleet'))
@@ -902,13 +914,13 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
         assert asked, 'the stranger has answered'
         assert caller.returncode == 2, caller.stdout.read()
         assert 'does not prove' in caller.stderr.read()
-    # without this, one of these services could answer the next call, before the server's
-    # service is discovered
+    # Otherwise one of these services could answer the next call, before the server's service is
+    # discovered.
     for service in offered:
         keyed.node.destroy_service(service)
     keyed.processes['server'].send_signal(signal.SIGCONT)
-    # The same call with valid values. A server without robots ends at once, so its answer may not
-    # arrive.
+    # Make the call with valid values. The server has no robots, so it ends at once, and its answer
+    # may not arrive.
     client = keyed.node.create_client(Stop, '/rog/stop')
     keyed.until(client.service_is_ready, 'the service of the server')
     client.call_async(sealed(keyed.key.control(), Stop.Request(
@@ -919,10 +931,7 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
 
 
 def test_what_was_recorded_of_a_run_is_of_no_use_after_a_restart_of_its_server(keyed):
-    """After the restart, the attacker sends all recorded messages of the robot again.
-
-    Even the registration is among them.
-    """
+    """A restarted server refuses all messages and calls that were recorded before its restart."""
     heard, asked = {}, []
     for topic, (kind, profile) in TOPICS.items():
         heard[topic] = []
@@ -995,20 +1004,20 @@ def test_processes_that_stand_still_around_a_registration_find_together_again(ke
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.until(lambda: keyed.status, 'the server')
     server = keyed.processes['server']
-    server.send_signal(signal.SIGSTOP)       # the robot then asks a server that is stopped
+    server.send_signal(signal.SIGSTOP)       # the robot that starts next gets no answer
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until(lambda: 'robot1' in keyed.robots, 'robot1 is there')
     robot = keyed.processes['robot1']
-    robot.send_signal(signal.SIGSTOP)        # its registration has no answer yet
+    robot.send_signal(signal.SIGSTOP)        # the robot still has no answer to its registration
     server.send_signal(signal.SIGCONT)
     beats = keyed.status.count
     keyed.until(lambda: keyed.status.count > beats + 15, 'longer than the limit')
     robot.send_signal(signal.SIGCONT)
     keyed.until_trained('robot1')
-    robot.send_signal(signal.SIGSTOP)        # while the robot trains
+    robot.send_signal(signal.SIGSTOP)        # suspend the robot while it trains
     keyed.until(lambda: keyed.state('robot1') == 'away', 'it is away')
     server.send_signal(signal.SIGSTOP)
-    robot.send_signal(signal.SIGCONT)        # the robot asks a server that is stopped
+    robot.send_signal(signal.SIGCONT)        # the robot registers at a suspended server
     seen = keyed.robots['robot1'].count
     keyed.until(lambda: keyed.robots['robot1'].count > seen + 15, 'longer than the limit')
     server.send_signal(signal.SIGCONT)
@@ -1017,7 +1026,10 @@ def test_processes_that_stand_still_around_a_registration_find_together_again(ke
 
 
 def test_questions_for_types_of_messages_do_not_hold_up_a_node(keyed):
-    """Of rclpy's services, a node of a fleet with a key offers only `get_type_description`."""
+    """Many calls of `get_type_description` do not hold up a node.
+
+    A node of a fleet with a key offers no other service of rclpy.
+    """
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until_trained('robot1')

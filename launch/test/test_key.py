@@ -61,9 +61,9 @@ def _call(fleet, kind, name, request):
 
 
 def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_nothing(fleet):
-    """An attacker records all messages and sends them again, some with changes.
+    """Messages of the present session change nothing when an attacker sends them again.
 
-    The messages belong to the present session.
+    The attacker sends each message unchanged, with changes, and without its tag.
     """
     heard = {}
     for robot in ('robot1', 'robot2'):
@@ -78,13 +78,13 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
     for (robot, topic), messages in heard.items():
         other = 'robot2' if robot == 'robot1' else 'robot1'
         for message in messages:
-            publishers[robot, topic].publish(message)  # a second time
+            publishers[robot, topic].publish(message)  # send the message a second time
             publishers[other, topic].publish(message)  # in the name of another robot
             if hasattr(message, 'attempt'):
                 message.attempt += 1
             elif message.state != 'stopped':
                 message.state, message.count = 'stopped', message.count + 1000
-            publishers[robot, topic].publish(message)  # changed
+            publishers[robot, topic].publish(message)  # with changed fields
             message.tag = []
             publishers[robot, topic].publish(message)  # without a tag
         fleet.until_trained('robot1', 'robot2', iterations=1)
@@ -203,7 +203,7 @@ def test_the_fleets_key_ends_the_run_in_order(fleet, keys):
 
 
 def test_a_registration_is_taken_once(tmp_path, keys):
-    """The attacker repeats a registration after the robot's restart, when a new process runs."""
+    """The server refuses a registration without a tag, and its answer carries no tag, either."""
     with Fleet(tmp_path, robots=1) as fleet:
         fleet.start('server', **key(keys, 'fleet'))
         request = Register.Request(robot='robot1', incarnation=5)
@@ -214,18 +214,19 @@ def test_a_registration_is_taken_once(tmp_path, keys):
 
 
 def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path, keys):
-    """The heartbeat limit is an hour.
+    """A robot joins a restarted server at once, and ignores impostors.
 
-    A robot that waited for this limit would find the new server too late.
+    The heartbeat limit is an hour. A robot that waited for this limit would join too late.
     """
     patient = {'heartbeat.limit': 3600.0}
     with Fleet(tmp_path, robots=1) as fleet:
         stranger = fleet.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
 
         def until_refused(name, **says):
-            """Repeat the message until the node refuses it.
+            """Publish the false status until the node refuses it.
 
-            Once is not enough, because a reader keeps only one status.
+            Once is not enough: the node's subscription stores only one status, so a true status can
+            replace the false one.
             """
             seen, refusal = fleet.log(name).count('it is not signed'), FleetStatus(
                 incarnation=7, state='training', elapsed=1e6, host='mine', **says)

@@ -26,13 +26,13 @@ from tiny_task import Tiny
 pytestmark = pytest.mark.long
 
 NAMES = ['server', 'robot1', 'robot2']
-BOUND = 4                # the bound of rsp:4
+BOUND = 4                # the staleness bound of rsp:4
 LINES = 300              # maximum number of lines that the processes log between two kills
 KILLS = 20 if os.environ.get('ROG_SLOW') else 5
 
 
 class Killed:
-    """A fleet whose processes are killed together, and what its directory held at the last kill."""
+    """A fleet whose processes are killed together; stores the last checkpoint's state."""
 
     def __init__(self, fleet):
         self.fleet, self.chance = fleet, random.Random(15)
@@ -41,7 +41,7 @@ class Killed:
                                  self.training.codec)
         self.iteration, self.updated_at = 0, np.zeros(self.partition.rows, np.int64)
         self.metric = 0.0
-        self.before = dict.fromkeys(NAMES, 0)  # number of lines from processes that were killed
+        self.before = dict.fromkeys(NAMES, 0)  # number of log lines before the last start
 
     def start(self):
         self.before = {name: len(self.lines(name)) for name in NAMES}
@@ -83,7 +83,7 @@ class Killed:
     # -- checks
 
     def check_status(self):
-        """Check that the rows on which a robot trains are not too stale, nor older than before."""
+        """Check that the staleness is within the bound and that no progress is lost."""
         status = self.fleet.status
         if status is not None and any(r.state == 'training' for r in status.robots):
             assert status.fastest - status.slowest <= BOUND, status
@@ -96,9 +96,9 @@ class Killed:
         assert all(f'iteration {self.iteration}, ' in line for line in said if self.iteration), said
 
     def check_directory(self):
-        """Check that the directory is complete and holds no older state than before.
+        """Check that the newest checkpoint is undamaged and not older than the previous one found.
 
-        Return the metric of the model in the directory.
+        Return the metric of its model; 0 if there is no checkpoint.
         """
         store = kept(self.fleet.out)
         found = store.newest()

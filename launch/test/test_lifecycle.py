@@ -15,7 +15,7 @@ ROBOT = '/robot1/worker'
 
 
 def until_still(fleet):
-    """Spin until no robot trains any more while the server still publishes.
+    """Spin until training has stopped while the server still publishes.
 
     At the beginning, a pull may still be under way.
     """
@@ -92,7 +92,8 @@ def test_a_manager_brings_a_fleet_up_and_others_train_on_without_who_is_paused(t
         assert driver.change(ROBOT, 'cleanup') and driver.state(ROBOT) == 'unconfigured'
         assert driver.change(ROBOT, 'configure', 'activate')
         fleet.until_trained('robot1', 'robot2')
-        # Do the same with the server. It resumes from the checkpoint that it has written.
+        # Deactivate the server, too, and clean it up. It resumes from the checkpoint that it has
+        # written.
         former, reached = fleet.status.incarnation, fleet.iteration('robot2')
         assert driver.change(SERVER, 'deactivate', 'cleanup', 'configure', 'activate')
         fleet.until(lambda: fleet.status.incarnation != former, 'the server is another')

@@ -10,7 +10,7 @@ from pathlib import Path
 import fleet_env
 
 ROOT = Path(__file__).parents[2]
-AT = '    chunk_bytes: int = _('  # line of a setting of `network`
+AT = '    chunk_bytes: int = _('  # start of a line that defines a setting of `network`
 LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
 PLACES = '''
 import runpy, sys

@@ -46,7 +46,7 @@ def scenario(folder, sync):
 
 
 def real_links(fleet):
-    """Return the same fleet, with links that do not limit the rate."""
+    """Return ``fleet`` with links that do not limit the rate."""
     return changed(fleet, robots=tuple(
         changed(robot, link=LinkConfig(emulate=False)) for robot in fleet.robots))
 
@@ -98,8 +98,8 @@ def test_a_node_that_asks_again_before_the_answer_goes_on_by_the_last_answer():
 
     with SpunNodes() as nodes:
         nodes.node('server').create_service(Register, '/rog/register', accept)
-        # With this latency, a request leaves the link only after the worker has made the next
-        # request.
+        # With this latency, the worker makes its next request before the previous one leaves the
+        # link.
         values = {'task': 'exact_task:Exact', 'link.latency': 1.1 * REGISTER_INTERVAL}
         worker = nodes.add(WorkerNode(
             context=nodes.context, namespace='robot1',

@@ -74,7 +74,7 @@ class Browser:
             return ''
 
     def cells(self, column):
-        """Return robot -> text in this column of the table."""
+        """Return robot -> text in the column ``column`` of the table."""
         return self.driver.execute_script('''
             const rows = [...document.querySelectorAll('#robots tbody tr')]
             return Object.fromEntries(rows.filter(r => r.cells.length > 1).map(
@@ -160,7 +160,7 @@ def test_three_robots_train_are_saved_changed_and_stopped_in_order(tmp_path, rog
     assert code == 0, text
     summary = read_summary(tmp_path / 'out')
     assert summary.notes['reason'] == 'stopped by request' and summary.robots.keys() == robots
-    code, text = view.interrupt()  # while a browser shows the page
+    code, text = view.interrupt()  # a browser still shows the page
     assert code == 0 and 'Traceback' not in text, text
 
 

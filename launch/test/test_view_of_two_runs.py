@@ -1,6 +1,6 @@
 """`rog view` in a browser while one run follows another.
 
-The screen is once wide and once narrow.
+The tests use a wide and a narrow screen.
 
 The browser is that of Qt, from PyPI: `pip install PyQt6-WebEngine`. Install it in this
 Python, or in the Python whose path the variable QT_PYTHON contains.
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(
     subprocess.run([PYTHON, '-c', 'import PyQt6.QtWebEngineCore'], capture_output=True,
                    check=False).returncode != 0, reason='needs a browser: pip install '
                                                         'PyQt6-WebEngine')]
-# Robot -> times of the points of its accuracy curve, in the chart on the page.
+# A script that returns robot -> times of the points in the robot's accuracy curve.
 CURVES = '''
     const charts = [...document.querySelectorAll(".chart")].map(
         c => getElement(+c.id.slice(1)).chart);
@@ -64,7 +64,7 @@ class Page:
 
 
 class Run:
-    """Publishes what server and robots of a run would publish, second by second."""
+    """Publishes statuses as the server and the robots of a run do."""
 
     def __init__(self, node, number):
         self._node, self._number = node, number
@@ -105,7 +105,7 @@ def test_a_second_run_begins_its_curves_anew_and_a_narrow_page_does_not_overflow
     page, node = page_and_node
 
     def trains(number, *robots):
-        """Train until the page shows two points of every robot, in order of time."""
+        """Publish statuses until the page shows at least two points per robot, in order of time."""
         run, began = Run(node, number), time.monotonic()
 
         def drawn():

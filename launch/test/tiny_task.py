@@ -7,7 +7,7 @@ import torch
 
 
 class Tiny:
-    """Four classes in twelve dimensions.
+    """A task with four classes of vectors with twelve elements.
 
     The metric reveals the smallest difference between two models.
     """
@@ -54,9 +54,9 @@ class Failing(Tiny):
 
 
 class Opposed(Tiny):
-    """Increases the loss that the other robots decrease.
+    """A task whose robot increases the loss that the other robots decrease.
 
-    The steps are large, but they still pass the plausibility check.
+    The gradients are large, but they still pass the server's plausibility check.
     """
 
     def loss(self, model, batch):

@@ -30,12 +30,12 @@ OF_SERVER = ('on_register', 'on_ack', 'on_receipt', 'on_chunk', 'on_end', 'on_ti
 
 
 class Protocol:
-    """The decisions of the machines of one fleet.
+    """The decisions of the state machines of one fleet.
 
-    ``decided``: name of a robot, or `server` -> the decisions of this machine, in order.
+    ``decided``: name of a robot, or `server` -> the decisions of its state machine, in order.
     ``turns``: robots in the order in which their gradients were finished. ``script``:
     number of completed pushes -> a function that changes the server at this moment. Its
-    arguments are the server's machine and the time; it returns actions.
+    arguments are the server's state machine and the time; it returns actions.
     """
 
     def __init__(self, script):
@@ -59,7 +59,7 @@ class Protocol:
             self._wrap(machine, name, self._after_worker)
 
     def at_rest(self):
-        """Return whether each machine computes, waits or has stopped, and no transfer runs."""
+        """Return whether no transfer runs and each state machine computes, waits or has stopped."""
         members = self.server.members
         return all(name in members and members[name].sender is None
                    and (machine.state, members[name].state) in AT_REST
@@ -73,7 +73,7 @@ class Protocol:
         decide = getattr(machine, name)
 
         def method(*arguments, **options):
-            if machine in self._deciding:  # one event of a machine may contain another event
+            if machine in self._deciding:  # an inner call: the outer call records the decision
                 return decide(*arguments, **options)
             self._deciding.append(machine)
             try:
@@ -87,7 +87,7 @@ class Protocol:
                 assert self.at_rest(), 'the scenario leaves the outcome to chance'
                 self.turns.append(machine.robot)
             result = decide(*arguments, **options)
-            if isinstance(result, tuple):  # the result of a registration: the answer, and actions
+            if isinstance(result, tuple):  # `on_register` returns the answer and the actions
                 return result[0], [*result[1], *note(machine, name, former, result[1])]
             return [*result, *note(machine, name, former, result)]
 
@@ -135,7 +135,7 @@ class Protocol:
 
 
 def rows_of(sender):
-    """Return the mandatory windows of rows in a transfer, and the other windows."""
+    """Return two lists of windows of rows in a transfer: the mandatory windows and the others."""
     windows = [ids.tolist() for ids in sender.plan.windows]
     return windows[:sender.plan.mandatory], windows[sender.plan.mandatory:]
 
@@ -167,7 +167,7 @@ def over_dds(fleet, script, turns, patient):
 
         threads = []
         try:
-            for rank, worker in enumerate(workers):  # in the same order as in virtual time
+            for rank, worker in enumerate(workers):  # robots join in the order of virtual time
                 worker.gate = threading.Semaphore(0)
                 threads.append(threading.Thread(target=compute, args=[worker], daemon=True))
                 threads[-1].start()
@@ -179,7 +179,7 @@ def over_dds(fleet, script, turns, patient):
                 spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
                            f'turn {number}, of {robot}, is over', errors)
             for worker in workers:
-                # a worker that was stopped while it computed ahead still waits at its gate
+                # A worker that was stopped while it computed ahead still waits for its gate.
                 worker.gate.release()
             spin_until(lambda: not any(thread.is_alive() for thread in threads),
                        'all threads end', errors)

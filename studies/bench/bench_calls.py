@@ -85,15 +85,15 @@ RIVALS = {f'{name} {form}': (f'{name}_side.py', variable, form)
           for form in ('raw', 'jpeg')}
 WHO = (ALONE, *RIVALS, LOPINFER, RRTO)
 # Seconds between the first result with the server and the measurement. In this time,
-# LOPInfer measures and tries plans, and RRTO learns the sequence.
+# LOPInfer measures and tries plans, and RRTO finds the sequence.
 SETTLE = {LOPINFER: 20.0, RRTO: 6.0}
-# seconds between a contestant's start and the run, in which the contestant settles
+# Seconds between a contestant's start and the measured run. In this time, the contestant settles.
 LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}
 
 # the client's output, its forwarder (None if it has none), and the monotonic time of its
 # start
 Client = tuple[Output, Forwarder | None, float]
-Start = Callable[[float], Any]  # maps the period of inferences to a context with a client
+Start = Callable[[float], Any]  # period of inferences in seconds -> context in which a client runs
 
 
 # -- data and contestants --------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
                  env=here, preexec_fn=after_the_robot):
         if who != LOPINFER and not find(READY, name):
             raise SystemExit('the server of RRTO was not found')
-        with client(0.0, '', 0.0) as (output, _, _):   # sends the weights to the server
+        with client(0.0, '', 0.0) as (output, _, _):   # this client sends the weights to the server
             output.until(with_server, READY, f'the first client of {who}')
         yield lambda period: client(period, str(path), DELAY)
 

@@ -1,10 +1,10 @@
 """Simulates ROG's outdoor runs and compares the results with the published figures.
 
-The inputs are the authors': the record that they replayed to four robots; the seconds per iteration
-for computing, for compressing and for the sleep that equalises the robots; and the bytes of their
-model. Only one number is fitted here: `EFFICIENCY`, the share of a link's configured rate that a
-transfer reaches. The authors measured .97 at 1 to 10 Mbit/s, where transfers spend most of their
-time, and .78 at 30 to 60 Mbit/s; the fitted value lies between.
+The inputs come from the authors: the record that they replayed to four robots; the seconds per
+iteration for computing, for compressing and for the sleep that equalises the robots; and the bytes
+of their model. Only one number is fitted here: `EFFICIENCY`, the share of a link's configured rate
+that a transfer reaches. The authors measured .97 at 1 to 10 Mbit/s, where transfers spend most of
+their time, and .78 at 30 to 60 Mbit/s; the fitted value lies between these two values.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'bat
 
 
 def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
-    """Return the fleet of a group, without stragglers; a gradient costs almost no computing."""
+    """Return the fleet of a group, without stragglers; a gradient takes almost no time."""
     training = TrainingConfig(
         task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc',
         codec='raw', learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)

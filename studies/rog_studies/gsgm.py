@@ -1,10 +1,10 @@
 """The studies of GSGM, Section V: learners that each have one or a few classes of the data.
 
-As in the paper, all methods have one learning rate; without momentum it is ten times as high. The
-paper's rate applies to one push. Ours applies to the averaged gradient, so it is the number of
-learners times `ETA`, the rate for one push. A learner takes 1 to 2 times `PACE` for a gradient;
-fast learners are spread over the ranks. One gradient in ten takes `LATE` longer. Without these
-differences no learner would get ahead of the others.
+As in the paper, all methods have the same learning rate; without momentum, this rate is ten times
+as high. The paper's rate applies to one push. Our rate applies to the averaged gradient, so it is
+the number of learners times `ETA`, the rate for one push. A learner takes 1 to 2 times `PACE` for
+a gradient; fast learners are spread over the ranks. One gradient in ten takes `LATE` seconds
+longer. Without these differences no learner would be faster than the others.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ LEARNERS = (10, 20, 30)
 PACE, LATE = 0.1, 0.1
 ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # mean seconds per round of the slowest learner
 SVRG_EVERY = 20         # iterations between full gradients
-# with SVRG a run lasts this many times as long, because half of the work is corrections
+# With SVRG a run lasts this many times as long, because learners spend half of their work on
+# corrections.
 SVRG_LONGER = 4
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push, twice the paper's
 # a run has at least about this many gradients and rounds
 LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100
-# Learners -> rounds of a run with noise; after these the accuracy of gsgm no longer rises.
+# Number of learners -> rounds of a run with noise. With more rounds, the accuracy of gsgm no longer
+# rises.
 NOISY_ROUNDS = {10: 1200, 20: 600, 30: 600}
 LINK = LinkConfig(trace='steady', scale=10.0)  # 1 Gbit/s
 FADING = LinkConfig(trace='outdoor_fades', scale=0.05, offset=40.0)

@@ -133,8 +133,8 @@ def split(times: np.ndarray, launched: np.ndarray, launch: float, kept: np.ndarr
     :returns: fixed and per_share, (nodes,) seconds.
     """
     issued = np.cumsum(launched) * launch
-    # F[i] = max(F[i-1], issued[i]) + times[i] without a loop: the GPU runs without a gap since the
-    # line j that maximises issued[j] - before[j].
+    # F[i] = max(F[i-1], issued[i]) + times[i], computed without a loop. At the end of line i, the
+    # GPU has run without a gap since the line j <= i that maximises issued[j] - before[j].
     before = np.concatenate([[0.0], np.cumsum(times)[:-1]])
     ends = np.maximum.accumulate(issued - before) + before + times
     scaled = np.minimum.accumulate((ends - issued)[::-1])[::-1]
@@ -176,7 +176,7 @@ def _rows(lines: list[dict[str, str]]) -> list[_Row]:
             shape, axis, itemsize = target.shape, target.axis, target.itemsize
         else:
             shape = tuple(int(n) for n in r['out_shape0'].split('x'))
-            # This axis is not the width of the image if the tensor has fewer than four dimensions.
+            # With fewer than four dimensions, the axis `local_dim` is not the width of the image.
             axis = int(r['local_dim']) if r['local_dim'] != 'None' and len(shape) > 3 else None
             itemsize = int(r['out_bytes']) // int(np.prod(shape))
         rows[line] = _Row(line, r['op_name'], tuple(sorted(latest.values())), shape, axis, itemsize)

@@ -76,7 +76,7 @@ BASE = 'bsp'                    # in `of_bsp`, times are divided by the time of 
 OURS = ('rsp:4', 'rsp:20+pipeline+sparse', 'rsp+local')
 LONGEST = 1440.0                # longest duration of a run, in minutes
 EVALUATE_S = 15.0               # seconds between measurements of the server's model
-# Number of measurements in a mean. The best single measurement would be a matter of luck.
+# Number of measurements in a mean. The best single measurement would depend on chance.
 WINDOW = 4
 # The outer step of DiLoCo. Published values are rate 0.7 and momentum 0.9; for short runs,
 # momentum 0.3 to 0.5.
@@ -258,8 +258,8 @@ def linked(fleet: FleetConfig, links: str, record: LinkTrace, place: Path) -> Fl
     The fleet's seed changes the replay.
 
     Outdoor records are replayed as in the published runs, by holding samples. The indoor
-    record is replayed as it was recorded; where in the record a link starts depends on the
-    robot and the seed.
+    record is replayed as it was recorded; the robot and the seed decide at which sample of the
+    record a link starts.
 
     :param place: directory for the traces of the links.
     """
@@ -396,7 +396,7 @@ def _case(jobs: list[Job], task: Trained, times: list[float]) -> dict[str, Any]:
 
 
 def _measures(run: Run, targets: Sequence[float], times: Sequence[float]) -> dict[str, float]:
-    """Return the measures of one run that ``rivals.json`` holds, except of_bsp and of_best."""
+    """Return the measures of one run for ``rivals.json``, except of_bsp and of_best."""
     known, robots = run.measures(targets[1], 0), run.summary.robots.values()
     reached = run.reached(targets)
     return {**{name: known[name] for name in MEASURES},

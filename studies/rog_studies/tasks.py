@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class ZeroCost(Task):
-    """Trains a known model with a loss whose gradient is equal to the parameters.
+    """Trains a model of `rog_tasks` with a loss whose gradient is equal to the parameters.
 
     :param seed: seed of the initial parameters.
     :param model: key of :data:`rog_tasks.models.MODELS`; the rows of this model are transferred.

@@ -1,4 +1,4 @@
-"""The bench of plain server calls: its counts, and equal outputs of all contestants."""
+"""The bench of plain server calls counts correctly; all contestants return equal outputs."""
 
 import os
 import socket
@@ -51,7 +51,7 @@ def test_control_counts_the_ticks_without_a_new_result():
     came = np.arange(0.05, SECONDS, 0.1)                 # one result in each tick
     assert bench_calls.control(came, came > 0)['starved'] == 0
     at, last = OUTAGES[1]
-    # results arrive again from 2 s after the outage
+    # no result comes during the outage and in the 2 s after it
     kept = came[(came < at) | (came > at + last + 2)]
     found = bench_calls.control(kept, kept > 0)
     assert found['starved'] == round((last + 2) * 10)

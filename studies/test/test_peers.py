@@ -1,4 +1,4 @@
-"""The study of peers: the same task for all, true results, errors that say what to do."""
+"""The study of peers: all programs get the same task, results are true, errors say what to do."""
 
 import ast
 import json
@@ -118,7 +118,7 @@ def test_every_program_has_a_line_of_its_own():
 
 @pytest.fixture
 def no_pip(monkeypatch, tmp_path):
-    """Make pip fail and print these lines; return the list of lines."""
+    """Make pip fail and print the lines of a list; return this list."""
     said = []
 
     def fail(command, **_):
@@ -236,7 +236,7 @@ def test_energy_and_waiting_are_of_the_run_alone():
 
 def test_the_outcome_says_whether_and_why_a_program_stopped():
     assert outcome_of(100.0, [1.0, 98.0], {}) == 'went on to the end'
-    # the program paused for 31 s
+    # the last pause, 60 s, is less than twice as long as the earlier pause of 31 s
     assert outcome_of(100.0, [1.0, 9.0, 40.0], {}) == 'went on to the end'
     assert outcome_of(100.0, [1.0, 20.0, 40.0], {}) == 'stopped at 40 s: its processes wait'
     ended = {'robot1': [41.0, 'robot1 ended with exit code 1: no peer']}
@@ -360,7 +360,7 @@ def _may():
 
 
 as_root = pytest.mark.skipif(not _may(), reason='needs root, namespaces and TAP devices')
-# A process with a child, as Flower has; both write to their log.
+# A program that starts a child process, as Flower does. The child writes to the program's log.
 CHILD = 'import time; print("up", flush=True); time.sleep(600)'
 PARENT = f'import subprocess, sys; subprocess.run([sys.executable, "-c", {CHILD!r}])'
 

@@ -1,4 +1,4 @@
-"""The study of rivals: an equal budget for all, correct intervals, files that say what was run."""
+"""The study of rivals: equal tuning for all, correct intervals, files that name the runs."""
 
 import json
 import math
@@ -128,7 +128,10 @@ def test_the_small_version_needs_no_data_and_says_where_everything_is(capsys, tm
 
 
 def test_the_cases_that_are_named_run_and_no_others(tmp_path):
-    """A regression: tasks and links were combined, so two cases that share neither became four."""
+    """The study runs only the named cases.
+
+    A regression: every named task ran on every named kind of links, so two cases became four.
+    """
     plan = Plan({'toy': TOY, 'digits': DIGITS}, {'published': 2, 'reversed': 3, 'indoors': 1}, 5.0,
                 methods=('bsp', 'asp')).only(['toy-published', 'digits-rev'])
     records = records_of(None)
@@ -143,13 +146,17 @@ def test_the_cases_that_are_named_run_and_no_others(tmp_path):
 
 @pytest.mark.parametrize('minutes', [0.0, -1.0, math.nan, math.inf, 1e9])
 def test_minutes_that_cannot_be_are_refused(minutes):
-    """A regression: such minutes ended with a traceback, and very long ones used all memory."""
+    """The study refuses a duration that is not positive and finite, or that is too long.
+
+    A regression: some of these durations ended with a traceback, and very long ones used all
+    memory.
+    """
     with pytest.raises(ConfigError, match='--minutes is'):
         plan_of(None, True, minutes)
 
 
 def test_runs_on_other_links_are_not_mixed(tmp_path, made_up, monkeypatch):
-    """A regression: --resume put runs on generated links beside runs on recorded links."""
+    """A regression: --resume mixed runs on generated links with runs on recorded links."""
     plan = Plan({'digits': DIGITS}, {'published': 1}, 1.0, methods=('bsp', 'asp'))
     records = records_of(None)
     run_rivals(plan, records, tmp_path, workers=1)

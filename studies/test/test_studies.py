@@ -1,4 +1,4 @@
-"""Studies: their runs are possible, their measures are correct, and everything is drawn."""
+"""Studies: their runs are possible, their measures are correct, and all their figures are drawn."""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""rog study: choices, refusals, files. The runs are invented; test_studies.py tests the studies."""
+"""`rog study`: which cases it runs, what it refuses, and which files it writes.
+
+The runs are invented; test_studies.py tests the studies.
+"""
 
 from importlib.metadata import EntryPoints
 

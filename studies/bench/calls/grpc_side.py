@@ -44,7 +44,7 @@ def serve(port: int, folder: str) -> None:
             self.last_processed_obs = timed
             return answer(timed.get_observation()['image'])
 
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))   # as LeRobot's `serve` does
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))   # four, as in LeRobot
     services_pb2_grpc.add_AsyncInferenceServicer_to_server(
         Server(PolicyServerConfig(host='127.0.0.1', port=port, fps=RATE)), server)
     server.add_insecure_port(f'127.0.0.1:{port}')
@@ -69,7 +69,7 @@ def act(port: int, folder: str, form: str, slowdown: float, period: float) -> No
         while True:
             try:
                 data = stub.GetActions(services_pb2.Empty()).data
-            except grpc.RpcError:   # RobotClient logs the error and asks again
+            except grpc.RpcError:   # ask again after an error, as LeRobot's RobotClient does
                 continue
             if data:
                 answers.put(pickle.loads(data))

@@ -80,9 +80,9 @@ def picture(data: Any) -> np.ndarray:
 
 
 def server_of(folder: str) -> Callable[[Any], np.ndarray]:
-    """Return the model of a server, which runs on one thread.
+    """Return a function that runs a server's model on one thread.
 
-    The model is a function that maps the data of a client to the output.
+    The function maps the data that a client sends to the output of the model.
     """
     import torch
     torch.set_num_threads(1)

@@ -141,7 +141,7 @@ def versions(python: Path) -> dict[str, str]:
 def _run(peer: Peer, command: list[str], log: Path) -> str:
     """Run a command, add its output to the log, and return its standard output."""
     # Remove the variables through which Python would find the packages of ROS and of this suite; a
-    # peer must not see these packages.
+    # peer must not import these packages.
     clean = {name: value for name, value in os.environ.items()
              if name not in ('PYTHONPATH', 'PYTHONHOME', 'VIRTUAL_ENV')}
     try:

@@ -31,7 +31,7 @@ FOLDER = 'fleet'  # name of the subfolder of a run's folder that holds the files
 
 
 class PeerTask(RogTask):
-    """The task that the peers train, with a journal of the same format.
+    """The task that the peers train; it writes a journal in the same format as the peers.
 
     :param folder: folder of the run, as for `adapters.task.Task`.
     """
@@ -103,7 +103,7 @@ class Ours:
         return self._fleet.environment(name)
 
     def collect(self) -> None:
-        """Turn the server's checkpoints into snapshots, with one line each in a journal."""
+        """Convert the server's checkpoints into snapshots; write a line into a journal for each."""
         place = self._folder / 'snapshots' / SERVER
         place.mkdir(parents=True, exist_ok=True)
         store = kept(self._folder / FOLDER)

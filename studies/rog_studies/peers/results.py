@@ -27,10 +27,10 @@
                   time means that the machine was too slow for the run
 
 Times count from the beginning of the links' records. The energy of a robot is computed with a
-power model: power for computing while the robot computes, else power for communicating while its
-link is busy, else power for a stalled robot. The curve is the accuracy of the server's model. If
-the server has no model, the curve is the mean of the newest accuracies of all processes that hold
-a model.
+power model. While the robot computes, it needs the power for computing. At other times it needs
+the power for communicating if its link is busy, or the power of a stalled robot. The curve is the
+accuracy of the server's model. If the server has no model, the curve is the mean of the newest
+accuracies of all processes that hold a model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from .adapters.task import SERVER, Task
 
 SCHEMA = 'rog-peer-run/1'
 RESULT_FILE = 'result.json'
-# share of a run at its end; a program that trains nothing in this part may have stopped
+# The last part of a run, as a share of the run. A program that trains nothing in this part may have
+# stopped.
 IDLE = 0.1
 Curve = list[tuple[float, float]]
 

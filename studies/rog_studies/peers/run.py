@@ -157,7 +157,7 @@ def _busy(robots: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Watched:
-    """The processes of a run, from their start to its end."""
+    """The processes of a run, from their start to the end of the run."""
 
     def __init__(self, one: Run, world: World, program: Program, tell: Callable[[str], None]
                  ) -> None:
@@ -190,7 +190,7 @@ class _Watched:
         return True
 
     def train(self) -> None:
-        """Start the records of the links; carry out the scenario's events until the run is over."""
+        """Start to replay the links' records; carry out the events until the run is over."""
         due = self._one.scenario.schedule(self._one.fleet.minutes)
         self._world.begin()
         self.began = time.monotonic()

@@ -16,10 +16,9 @@ SERVER = 'server'
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a run: it happens ``after`` seconds after a share of the run has passed.
+    """An event of a run, at the time ``share`` * duration of the run + ``after`` seconds.
 
-    ``share``: this share, 0 to 1. ``whom``: name of the robot that the event concerns, or
-    ``server``.
+    ``share``: 0 to 1. ``whom``: name of the robot that the event concerns, or ``server``.
     """
 
     what: What

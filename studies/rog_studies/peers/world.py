@@ -1,8 +1,9 @@
-"""The world of one run: the processes of a program in namespaces behind emulated links.
+"""The processes of one run: they run in network namespaces behind emulated links.
 
 The network is that of `rog fleet up --emulate` (`fleet_emulation.network`): a namespace for the
-server and for each robot, links that replay their records, air time that robots share. The
-programs in it see ordinary interfaces. Everything in a namespace ends with this process.
+server and for each robot, links that replay their records, and air time that robots share. In a
+namespace, programs find an ordinary network interface. Everything in a namespace ends with this
+process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Compares the emulated radio with the kernel's token bucket (``tc tbf``) in the same namespaces.
 
-The bench needs root. Robots send more than their links can carry. The result ``used`` is the data
-that arrives, as a share of what the links offer. The first case is one robot on a trace that
-changes every 0.5 s. The second case is two robots that share the air of two links of 20 Mbit/s;
-here 1 means all of the air. The bench sets the rate of the token bucket every 0.1 s. A token bucket
-cannot model that robots share the air.
+The bench needs root. Robots send more than their links can carry. The result ``used`` is the
+received data divided by the data that the links can carry. In the first case, one robot has a
+trace that changes every 0.5 s. In the second case, two robots share the air of two links of
+20 Mbit/s, and 1 means that the whole air time is used. The bench sets the rate of the token bucket
+every 0.1 s. A token bucket cannot model that robots share the air.
 """
 
 import json
@@ -55,7 +55,7 @@ def flood(sender: socket.socket, target: tuple[str, int], over: threading.Event)
 
 
 def arrived(network: EmulatedNetwork, during: Callable[[float], None]) -> float:
-    """Return how many Mbit arrive from all robots within `SECONDS` seconds, headers included."""
+    """Return how many Mbit arrive at the server in `SECONDS` seconds, headers included."""
     over, server = threading.Event(), bound(network, SERVER)
     server.settimeout(STEP)
     target = (addresses(network.robots)[SERVER], 5000)

@@ -1,7 +1,4 @@
-"""`rog chaos`: run a real fleet on an emulated network, and inject faults.
-
-The faults are those that robots meet in practice.
-"""
+"""`rog chaos`: run a real fleet on an emulated network, and inject faults as in practice."""
 
 from __future__ import annotations
 
@@ -40,10 +37,10 @@ ROBOTS = '5'
 DISK_MIB = 64        # size in MiB of the server's disk, which the fault "disk full" fills
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-# Seconds by which the run may exceed the sum of its minutes and the time that server restarts cost.
+# The run may last DRAIN seconds longer than its minutes plus the time that server restarts cost.
 DRAIN = 120.0
 START = 60.0         # seconds that a process may take from its start to its first status
-# The machine counts as overloaded if it delays this process by more than HELD_UP seconds.
+# The machine counts as overloaded if this process continues more than HELD_UP seconds too late.
 HELD_UP = 1.0
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
 # A link counts as faded if its rate, or its share of the air, is below this number of
@@ -91,14 +88,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Run:
-    """One run: inject the scheduled faults and pass observations to `Watch`."""
+    """One run: injects the scheduled faults and passes observations of the fleet to `Watch`."""
 
     def __init__(self, fleet: FleetConfig, out: Path, faults: list[plan.Fault], bound: float
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # The watch allows three heartbeat periods more than the server does. The server counts the
-        # silence of a robot from its last heartbeat, which may be a period old, and looks for
+        # The watch waits three heartbeat periods longer than the server's limit. The server counts
+        # the silence from a robot's last heartbeat, which may be one period old, and checks for
         # silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
@@ -156,7 +153,8 @@ class _Run:
         for fault in self.faults:
             self._at(fault.start, partial(self._begin, fault))
             self._at(fault.end, partial(self._end, fault))
-        # A restarted server continues from its last checkpoint, and needs time to start.
+        # After a restart, the server repeats the work since its last checkpoint, and it needs time
+        # to start.
         lost = sum(m.duration + self.fleet.server.checkpoint_every + START
                    for m in self.faults if m.kind == plan.RESTART)
         limit = 60 * self.fleet.minutes + lost + DRAIN
@@ -223,7 +221,7 @@ class _Run:
         self.network.change(robot, dataclasses.replace(found, linked=not dark))
 
     def _over(self) -> bool:
-        """Return whether the run is ending; if it is, no further fault is injected."""
+        """Return whether the run is ending; in this case no more faults begin."""
         fleet = self.monitor.fleet
         return fleet is not None and fleet.state in ('stopping', 'stopped')
 
@@ -270,8 +268,8 @@ class _Run:
         trace = self._traces.get(robot)
         if (trace is not None and trace.rate(now) < FADED) or self._offered.get(robot, 1.0) < FADED:
             return 'fade'
-        # The whole model takes a while over a slow link; until it has arrived, the robot makes no
-        # iteration.
+        # Over a slow link, a restarted robot needs time to receive the whole model. Until then it
+        # makes no iteration.
         begun = time.monotonic() < self._started.get(robot, -math.inf) + SNAPSHOT
         return 'snapshot' if begun and self._states.get(robot) == 'joining' else ''
 
@@ -302,7 +300,11 @@ class _Run:
             lives[-1].append((round(now, 1), round(pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 1)))
 
     def _check_checkpoint(self, now: float) -> None:
-        """Check a new checkpoint: it must be readable, finite, and not older than the last one."""
+        """Check the newest checkpoint.
+
+        It must be readable and finite. Its iteration must not be lower than that of the checkpoint
+        before.
+        """
         from rog_ps.directory import kept
 
         try:
@@ -310,7 +312,7 @@ class _Run:
             if changed == self._newest[0]:
                 return
             iteration, finite = _read_checkpoint(self.disk)
-        except Exception as error:  # the file may be damaged in any way
+        except Exception as error:  # a damaged file can raise any exception
             self.watch.report(now, 'bad checkpoint', SERVER, f'it cannot be read: {error}')
             return
         self.checkpoints += 1

@@ -1,4 +1,4 @@
-"""Contains the faults that `rog chaos` injects; `schedule` chooses their times from a seed."""
+"""The faults that `rog chaos` injects; `schedule` draws their kinds and times from a seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_A_ROBOT = {KILL: (0.5, 60.0, 3), PAUSE: (1.0, 60.0, 3), BLACKOUT: (1.0, 120.0
 OF_THE_SERVER = {RESTART: (0.5, 10.0, 1), DISK_FULL: (5.0, 30.0, 1)}
 _ALL = {**OF_A_ROBOT, **OF_THE_SERVER}
 GAP = 8.0        # mean time, in seconds, between the starts of two successive faults
-QUIET = 60.0     # seconds without faults at the beginning and at the end of a run; see `quiet`
+QUIET = 60.0     # seconds without faults at the beginning and at the end of a long run; see `quiet`
 APART = 30.0     # least time, in seconds, between two faults that must not overlap (see `schedule`)
 PRESENT = 2      # least number of robots that are neither killed, paused nor in a blackout
 
@@ -28,10 +28,10 @@ PRESENT = 2      # least number of robots that are neither killed, paused nor in
 class Fault:
     """A fault of ``target``, a robot or the server, from ``start`` for ``duration`` seconds.
 
-    ``kill``: SIGKILL; the robot starts again at the end. ``pause``: SIGSTOP, then SIGCONT at the
-    end. ``blackout``: no link. ``link impairment``: the link has ``conditions``. ``restart``:
-    SIGKILL of the server, which starts again from its checkpoint at the end. ``disk full``: the
-    disk of the server's directory is full.
+    ``kill``: SIGKILL; at the end the robot's process starts again. ``pause``: SIGSTOP; SIGCONT at
+    the end. ``blackout``: no link. ``link impairment``: the link has ``conditions``. ``restart``:
+    SIGKILL of the server; at the end it starts again from its checkpoint. ``disk full``: the disk
+    with the server's directory is full.
     """
 
     start: float
@@ -42,12 +42,12 @@ class Fault:
 
     @property
     def end(self) -> float:
-        """Return the time, in seconds, at which the fault ends."""
+        """Return the time at which the fault ends, in seconds from the start of the run."""
         return self.start + self.duration
 
     @property
     def absent(self) -> bool:
-        """Return whether the fault keeps a robot from taking part."""
+        """Return whether the fault keeps a robot from taking part; False for a server's fault."""
         return self.kind in (KILL, PAUSE, BLACKOUT)
 
     @property
@@ -66,7 +66,7 @@ class Fault:
 
 
 def quiet(duration: float) -> float:
-    """Return the seconds without faults at each end of a run of ``duration`` seconds."""
+    """Return how many seconds at each end of a run of ``duration`` seconds have no faults."""
     return min(QUIET, duration / 6)
 
 

@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any
 
 CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
-# A process may grow by FLAT_MIB or by FLAT_SHARE of its memory, whichever is more.
+# The memory of a process may grow by FLAT_MIB, or by the share FLAT_SHARE of its last value if
+# this is more.
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15
 AGE = 120.0                        # least lifetime, in seconds, of a process whose memory is judged
-# An uplink or a downlink counts as busy if it had frames to send for at least this share
-# of the time.
+# A direction of a link counts as busy if it had frames to send for at least this share of the time.
 BUSY = 0.95
 
 
@@ -26,9 +26,9 @@ BUSY = 0.95
 class Seen:
     """The state of one robot at one time.
 
-    ``iteration``: number of its finished iterations. ``away``: whether the server counts the robot
-    as away. ``unable``: kind of the fault that keeps the robot from working; empty if the robot can
-    work.
+    ``iteration``: number of iterations that it has finished. ``away``: whether the server counts
+    the robot as away. ``unable``: why the robot cannot work, such as the kind of a fault, or '' if
+    it can work.
     """
 
     iteration: int
@@ -37,11 +37,11 @@ class Seen:
 
 
 def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Return for each robot the rate that the shared air offered it, in Mbit/s.
+    """Return for each robot the rate in Mbit/s that the shared air offered it.
 
     This rate is the lower of the rates of uplink and downlink. If a direction was not busy all
     the time, the air did not limit it, so its rate counts as infinity. ``before`` and
-    ``after``: two reports of `fleet_emulation.radio.Radio` with their times ``t``.
+    ``after``: two reports of `fleet_emulation.radio.Radio`, each with its time ``t``.
     """
     seconds = after['t'] - before['t']
     found = {}
@@ -56,7 +56,11 @@ def offered(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Violation:
-    """A violation: time in seconds, what went wrong, and at which robot or server (``target``)."""
+    """A violation of the checks.
+
+    ``t``: time in seconds. ``what``: kind of the violation. ``target``: the robot, server or
+    transfer.
+    """
 
     t: float
     what: str
@@ -70,18 +74,18 @@ class _Robot:
     moved: float = -math.inf      # time in seconds at which the iteration last changed
     able_since: float = math.inf
     away: bool = False
-    # time at which the robot could work again; infinity after it has made an iteration
+    # time at which the robot could work again; infinity after its next iteration
     returned: float = math.inf
     cause: str = ''               # why the robot could not work before `returned`
-    told: bool = False            # whether this standstill has been reported
+    told: bool = False            # whether the missing progress has been reported
 
 
 @dataclass
 class Watch:
-    """Check observations in order of time and collect violations.
+    """Checks observations, which must come in order of time, and collects violations.
 
     :param bound: seconds within which a robot that can work must make an iteration.
-    :param limit: seconds of silence after which the server may count a robot as away.
+    :param limit: a robot that has been able to work for this many seconds must not become away.
     """
 
     bound: float
@@ -96,7 +100,7 @@ class Watch:
     _robots: dict[str, _Robot] = field(default_factory=dict)
 
     def observe(self, now: float, fleet: Mapping[str, Seen]) -> None:
-        """Check the observations of all robots at one time."""
+        """Check the states of all robots at the time ``now``."""
         for name, seen in fleet.items():
             known = self._robots.get(name)
             if known is None:
@@ -174,9 +178,9 @@ def checksums(lines: Iterable[str]) -> dict[str, str]:
 
 def mirrored(server: Mapping[str, str], robots: Iterable[Mapping[str, str]]
              ) -> tuple[int, list[str]]:
-    """Return how many transfers both sides logged, and after which of them the rows differed.
+    """Return how many transfers both sides logged, and those after which the rows differed.
 
-    The rows differed if the two sides logged different checksums of the rows after the transfer.
+    The rows differ if the server and the robot logged different checksums after the same transfer.
     """
     here = {transfer: value for robot in robots for transfer, value in robot.items()}
     both = server.keys() & here.keys()

@@ -14,8 +14,8 @@ from rog_cli.launching.processes import FleetProcesses
 
 from .network import INTERFACE, SERVER, EmulatedNetwork, without_shaping
 
-# When the first robot has joined, the traces begin after at most this many seconds, even if other
-# robots are missing.
+# The traces begin at most this many seconds after the first robot has joined, even if other
+# robots have not joined.
 JOIN_LIMIT = 30.0
 
 
@@ -33,7 +33,7 @@ class EmulatedFleet(FleetProcesses):
         self.network = network
 
     def place(self, name: str) -> AbstractContextManager[object]:
-        """Return a context inside the namespace of ``server`` or of a robot."""
+        """Return a context that enters the network namespace of the server or of a robot."""
         return self.network.inside(name)
 
     def reach(self, name: str) -> dict[str, str]:
@@ -43,7 +43,7 @@ class EmulatedFleet(FleetProcesses):
                                    robot=name != SERVER)
 
     def follow(self, status: Any) -> None:
-        """Start the traces as soon as all robots train, or after `JOIN_LIMIT` seconds."""
+        """Start the traces when all robots have joined, or after `JOIN_LIMIT` seconds."""
         if self.network.began or status is None:
             return
         training = {robot.robot for robot in status.robots if robot.state != 'joining'}

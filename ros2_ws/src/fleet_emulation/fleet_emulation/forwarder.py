@@ -2,20 +2,19 @@
 
     python -m fleet_emulation.forwarder FLEET_FILE EVERY READY SPACES FD FD ...
 
-READY and FD are numbers of open files. READY receives one byte as soon as the process
-carries frames. SPACES are the inode numbers of the namespaces, separated by commas.
-There are two FD for each robot, in the order of the fleet file. The first FD is the
-robot's TAP device. The second FD is the TAP device that is the robot's port of the
-bridge.
+READY and each FD are file descriptors. The process writes one byte to READY when it can carry
+frames. SPACES are the inode numbers of the namespaces, separated by commas. There are two FD for
+each robot, in the order of the fleet file. The first FD is the robot's TAP device. The second FD is
+the TAP device that is the robot's port of the bridge.
 
-Each line of standard input is JSON, and is one of these two orders. An object with
-``robot`` and the fields of `fleet_emulation.radio.Conditions` changes the link of this robot.
-The text ``"begin"`` starts the traces.
+Each line of standard input is an order in JSON. An object with ``robot`` and the fields of
+`fleet_emulation.radio.Conditions` changes the link of this robot. The text ``"begin"`` starts the
+traces.
 
-When standard input ends, this process ends all processes that are left in the
-namespaces, and then itself. Otherwise stopped processes would remain, because they
-cannot notice that their launcher has ended. Every EVERY seconds, this process writes
-the counters to standard output as a line of JSON.
+Every EVERY seconds, this process writes the counters to standard output as a line of JSON. When
+standard input ends, the launcher has ended. Then this process ends all processes that are left in
+the namespaces, and ends itself. Without this, stopped processes would remain, because they cannot
+notice the end of their launcher.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from .radio import Conditions, Radio
 
 UNLIMITED = 1000.0  # rate in Mbit/s of a link that has neither a trace nor a rate
 BEGIN = 'begin'     # the order that starts the traces
-ORPHANS = 8.0       # seconds within which processes must end after their launcher is gone
+ORPHANS = 8.0       # seconds for which processes may continue after their launcher has ended
 BURST = 64          # maximum number of frames read from one device before the next device is read
 _FRAME = 65536
 _GONE = (errno.EAGAIN, errno.ENOBUFS, errno.EIO)  # the device is down, or its queue is full
@@ -61,10 +60,10 @@ def radio_of(fleet: FleetConfig) -> Radio:
 
 
 class Forwarder:
-    """Moves frames between devices and radio.
+    """Moves frames between the TAP devices and the radio.
 
-    ``devices``: maps (robot, uplink) to the file descriptor of a device. The device supplies the
-    frames of this direction, and receives the frames of the opposite direction.
+    ``devices``: maps (robot, whether uplink) to the file descriptor of a device. The device
+    supplies the frames of this direction, and receives the frames of the opposite direction.
     """
 
     def __init__(self, radio: Radio, devices: dict[tuple[str, bool], int]) -> None:
@@ -72,8 +71,8 @@ class Forwarder:
         self._from = {fd: flow for flow, fd in devices.items()}
         self._to = {(robot, not uplink): fd for (robot, uplink), fd in devices.items()}
         self._orders = b''
-        self.late = 0.0     # longest delay, in seconds, with which a frame was sent
-        self.dropped = 0    # number of frames that a full device did not take
+        self.late = 0.0     # longest time, in seconds, by which a frame was sent too late
+        self.dropped = 0    # number of frames lost because a device was full or down
 
     def run(self, every: float) -> None:
         """Forward frames until standard input ends."""
@@ -123,10 +122,7 @@ class Forwarder:
 
 
 def processes_in(spaces: Collection[int]) -> list[int]:
-    """Return the ids of all processes in network namespaces with these inode numbers.
-
-    The id of this process is left out.
-    """
+    """Return the ids of all other processes in the network namespaces with these inode numbers."""
     found = []
     for process in Path('/proc').glob('[0-9]*'):
         with suppress(OSError):
@@ -137,7 +133,7 @@ def processes_in(spaces: Collection[int]) -> list[int]:
 
 
 def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
-    """Kill processes in these namespaces that do not end within ``patience`` seconds."""
+    """Kill the processes in these namespaces that still run after ``patience`` seconds."""
     until = time.monotonic() + patience
     while (found := processes_in(spaces)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -158,10 +154,9 @@ def _written(fd: int, frame: bytes) -> bool:
 
 
 def take_precedence() -> None:
-    """Raise the priority of this process above the priority of the processes that use the radio.
+    """Give this process a higher priority than the processes that use the radio.
 
-    Then no frame is late. If the user is not allowed to raise the priority, the priority does not
-    change.
+    So frames are not late. If the user may not raise the priority, it does not change.
     """
     with suppress(OSError):
         if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):
@@ -174,7 +169,7 @@ def take_precedence() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until standard input ends."""
+    """Carry frames until standard input ends, then end the processes in the namespaces."""
     fleet = load_fleet(arguments[0])
     spaces = {int(text) for text in arguments[3].split(',')}
     ready, fds = int(arguments[2]), [int(text) for text in arguments[4:]]

@@ -1,13 +1,13 @@
 """A fleet's network on one machine.
 
-Every robot is in a network namespace, behind an emulated radio.
+Each robot has its own network namespace, which an emulated radio connects to the server.
 
-The server's namespace holds a bridge, which acts as the access point. Each robot's
-namespace has a TAP device. For each robot the bridge has a port, which is also a TAP
+The server's namespace contains a bridge, which acts as the access point. Each robot's
+namespace has a TAP device. For each robot, the bridge has a port, which is also a TAP
 device. `fleet_emulation.forwarder` carries frames between the robot's device and the robot's port.
 The namespaces have no route to the outside, and ``ip netns`` does not list them. A
-namespace exists as long as a process runs in it or a file descriptor refers to it;
-afterwards the kernel removes the namespace and its devices. The processes in the
+namespace exists as long as a process runs in it or a file descriptor refers to it.
+Afterwards the kernel removes the namespace and its devices. The processes in the
 namespaces end with this process, even if this process is killed.
 """
 
@@ -64,18 +64,18 @@ def addresses(robots: Sequence[str]) -> dict[str, str]:
 
 
 def ports(robots: Sequence[str]) -> dict[str, str]:
-    """Return the name of each robot's port of the bridge; Linux allows at most 15 characters."""
+    """Return for each robot the name of its bridge port; Linux allows at most 15 characters."""
     return {name: f'to{index}' for index, name in enumerate(robots)}
 
 
 def commands(name: str, robots: Sequence[str]) -> list[str]:
-    """Return the commands for `ip -batch` in the namespace of ``server`` or of a robot.
+    """Return the commands for `ip -batch` that set up the namespace ``name``.
 
-    The TAP devices must exist already.
+    ``name``: ``server`` or a robot. The TAP devices must exist already.
     """
     lines = ['link set lo up']
     if name == SERVER:
-        # Switch off multicast snooping and loop detection, so that the bridge forwards at once.
+        # Without multicast snooping and loop detection, the bridge forwards frames at once.
         lines.append(f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
                      'mcast_snooping 0')
         for port in ports(robots).values():
@@ -85,11 +85,11 @@ def commands(name: str, robots: Sequence[str]) -> list[str]:
 
 
 def without_shaping(fleet: FleetConfig) -> FleetConfig:
-    """Return the settings of the fleet for its nodes on the emulated network.
+    """Return the fleet's settings for nodes on the emulated network.
 
-    The nodes do not emulate links, because the network does. The nodes use an interface
-    that is not the loopback, which would normally require a key. Here no key is needed,
-    because the network is isolated.
+    The nodes do not emulate links, because the network does. The nodes use an interface other
+    than the loopback, and this normally requires a key. Here no key is needed, because the network
+    is isolated.
     """
     return changed(fleet, link=changed(fleet.link, emulate=False), robots=tuple(
         changed(robot, link=changed(robot.link, emulate=False)) for robot in fleet.robots),
@@ -111,13 +111,13 @@ def ip_counters(snmp: str) -> dict[str, int]:
 
 
 class EmulatedNetwork:
-    """Namespaces and radio of a fleet.
+    """The network namespaces and the radio of a fleet.
 
     Entering the context moves the calling thread to the server's namespace.
 
-    :param fleet: the fleet with the traces of its robots.
-    :param out: directory of the run. Its file ``air.jsonl`` receives the radio's counters line by
-        line, and ``air.json`` receives a summary at the end.
+    :param fleet: the fleet; its robots' links name the traces.
+    :param out: directory of the run. The radio's counters are added to its file ``air.jsonl`` line
+        by line, and a summary is written to ``air.json`` at the end.
     :param every: seconds between two lines of counters.
     :raises NetworkError: the user is not root, or the kernel lacks a feature.
     """
@@ -133,10 +133,10 @@ class EmulatedNetwork:
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Move this thread to the namespace of ``server`` or of a robot; at the end move it back.
+        """Move this thread to the namespace ``name`` during the `with` block.
 
-        Threads and processes that this thread starts meanwhile begin in the namespace, and stay
-        there.
+        ``name``: ``server`` or a robot. Threads and processes that this thread starts in the block
+        begin in the namespace, and stay there afterwards.
         """
         before = os.open('/proc/thread-self/ns/net', os.O_RDONLY)
         _set_namespace(self._spaces[name])
@@ -154,12 +154,12 @@ class EmulatedNetwork:
         self._tell({'robot': robot, **asdict(conditions)})
 
     def begin(self) -> None:
-        """Start the traces; until then the links are fast, so that robots can join."""
+        """Start the traces; before that, the links are fast, so that robots can join quickly."""
         self._tell(BEGIN)
         self.began = True
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return the radio's last two lines of counters (fewer at the start), oldest first."""
+        """Return the radio's last two lines of counters, the older first; fewer at the start."""
         with (self.out / AIR_FILE).open('rb') as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LINES, 0))
             *lines, _ = file.read().split(b'\n')  # the last line may be incomplete
@@ -216,7 +216,8 @@ class EmulatedNetwork:
                 self._radio = subprocess.Popen(
                     [sys.executable, '-m', 'fleet_emulation.forwarder',
                      str(self.out / 'fleet.yaml'), str(self.every), str(ready),
-                     ','.join(map(str, self._inodes())), *map(str, fds)], stdin=subprocess.PIPE, stdout=air,
+                     ','.join(map(str, self._inodes())), *map(str, fds)],
+                    stdin=subprocess.PIPE, stdout=air,
                     pass_fds=(ready, *fds), start_new_session=True)
         finally:
             os.close(ready)
@@ -239,7 +240,8 @@ class EmulatedNetwork:
         """End the processes in the namespaces, release the namespaces, write the summary."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
         end_processes_in(self._inodes())
-        # Leave the namespace first: when the radio ends, it kills all processes in the namespaces.
+        # This process must leave the namespace before the radio ends: the radio then kills all
+        # processes in the namespaces.
         if self._home >= 0:
             _set_namespace(self._home)
         if self._radio is not None and self._radio.stdin is not None:
@@ -285,7 +287,10 @@ def check_rights() -> None:
 
 
 def own_mounts() -> None:
-    """Hide later mounts from all processes except this process and its children."""
+    """Give this process its own mount namespace.
+
+    Only this process and its children see the file systems that it mounts later.
+    """
     _checked(_libc.unshare(_NEW_MOUNTS), 'a mount namespace')
     subprocess.run(['mount', '--make-rprivate', '/'], check=True, timeout=30.0)
 

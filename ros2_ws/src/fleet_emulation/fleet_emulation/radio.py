@@ -1,7 +1,8 @@
-"""The radio of an emulated network: frames of real nodes on the channel of virtual time. Sans-I/O.
+"""The emulated radio: computes when frames of real nodes arrive. Sans-I/O.
 
-:class:`fleet_env.links.channel.Channel` models the air time that robots share. This module adds the
-other impairments of a link: delay, jitter, loss, duplicates, reordering, and outages.
+:class:`fleet_env.links.channel.Channel` models the air time that robots share; virtual time uses
+the same class. This module adds the other impairments of a link: delay, jitter, loss, duplicates,
+reordering, and outages.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Conditions:
     loss: float = 0.0        # probability that a frame is lost after it has used its air time
     duplicate: float = 0.0   # probability that a frame arrives twice
     reorder: float = 0.0     # probability that a frame is held back, so that later frames pass it
-    reorder_time: float = 0.05  # time in seconds for which such a frame is held back
+    reorder_time: float = 0.05  # time in seconds for which `reorder` holds a frame back
 
     def __post_init__(self) -> None:
         for name in ('delay', 'jitter', 'reorder_time'):
@@ -89,7 +90,7 @@ class Radio:
         self._counters = {flow: Counters() for flow in flows}
         # time at which the flow became busy; infinity if it is idle
         self._since = dict.fromkeys(flows, math.inf)
-        self._last = dict.fromkeys(flows, -math.inf)   # latest arrival of a frame not held back
+        self._last = dict.fromkeys(flows, -math.inf)   # latest arrival, without frames held back
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
@@ -125,7 +126,7 @@ class Radio:
 
     @property
     def deadline(self) -> float:
-        """Time at which `release` has something to do; infinity means never."""
+        """Return the earliest time at which `release` has work to do; infinity if it has none."""
         return min(self._channel.deadline, self._out[0][0] if self._out else math.inf)
 
     def report(self, now: float) -> dict[str, Any]:

@@ -14,8 +14,8 @@ BOUND, LIMIT = 60.0, 4.0
 def watched(*seen):
     """Return a `Watch` that has observed one robot in several phases.
 
-    ``seen``: for each phase a tuple: duration in seconds, iterations per second, whether the server
-    counts the robot as away, and whether the robot can train.
+    ``seen``: for each phase a tuple (duration in seconds, iterations per second, whether the server
+    counts the robot as away, whether the robot can work).
     """
     watch, now, iteration = Watch(BOUND, LIMIT), 0.0, 0.0
     for duration, speed, away, able in seen:

@@ -42,7 +42,7 @@ def test_a_fleet_trains_behind_the_radio_and_shapes_nothing_itself(fleet_file, t
     assert 'Results in' in rog('fleet', 'up', fleet_file, '--emulate', '--plain', '--out', out)
     assert all(robot.iterations > 1 for robot in read_summary(out).robots.values())
     rates = [e.link_rate for e in read_run(out) if isinstance(e, Iteration)]
-    # NaN, because the nodes treat the emulated links as real links
+    # all rates are NaN: the emulation is in the network, so for the nodes the links are real
     assert rates and all(rate != rate for rate in rates)
     air = json.loads((out / 'air.json').read_text())
     for robot in ('robot1', 'robot2', 'robot3'):

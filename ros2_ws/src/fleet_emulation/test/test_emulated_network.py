@@ -1,4 +1,7 @@
-"""The network of `rog fleet up --emulate`: its plan and, as root, the namespaces themselves."""
+"""Tests of the network of `rog fleet up --emulate`.
+
+All users can test its addresses and commands; only root can test the namespaces.
+"""
 
 import json
 import os
@@ -45,7 +48,7 @@ as_root = pytest.mark.skipif(not may(), reason='needs root, namespaces and TAP d
 
 
 def fleet_of(count, **overrides):
-    """Return the outdoor fleet with this many robots; links are fast by default."""
+    """Return the outdoor fleet with ``count`` robots; its links are fast unless overridden."""
     fleet = with_robots(load_fleet('outdoor', [FLEETS]), count)
     return with_overrides(fleet, {'link.rate': 100, 'link.scale': 1, **overrides})
 
@@ -169,7 +172,7 @@ def test_a_robot_out_of_range_is_not_heard_and_then_is(tmp_path):
 
 @as_root
 def test_a_robot_sends_at_the_rate_of_its_trace(tmp_path):
-    """The counters of the radio show that the air carries what the trace allows."""
+    """The radio's counters show that a robot's uplink carries data at the rate of its trace."""
     with network_of(fleet_of(1, **{'link.rate': 4}), tmp_path) as network, \
             socket_in(network, SERVER), socket_in(network, 'robot1') as robot:
         network.begin()
@@ -209,7 +212,7 @@ with EmulatedNetwork(load_fleet(out / 'fleet.yaml'), out) as network:
 
 
 def alive(pid):
-    """Return whether a process runs; a zombie does not count."""
+    """Return whether a process still runs; a zombie has ended."""
     try:
         return re.search(r'^State:\s+[^ZX]', Path(f'/proc/{pid}/status').read_text(), re.M)
     except OSError:

@@ -1,4 +1,7 @@
-"""Measure the cost of a packet on the emulated link; compare a bisection in a list as long."""
+"""Measure the time of one packet on the emulated link, and of one bisection for comparison.
+
+The bisection searches a list with as many elements as the trace has samples.
+"""
 
 import bisect
 import json

@@ -61,7 +61,7 @@ class ShowVersion(argparse.Action):
 
 
 def command_parser(name: str, description: str) -> CommandParser:
-    """Return the parser of a whole command, with `--version`."""
+    """Return a parser for the command ``name``, with the option `--version`."""
     parser = CommandParser(prog=name, description=description)
     parser.add_argument('--version', action=ShowVersion)
     return parser

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class FleetEnvError(ValueError):
-    """Base of all errors in files and settings; holds file, line and message.
+    """Base of all errors in files and settings, with file, line and message.
 
     :param message: what is wrong and what to do, one sentence each.
     :param file: path of the file, empty when the value does not come from a file.
@@ -47,7 +47,7 @@ class TraceError(FleetEnvError):
 class SettingError(FleetEnvError):
     """A setting is unknown, has the wrong type or is out of bounds.
 
-    ``path`` holds the keys of the setting.
+    ``path``: keys that lead from the top of the settings to this setting.
     """
 
     def __init__(self, message: str, file: str = '', line: int = 0,

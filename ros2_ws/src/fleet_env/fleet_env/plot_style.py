@@ -1,6 +1,6 @@
 """The style of all figures of the suite: sizes and fonts, as in a two-column paper.
 
-It needs no display.
+This module works without a display.
 """
 
 from __future__ import annotations

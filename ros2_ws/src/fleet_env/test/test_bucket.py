@@ -1,4 +1,4 @@
-"""The emulated link keeps the order, and is never faster than its trace.
+"""The emulated link keeps the order of packets, and is never faster than its trace.
 
 It is never idle while bytes wait.
 """

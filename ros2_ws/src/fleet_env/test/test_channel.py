@@ -1,4 +1,4 @@
-"""The shared radio channel gives equal shares of air time, and keeps the order.
+"""The shared radio channel gives equal shares of air time, and keeps the order of items.
 
 It is never faster than the links.
 """
@@ -25,7 +25,7 @@ modes = st.booleans()
 
 
 def arrivals_of(fleet, gaps):
-    """Return (time, robot, uplink, bytes) of each offer; 'a' replaces a robot without a link."""
+    """Return (time, robot, uplink, bytes) of each offer; 'a' replaces robots not in ``fleet``."""
     now, out = 0.0, []
     for gap, robot, uplink, nbytes in gaps:
         now += gap
@@ -49,7 +49,7 @@ def play(fleet, arrivals, shared=True, until=1e3):
 
 
 def naive(fleet, arrivals, shared, until):
-    """Return what `play` returns, computed by integration from one change to the next."""
+    """Return the result of `play`, computed in a simple way: step by step between all changes."""
     queues = {(robot, uplink): [] for robot in fleet for uplink in (True, False)}
     edges = sorted({float(t) + n * trace.period for trace in fleet.values() for t in trace.times
                     for n in range(int(until / trace.period) + 1)} | {a[0] for a in arrivals})
@@ -83,7 +83,7 @@ def test_channel_agrees_with_a_naive_integration(fleet, gaps, shared):
     until = arrivals[-1][0] + 20
     found = {left[3]: left[0] for left in play(fleet, arrivals, shared, until)}
     expected = {left[3]: left[0] for left in naive(fleet, arrivals, shared, until)}
-    # At the time `until`, rounding decides whether an item has left.
+    # Rounding decides whether an item that leaves at the time `until` is in a result.
     for index in set(found) ^ set(expected):
         assert {**found, **expected}[index] == pytest.approx(until, abs=1e-6)
     for index in set(found) & set(expected):
@@ -143,7 +143,7 @@ def test_every_flow_keeps_its_order_and_loses_nothing(fleet, gaps, shared):
 
 @given(st.floats(.1, 300), offers)
 def test_the_air_is_never_idle_with_work(rate, gaps):
-    """With equal rates, the last item leaves when one common queue would be empty."""
+    """At equal rates, the last item leaves when one queue for all robots would become empty."""
     fleet = {name: LinkTrace([0], [rate]) for name in NAMES}
     arrivals = arrivals_of(fleet, gaps)
     free = 0.0
@@ -182,7 +182,7 @@ def test_calling_pop_more_often_changes_nothing(fleet, gaps, shared):
     arrivals = arrivals_of(fleet, gaps)
     channel, out = Channel(fleet, shared), []
     for index, (now, robot, uplink, nbytes) in enumerate(arrivals):
-        channel.offer(robot, uplink, nbytes, index, now)  # without removing items in between
+        channel.offer(robot, uplink, nbytes, index, now)  # no call of `pop` between the offers
     out = [item for _, _, item in channel.pop(1e3)]
     assert out == [left[3] for left in play(fleet, arrivals, shared)]
 

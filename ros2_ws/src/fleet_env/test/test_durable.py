@@ -80,7 +80,7 @@ def test_a_flipped_bit_anywhere_is_found_and_the_one_before_is_used(tmp_path_fac
     folder = tmp_path_factory.mktemp('run')
     saves(folder).write(PAYLOAD, META)
     path = saves(folder).write(PAYLOAD, {**META, 'iteration': 8})
-    flip(path, at % 300 if first else at)  # in the header, or in a tensor
+    flip(path, at % 300 if first else at)  # damage the header or a tensor
     store = saves(folder)
     assert store.newest().meta['iteration'] == 7 and str(path) in store.skipped[0]
 
@@ -103,7 +103,7 @@ def test_if_all_saves_are_damaged_the_error_names_each(tmp_path, damage):
 def test_an_unfinished_save_is_ignored(tmp_path):
     path = saves(tmp_path).write(PAYLOAD, META)
     later = saves(tmp_path).path(2)
-    # as if the process had been killed while it wrote
+    # a process that is killed while it writes leaves such a file
     (tmp_path / '.checkpoint-xyz').write_bytes(b'?')
     assert saves(tmp_path).newest().path == path
     saves(tmp_path).probe()

@@ -12,7 +12,7 @@ from fleet_env.links.trace import LinkTrace, read_trace
 RECORD = Path('/work/shared/data/traces/rog_outdoors_record.txt')
 
 # Statistics from facts.md, Links: mean, percentiles, autocorrelation at 0.5 s and at 10 s. No
-# single link has all of them. Indoors, mean and percentiles (85) are of different records.
+# single link has all of them. Indoors, the percentiles are of a record with the mean 85, not 93.
 # Outdoors, mean and percentiles are of ROG's record, whose autocorrelations are .93 and .11; .90 is
 # of LOPInfer's record. No record in steps of 0.5 s can show a 20 % change every 0.4 s; the records
 # show one every 0.97 to 1.3 s.
@@ -109,7 +109,7 @@ def test_impossible_requests_are_refused():
 
 
 def test_times_in_nanoseconds_are_refused():
-    """Regression: a record in nanoseconds filled the memory."""
+    """A record with times in nanoseconds is refused; it filled the memory in an earlier version."""
     with pytest.raises(TraceError, match='are its times in seconds'):
         describe(LinkTrace([0, 10**15], [5, 6]))
 

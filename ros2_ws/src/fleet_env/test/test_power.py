@@ -49,7 +49,7 @@ def test_unknown_states_are_refused():
 
 
 class Jtop:
-    """Stands for a jetson-stats client."""
+    """A fake client of jetson-stats."""
 
     def __init__(self):
         self.power = {'tot': {'power': 7500}}

@@ -70,9 +70,9 @@ def test_a_robot_that_comes_back_goes_on_counting(tmp_path):
 
 @pytest.mark.parametrize('life, computed', [(1, 7.0), (2, 12.0)])
 def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed):
-    """While the server is away, the robot continues, or its process is replaced by a new one.
+    """A restarted server continues the records, whether the robot's process is the same or new.
 
-    A robot that continues (life 1) keeps its counters.
+    ``life``: 1: the robot's process has continued, and keeps its counters. 2: the process is new.
     """
     first = Recorder(tmp_path, START)
     first.baseline(0.9, 0.4)

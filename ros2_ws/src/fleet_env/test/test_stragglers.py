@@ -1,4 +1,4 @@
-"""Pauses of robots have the frequency and length of the fleet file.
+"""Pauses of robots have the frequency and length that the fleet file sets.
 
 Equal seeds give equal pauses.
 """

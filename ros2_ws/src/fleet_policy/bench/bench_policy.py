@@ -3,16 +3,17 @@
 The figures are starved ticks, age of actions and bytes. The network is ACT at 30 Hz
 with chunks of 100 actions. The bench first measures one inference of the network on
 this machine. Then `PolicyMachine`, which also runs on real robots, works over a link
-for `MINUTES` of virtual time. It is compared with the robot alone, and with a client
-that waits for the server and cannot compute on the robot. This client sends a request
-either when its chunk is used up (as openpi's ActionChunkBroker does), or when half of
-its chunk is used (as LeRobot's async_inference does with its default threshold). Both
-clients are models of those programs, not the programs themselves.
+for `MINUTES` of virtual time. Two other kinds of robot do the same for comparison: a
+robot that computes alone, and a client that waits for the server and cannot compute on
+the robot. This client sends a request either when its chunk is used up (as openpi's
+ActionChunkBroker does), or when half of its chunk is used (as LeRobot's async_inference
+does with its default threshold). Both clients are models of those programs, not the
+programs themselves.
 
-All contestants send the same data: two images of 8 bits, and joints. When our robot
-gives a request up, the transfer ends, as in LOPInfer. The transfer of a client stays in
-the connection, as with TCP. The bench prints one JSON line for each link and each
-length of outage.
+All contestants send the same data: two images of 8 bits, and joints. When
+`PolicyMachine` gives up a request, it stops the transfer, as LOPInfer does. A client
+always completes its transfer, as TCP does. The bench prints one JSON line for each link
+and each length of outage.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ EVERY, FIRST = 120.0, 45.0
 # Number of bytes that one inference sends up and down.
 UP, DOWN = 2 * HEIGHT * WIDTH * 3 + 4 * JOINTS, 4 * CHUNK * JOINTS
 DELAY = 0.004                       # delay in seconds, one way
-PIECE = 32_000  # number of bytes that a transfer sends before it can be given up
-PROBES = 0.5                        # seconds after which LOPInfer knows that a link is dead
+PIECE = 32_000  # bytes of a part of a transfer, which can be given up between parts
+PROBES = 0.5                        # seconds until LOPInfer detects a dead link
 SERVER_SHARE = 0.1  # the server's computing time divided by the robot's computing time
 
 
 def measured(policy: ActPolicy) -> float:
-    """Return the seconds of an inference on this machine: the shortest of five."""
+    """Return the duration of an inference on this machine in seconds: the shortest of five."""
     model, inputs = policy.model(), example(policy, make_contract(CONTRACT))
     took = []
     with torch.no_grad():
@@ -97,7 +98,7 @@ class Run:
     def ask(self, answer, now: float, wanted=lambda: True) -> None:
         """Send an observation, compute, and send the actions; then call ``answer(now)``.
 
-        ``wanted()``: whether the transfer should continue.
+        ``wanted()``: whether the transfer of the observation should continue.
         """
         left = UP
 
@@ -122,7 +123,7 @@ class Run:
         send(now)
 
     def go(self, tick, seconds: float) -> None:
-        """Call ``tick(k, now)`` at each tick."""
+        """Call ``tick(k, now)`` at each tick, for ``seconds`` seconds of virtual time."""
         self.now = 0.0
         for k in range(int(seconds * RATE)):
             end = k / RATE
@@ -143,7 +144,7 @@ class Run:
 
 
 def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
-    """Run our machine; while the link is known to be dead, the machine does not ask LOPInfer."""
+    """Run `PolicyMachine`, which sends the server no requests while the link counts as dead."""
     machine = PolicyMachine(RATE, JOINTS, places, CoreSettings())
     machine.places[ROBOT].measured(run.robot)
     chunk = np.zeros((CHUNK, JOINTS))
@@ -176,7 +177,10 @@ def ours(run: Run, seconds: float, places: tuple[str, ...]) -> dict:
 
 
 def waits(run: Run, seconds: float, share: float) -> dict:
-    """Run a client that makes one request at a time and cannot compute on the robot."""
+    """Run a client that makes one request at a time and cannot compute on the robot.
+
+    ``share``: the client sends a request if at most this share of a chunk is left, 0 to 1.
+    """
     # maps a tick to the time of the observation from which its action follows
     queue: dict[int, float] = {}
     busy, ages, starved, begun, total = False, [], 0, False, 0

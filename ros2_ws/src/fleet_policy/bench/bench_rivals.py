@@ -89,7 +89,11 @@ def links() -> dict[str, LinkTrace]:
 
 def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: list[str]
           ) -> dict[str, Any]:
-    """Return the figures of a rival; ``server``, ``client``: further arguments of its two sides."""
+    """Run a rival for `SECONDS` and return its figures.
+
+    ``side``: file of the rival's program in the folder `rivals`. ``server``, ``client``: further
+    arguments of this program when it runs as the server or as the client.
+    """
     program = (os.path.abspath(python), str(HERE / 'rivals' / side))
     port = str(20000 + os.getpid() % 20000)
     with ExitStack() as held:
@@ -185,7 +189,8 @@ class Robot:
 def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
     """Return the figures of our node, with LOPInfer's server as a process.
 
-    If there is no link, the robot computes alone.
+    ``trace``: rate of the link; None: there is no link, and the robot computes alone. ``lead``:
+    seconds before the run within which the server must begin to compute.
     """
     alone = seconds_of(1)
     given: dict[str, Any] = {'policy': 'act:ActPolicy', 'threads': 1,

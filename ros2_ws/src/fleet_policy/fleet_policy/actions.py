@@ -16,7 +16,7 @@ from .messages import TRAJECTORY, message_class, write
 
 
 class Writer:
-    """Turns commands of `PolicyMachine` into messages; remembers the last action."""
+    """Turns commands of `PolicyMachine` into messages; stores the last action."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract

@@ -18,13 +18,13 @@ from .policy import Policy
 
 
 class TorchPolicy(Policy):
-    """Any torch module.
+    """A policy made from any torch module.
 
-    It is called with one argument for each observation, in the contract's order.
+    The module is called with one argument for each observation, in the contract's order.
 
     An image is float32 (1, 3, height, width) with values from 0 to 1, and a list of n
     numbers is float32 (1, n). The module returns n actions of d numbers, float32 of shape
-    (1, n, d) or (n, d). If the module returns a tuple, the first element holds the actions.
+    (1, n, d) or (n, d). If the module returns a tuple, the first element contains the actions.
     d is the sum of the sizes of the contract's actions.
 
     :param module: the module; or ``package.module:name``, the name of a module or of a
@@ -66,7 +66,7 @@ class TorchPolicy(Policy):
 
 
 def _check_arguments(module: torch.nn.Module, names: list[str]) -> None:
-    """Raise `PolicyError` if ``forward`` cannot be called with one argument for each name."""
+    """Raise `PolicyError` unless ``forward`` accepts one argument for each observation."""
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):   # compiled code may have no signature

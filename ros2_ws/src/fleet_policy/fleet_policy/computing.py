@@ -1,4 +1,4 @@
-"""The places that compute, each in a thread, so that the control loop does not wait for them."""
+"""Threads that compute actions, one for each place, so that the control loop does not wait."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Computing:
     :param network: function of the model's inputs that returns the model's output.
     :param where: function that returns where the last inference was computed.
     :param answer: function that is called with each answer, in this place's thread.
-    :param awaited: function of a request's number that returns whether the request still
-        counts. A request that no longer counts is not computed.
+    :param awaited: function of a request's number that returns whether an answer is still
+        expected. Only then is the request computed.
     :param most: maximum number of requests that wait.
     """
 

@@ -56,7 +56,7 @@ class PolicyNode(ManagedNode):
     # -- life cycle ------------------------------------------------------------------------------
 
     def configure(self) -> None:
-        """Load policy and contract, measure the model, declare topics; send no action yet."""
+        """Load policy and contract, measure the model, open the topics; send no action yet."""
         self.settings = s = declare(self, PolicySettings)
         if s.threads:
             torch.set_num_threads(s.threads)
@@ -73,7 +73,7 @@ class PolicyNode(ManagedNode):
         self._bad: dict[str, str] = {}           # maps an entry to the fault of its last message
         self._undecodable: set[str] = set()      # entries whose image could not be decoded
         self._shared: Any = None
-        self._is_safe = False                    # whether the safe state was commanded
+        self._is_safe = False                    # whether the safe-state command has been sent
         self._arrived = self.create_guard_condition(self._on_answers)
         self._open_places()
         self._open_topics()
@@ -85,7 +85,7 @@ class PolicyNode(ManagedNode):
         self.create_timer(STATUS_PERIOD, self._report, clock=self._steady)
 
     def activate(self) -> None:
-        """Begin to act on the observations that come from now on."""
+        """Begin to act; use only observations that arrive from now on."""
         now = time.monotonic()
         self._is_safe = False
         self.machine.reset()
@@ -107,7 +107,7 @@ class PolicyNode(ManagedNode):
         super().shutdown()
 
     def interrupt(self) -> None:
-        """Put the robot into its safe state and end the node; called after a signal."""
+        """Put the robot into its safe state and end the node; a signal causes this call."""
         self.active = False
         if self.configured:
             self.deactivate()
@@ -146,7 +146,7 @@ class PolicyNode(ManagedNode):
             self._computing[SERVER] = self._place(SERVER, shared, where)
 
     def _measure(self, network: Network, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Measure an inference on the robot, and check the shape of its actions."""
+        """Measure the duration of an inference on the robot, and check the shape of its actions."""
         for _ in range(WARM + 1):
             began = time.monotonic()
             with torch.no_grad():
@@ -262,7 +262,7 @@ class PolicyNode(ManagedNode):
         """Log when the states safe and starved begin and end.
 
         In these two states, also log each new reason. If the executed actions are stale, log
-        this from time to time.
+        this at most every `LOG_PERIOD` seconds.
         """
         if self.machine.is_stale:
             self.get_logger().warning(

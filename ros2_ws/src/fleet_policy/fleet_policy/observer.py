@@ -20,7 +20,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class Observer:
-    """Holds the newest message of each entry.
+    """Stores the newest message of each entry of the contract.
 
     An image becomes a tensor only in `batch_of`. All times are in seconds of one clock.
     ``observed``: arrival time of the oldest of the newest messages, without entries whose
@@ -35,7 +35,7 @@ class Observer:
         self._newest: dict[str, tuple[Any, float]] = {}
 
     def take(self, name: str, message: Any, now: float) -> None:
-        """Keep the message of an entry.
+        """Store the message of an entry.
 
         :raises DataFault: the message does not fit the contract; then the previous message is kept.
         """

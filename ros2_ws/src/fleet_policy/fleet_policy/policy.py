@@ -32,8 +32,8 @@ class Policy(ABC):
     contract. If it is None, a parameter of the node names the file.
 
     ``chunk``: if it is not 0, the policy inpaints: it completes a chunk of this length,
-    whose first actions are given. The batches of such a policy hold two more tensors.
-    `prefix`, float32 (1, chunk, d), holds planned actions, followed by zeros. The robot
+    whose first actions are given. The batches of such a policy contain two more tensors.
+    `prefix`, float32 (1, chunk, d), contains planned actions, followed by zeros. The robot
     will execute these actions, from the time of the observation on, before the answer can
     arrive. `prefix_count`, int64 (1,), is the number of these actions.
     """
@@ -117,7 +117,7 @@ def load_policy(spec: str, options: Mapping[str, Any], contract: Contract) -> Po
 
 def inputs_of(policy: Policy, batch: Batch, prefix: Actions | None, size: int
               ) -> tuple[torch.Tensor, ...]:
-    """Return the model's inputs, with the prefix if the policy inpaints."""
+    """Return the model's inputs; ``prefix``: planned actions (m, d), if the policy inpaints."""
     chunk = getattr(policy, 'chunk', 0)
     if chunk:
         rows = torch.zeros(1, chunk, size)

@@ -1,4 +1,4 @@
-"""A place that computes in a thread: its queue is bounded, and it skips requests that are lost."""
+"""A place that computes in a thread: its queue is bounded, and it computes no lost requests."""
 
 import threading
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_policy import chunk_of, world
 
-# A server's answers to one request: the delay of each copy of the answer. If there is no
-# copy, the answer is lost.
+# A server's answers to successive requests: for each request, the delays in seconds of all copies
+# of its answer. If there is no copy, the answer is lost.
 answers = st.lists(st.lists(st.floats(0.001, 10.0), max_size=3), min_size=1, max_size=12)
 dead = st.lists(st.tuples(st.floats(0, 20), st.floats(0, 15)), max_size=3)
 options = st.builds(CoreSettings, request_share=st.floats(0.05, 1.0), in_flight=st.integers(1, 4),

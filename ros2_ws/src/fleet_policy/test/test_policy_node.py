@@ -1,6 +1,6 @@
 """A policy's node and a robot in one process: the node acts on the robot.
 
-When the node ends, it makes the robot safe and says why.
+When the node ends, it puts the robot into its safe state and says why.
 """
 
 import os

@@ -120,7 +120,7 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
         os.kill(one, signal.SIGKILL)
     acts(200)
     for arm in (values for name, _, values in robot.received if name == 'arm'):
-        # The robot executes only actions that the policy also computes in this process.
+        # Each executed action equals an action that the policy computes in this process.
         assert np.abs(planned - arm).max(1).min() < 1e-5
     lines.process.send_signal(signal.SIGTERM)
     eventually(lambda: lines.process.poll() is not None, step=robot.step)

@@ -1,4 +1,4 @@
-"""A robot in virtual time: its machine, its own computation, and a server over a bad link.
+"""A robot in virtual time: `PolicyMachine`, the robot's computer, a server and a bad link.
 
 Each action consists of two numbers: the tick of the observation from which it follows, and the
 tick for which it is planned. So an executed action shows which observation it follows from.
@@ -24,7 +24,8 @@ def chunk_of(tick, length):
 class World:
     """Runs a `PolicyMachine` in virtual time.
 
-    ``replies(now)``: delays of the server's replies to a request, one delay for each copy.
+    ``replies(now)``: delays in seconds of the server's replies to a request, one delay for each
+    copy of the reply. With an empty list the reply is lost.
     """
 
     machine: PolicyMachine
@@ -61,7 +62,7 @@ class World:
         tick = self.machine.tick_number
         self.executed.append((tick, self.now, command, self.machine.state))
         if command.kind == ACT:
-            assert abs(command.values[1] - tick) < 1e-6   # the action is for this tick
+            assert abs(command.values[1] - tick) < 1e-6   # the action was computed for this tick
             assert abs(command.age - (self.now - command.values[0] / 30)) < 1 / 30 + 1e-6
         for infer in asked:
             self.asked.append((self.now, infer))

@@ -1,10 +1,10 @@
-"""Measure how many chunks per second a process receives: by rclpy, and by fleet_ros.receiving.
+"""Measure how many chunks per second a process receives with rclpy and with fleet_ros.receiving.
 
     python bench_receiving.py [--seconds 3] [--repeat 3]
 
-The sender publishes best effort as fast as it can; only the messages that the receiver
-gets count. For comparison, the same run measures UDP datagrams of the same size over
-the same interface, with Python's sockets. The bench prints one JSON line.
+The sender publishes best effort as fast as it can; the bench counts only the messages that the
+receiver gets. For comparison, the bench measures UDP datagrams of the same size over the same
+interface, with Python's sockets. The bench prints one JSON line.
 RMW_IMPLEMENTATION chooses the middleware.
 """
 
@@ -43,7 +43,10 @@ def send(size: int) -> None:
 
 
 def receive(size: int, way: str, seconds: float) -> tuple[float, float]:
-    """Return messages per second, and processor time per message in microseconds."""
+    """Measure the messages per second, and the processor time per message in microseconds.
+
+    ``way``: `rclpy`, or `ours` for fleet_ros.receiving.
+    """
     import rclpy
     from fleet_ros.receiving import subscribe
     from rclpy.executors import SingleThreadedExecutor
@@ -74,7 +77,7 @@ def receive(size: int, way: str, seconds: float) -> tuple[float, float]:
 
 
 def udp(size: int, seconds: float) -> tuple[float, float]:
-    """Measure the figures of `receive` for UDP datagrams, without DDS."""
+    """Measure the same two figures as `receive`, but for UDP datagrams without DDS."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.bind(('127.0.0.1', 0))
         code = ('import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n'

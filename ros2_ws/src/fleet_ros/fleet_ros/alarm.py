@@ -18,9 +18,9 @@ class Alarm:
     """Calls ``callback`` once at the time that was last set (monotonic seconds).
 
     With a ``node`` the callback runs in the node's executor, otherwise in the alarm's own
-    thread. In the alarm's own thread the callback starts earlier, because no other thread must
-    be woken. Waking a thread takes half a millisecond or more while the program computes in
-    Python.
+    thread. In the alarm's own thread the callback starts earlier, because the alarm need not
+    wake another thread. Waking a thread takes half a millisecond or more while the program
+    computes in Python.
     """
 
     def __init__(self, callback: Callable[[], None], node: Node | None = None) -> None:
@@ -32,7 +32,7 @@ class Alarm:
         self._thread.start()
 
     def set(self, at: float) -> None:
-        """Call the callback at the time ``at`` only; never if ``at`` is infinite."""
+        """Set the time of the next call, in place of any earlier setting; infinity: no call."""
         with self._changed:
             if at < self._at:
                 self._at = at
@@ -43,8 +43,8 @@ class Alarm:
     def close(self) -> None:
         """Stop the alarm, and wait until its thread has ended.
 
-        The thread may be in the callback. The caller must hold no lock that the callback needs,
-        because otherwise both would wait forever.
+        The caller must hold no lock that the callback needs. Otherwise the caller and the alarm's
+        thread, which may be running the callback, would wait for each other forever.
         """
         with self._changed:
             self._closed = True

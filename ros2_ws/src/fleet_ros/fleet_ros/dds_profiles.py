@@ -11,8 +11,8 @@ from fleet_env.errors import FleetFileError
 from fleet_env.settings.fleet import ReachConfig
 
 LOOPBACK = 'lo'
-# maximum size in bytes; IP fragments a larger datagram, and if one fragment is lost, the whole
-# datagram is lost
+# Maximum size of a datagram in bytes. IP would divide a larger datagram into fragments, and
+# the loss of one fragment would lose the whole datagram.
 DATAGRAM = 1400
 RECEIVE_BUFFER = 10_000_000  # size in bytes; the kernel limits it to net.core.rmem_max
 ANNOUNCED = 5    # seconds between two discovery announcements of a process with Cyclone DDS
@@ -28,7 +28,7 @@ HEARTBEAT = 0.2  # seconds between a reliable writer's requests for missing ackn
 # maximum number of seconds for which Cyclone DDS keeps a deleted writer that lacks acknowledgements
 LAST_WORDS = 0.2
 MULTICAST = '239.255.0.1'  # multicast group of DDS discovery
-_SIOCGIFADDR = 0x8915  # number of Linux's request for the address of an interface
+_SIOCGIFADDR = 0x8915  # Linux's ioctl number of the request for the address of an interface
 # highest DDS participant index that is tried; key: whether the fleet uses `lo`
 INDICES = {True: 119, False: 32}
 
@@ -67,10 +67,10 @@ def cyclone_profile(network: ReachConfig) -> str:
 def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False) -> str:
     """Return the XML profile of Fast DDS; ``version``: 2 (Jazzy) or 3 (Kilted).
 
-    A process with ``robot`` announces itself to its own machine, to the peers, and to
-    processes whose announcements it receives. It does not announce itself by multicast. The
-    server's machine and its tools announce themselves by multicast. So robots discover the
-    server and the tools, but not one another.
+    With ``robot``, a process announces itself to its own machine, to the peers, and to
+    processes whose announcements it receives, but not by multicast. The processes of the server's
+    machine and the tools do announce themselves by multicast. So robots discover the server and
+    the tools, but not one another.
 
     :raises FleetFileError: the name of a peer cannot be resolved. With such a name, Fast
         DDS would drop the whole profile, and the fleet would use every interface.

@@ -14,13 +14,13 @@ def torch_device(name: str) -> Any:
 
     :raises SettingError: this machine has no such device.
     """
-    import torch  # here, because only nodes that compute have PyTorch installed
+    import torch  # imported here, because only nodes that compute have PyTorch installed
 
     if name == 'auto':
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
+    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA raises an AssertionError
         raise SettingError(f'device {name!r} cannot be used here: '
                            f'{str(error).splitlines()[0]}') from None
 
@@ -47,7 +47,10 @@ def warm_up(device: Any) -> None:
 
 
 def limit_memory(device: Any, nbytes: int) -> None:
-    """Limit the memory that this process can still allocate, on a GPU or on the host."""
+    """Limit this process's memory.
+
+    The limit is ``nbytes`` on a GPU, and ``nbytes`` more than is used now on the host.
+    """
     import torch
 
     if device.type == 'cuda':

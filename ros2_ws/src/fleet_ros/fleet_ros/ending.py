@@ -37,8 +37,9 @@ _parent = 0    # process id of the parent; 0 without a launcher
 class Interruption:
     """Records the signals that this process receives; its truth value is False before the first.
 
-    ``at_once``: whether the process must end at once. This is true after a second signal.
-    It is also true after a signal that arrives when the launcher has already ended.
+    ``at_once``: whether the process must end at once. This is true after a second signal of
+    the same number. It is also true after a signal that arrives when the launcher has already
+    ended.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt in this context on a signal, also on an earlier signal."""
+        """Raise KeyboardInterrupt in this context on a signal; at once if a signal came earlier."""
         self._raises = True
         try:
             if self:

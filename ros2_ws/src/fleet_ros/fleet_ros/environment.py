@@ -20,17 +20,17 @@ from fleet_env.settings.fleet import ReachConfig
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
 
 LAST_DOMAIN = 232  # highest DDS domain; a higher domain would need port numbers above 65535
-# The environment variables that contain the path of the profile of Fast DDS. Version 2
-# reads the first variable. Version 3 reads both variables, but each process prints a
-# warning if the first one is set.
+# The environment variables that contain the path of the profile of Fast DDS. Version 2 of
+# Fast DDS reads the first variable. Version 3 reads both variables, but each process prints
+# a warning if the first one is set.
 FASTDDS_FILES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 
 
 def domain_of(network: ReachConfig) -> int:
-    """Return the DDS domain: that of the settings, or else ROS_DOMAIN_ID, or else 0.
+    """Return the DDS domain: from the settings, or else ROS_DOMAIN_ID, or else 0.
 
-    :raises FleetFileError: ROS_DOMAIN_ID is not a domain. With such a value, Fast DDS would
-        end the process.
+    :raises FleetFileError: ROS_DOMAIN_ID is not the number of a DDS domain. With such a value,
+        Fast DDS would end the process.
     """
     if network.domain_id >= 0:
         return network.domain_id
@@ -60,7 +60,7 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
         # The profiles define the whole discovery. Any other range would change it: with LOCALHOST,
         # Fast DDS opens sockets on every interface.
         'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SYSTEM_DEFAULT',
-        'ROS_LOCALHOST_ONLY': '',  # the value 1 would override the range
+        'ROS_LOCALHOST_ONLY': '',  # the value 1 would override ROS_AUTOMATIC_DISCOVERY_RANGE
         'ROS_STATIC_PEERS': '',
         'CYCLONEDDS_URI': cyclone_profile(network),
         **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
@@ -85,9 +85,9 @@ def fastdds_version() -> int:
 
 
 def fastdds_file() -> str:
-    """Return the name of an environment variable for the path of the profile.
+    """Return the name of the environment variable for the path of the Fast DDS profile.
 
-    It is the variable that the Fast DDS of this ROS 2 reads.
+    The name depends on the version of Fast DDS in this ROS 2.
     """
     return FASTDDS_FILES[fastdds_version() - 2]
 
@@ -110,7 +110,7 @@ def _kept(profile: str) -> Path:
 
 
 def where_traffic_goes(network: ReachConfig) -> str:
-    """Return the sentence that each command prints at its start: which network the traffic uses."""
+    """Return a sentence for the start of each command: which network the traffic uses."""
     domain = f'DDS domain {domain_of(network)}'
     domain += f', namespace {network.namespace}' * bool(network.namespace)
     if is_loopback(network):

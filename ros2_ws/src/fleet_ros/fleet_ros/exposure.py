@@ -74,9 +74,9 @@ def _is_loopback(interface: str) -> bool:
 
 
 def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise an error if a fleet with neither key nor consent could reach other machines.
+    """Raise an error if a fleet without key and without consent could reach other machines.
 
-    :param key: the setting ``security.key``.
+    :param key: the setting ``security.key``; '' means no key.
     :param is_open: the setting ``security.open``, the user's consent.
     :raises SettingError: the fleet has no key and no consent, but could reach other machines.
     """
@@ -100,8 +100,8 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
     :raises SettingError: see `require_key`.
     """
     if not leaves_machine(os.environ) or os.environ.get('ROS_SECURITY_ENABLE', '') == 'true':
-        # with SROS 2 no node is allowed to join the other domain; the real node calls
-        # `require_key`
+        # with SROS 2 the temporary node is not allowed to join another domain; later the real node
+        # calls `require_key` itself
         return
     given = sys.argv if arguments is None else arguments
     if (found := _aside(name, namespace, given)) is not None:

@@ -1,4 +1,4 @@
-"""Managed nodes: they start themselves, or a lifecycle manager drives them (REP-2002).
+"""Nodes that start themselves or are driven by a lifecycle manager (REP-2002).
 
 Each node implements its own transitions. This module has the common part: `autostart`, the
 treatment of errors that are the user's fault, and the release of everything that a node has made.
@@ -147,14 +147,14 @@ class ManagedNode(LifecycleNodeMixin, Node):
         return result if self.configured else self._released(result)
 
     def on_activate(self, state: Any) -> TransitionCallbackReturn:
-        """Call `activate`; the node is active unless it fails."""
+        """Call `activate`; the node is active unless `activate` fails."""
         self.active = True
         result = self._carry_out('activate', self.activate)
         self.active = result == SUCCESS
         return result
 
     def on_deactivate(self, state: Any) -> TransitionCallbackReturn:
-        """Call `deactivate`; the node stays active if it fails by the user's fault."""
+        """Call `deactivate`; the node stays active if `deactivate` fails by the user's fault."""
         self.active = False
         result = self._carry_out('deactivate', self.deactivate)
         self.active = result == FAILURE

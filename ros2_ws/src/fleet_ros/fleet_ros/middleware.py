@@ -12,11 +12,10 @@ _OURS = {'rmw_fastrtps_cpp': 'Fast DDS', 'rmw_fastrtps_dynamic_cpp': 'Fast DDS',
 
 
 def other_middleware(node: Node, service: str) -> str:
-    """Return an error message if all servers of a service use another middleware.
+    """Return an error message if all servers of a service use other middleware than ``node``.
 
-    The comparison is with the middleware of ``node``. Topics work between DDS
-    implementations of different vendors, but services do not. The message is '' if the
-    middleware is the same or not known.
+    Topics work between DDS implementations of different vendors, but services do not. The
+    message is '' if a server uses the same middleware, or if the middleware is not known.
 
     :param service: full name of the service.
     """

@@ -1,4 +1,4 @@
-"""Command-line options for the network, for commands without a fleet file."""
+"""Command-line options that choose the network of commands without a fleet file."""
 
 from __future__ import annotations
 

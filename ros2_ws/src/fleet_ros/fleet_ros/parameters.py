@@ -28,7 +28,7 @@ def declared(model: type[Settings]) -> Iterator[Knob]:
 
 
 def declare(node: Node, model: type[S], prefix: str = '') -> S:
-    """Declare the parameters of ``model`` that the node lacks; return the values of all of them.
+    """Declare the parameters of ``model`` that the node has not declared yet; return all values.
 
     :param prefix: prefix of every parameter's name.
     """
@@ -51,7 +51,7 @@ def _to_ros(value: Any) -> Any:
 
 
 def declare_early(node: Node, model: type[Settings], *names: str) -> dict[str, Any]:
-    """Declare those of the parameters ``names`` that ``model`` has; return their values by name."""
+    """Declare the parameters of ``model`` that are in ``names``; return their values by name."""
     return {knob.name: _declare(node, knob.name, knob) for knob in declared(model)
             if knob.name in names}
 

@@ -103,7 +103,7 @@ def _end(code: int) -> int:
 
 def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
                interrupt: Callable[[], None] = lambda: None) -> None:
-    """Spin until ``done()``; call ``interrupt`` after the first signal, stop at the second."""
+    """Spin until ``done()`` is true; call ``interrupt`` after one signal, stop after a second."""
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     handled = False

@@ -25,10 +25,10 @@ WAIT = 1_000_000_000  # nanoseconds between two checks whether the context is st
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None],
               profile: QoSProfile) -> Subscription:
-    """Create a subscription that passes all waiting messages to ``callback`` each time it wakes.
+    """Create a subscription that handles many waiting messages in one iteration of the executor.
 
-    Each time it passes at most ``profile.depth`` messages, so that the node's other callbacks can
-    run.
+    An iteration passes at most ``profile.depth`` messages to ``callback``, so that the node's
+    other callbacks can run.
     """
     def on_message(message: Any) -> None:
         callback(message)
@@ -47,7 +47,7 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[[Any], None]
 
 
 class Receiving:
-    """Receives some topics of a node in a thread of its own, until `close`.
+    """Receives the messages of some topics of a node in a separate thread, until `close`.
 
     The thread waits only for the subscriptions to these topics. So a message costs less
     time than in an executor, which looks at all entities of its nodes whenever it wakes.

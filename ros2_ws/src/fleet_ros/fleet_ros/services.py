@@ -1,7 +1,7 @@
 """Limits the services that rclpy gives every node (mostly for parameters), and the cost of calls.
 
 rclpy answers calls on the thread that also handles heartbeats and rows. So a call that takes
-seconds delays the fleet by these seconds. Also, an exception in a callback ends the node, and
+seconds delays the fleet by the same time. Also, an exception in a callback ends the node, and
 rclpy's own callbacks raise an exception if a call contains an invalid value.
 """
 
@@ -20,11 +20,11 @@ from rclpy.parameter import Parameter
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
 AT_ONCE = 2.0  # seconds of work that the calls of unauthenticated senders can use without a pause
-SHARE = 10     # after `AT_ONCE` seconds of work, these calls get 1/SHARE of the node's time
+SHARE = 10     # after `AT_ONCE` seconds, calls of unauthenticated senders get 1/SHARE of the time
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)
-TYPES = 'get_type_description'  # the only other service that rclpy gives every node
+TYPES = 'get_type_description'  # besides `PARAMETER_SERVICES`, rclpy gives nodes only this service
 NAME = 256     # maximum number of characters in the name of a type, a hash or a transition
 
 
@@ -40,36 +40,36 @@ class Allowance:
         self._spent, self._at = 0.0, 0.0
 
     def left(self, now: float) -> float:
-        """Return how many seconds of work calls can still use.
+        """Return how many seconds of work the calls can still use.
 
         ``now``: seconds on any monotonic clock.
         """
         return AT_ONCE - max(self._spent - (now - self._at) / SHARE, 0.0)
 
     def spend(self, seconds: float, now: float) -> None:
-        """Count ``seconds`` of work for a call."""
+        """Count ``seconds`` of work that a call has used."""
         self._spent, self._at = AT_ONCE - self.left(now) + seconds, now
 
 
 def close_parameters(node: Node) -> None:
-    """Remove the parameter services of a node, because a call to them does not show its sender."""
+    """Remove the parameter services of a node, because a call to them does not name its sender."""
     _destroy(node, PARAMETER_SERVICES)
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text is printable and short.
+    """Return whether a text is printable and short enough to be logged.
 
-    rcl, the C library of ROS 2, logs such texts without escaping them.
+    rcl, the C library of ROS 2, logs the names in a call without escaping them.
     """
     return text.isprintable() and len(text) <= NAME
 
 
 def bound_parameters(node: Node, writable: bool, allowance: Allowance | None = None) -> None:
-    """Limit the cost of calls to the services that rclpy gives a node; let no call end the node.
+    """Limit the cost of calls to the services that rclpy gives a node, and catch their errors.
 
     :param writable: whether any parameter can be changed while the node runs. If not, remove the
         services that change parameters.
-    :param allowance: time that all these calls share; default: a new allowance.
+    :param allowance: processor time that all these calls share; default: a new allowance.
     """
     if not writable:
         _destroy(node, SETTERS)
@@ -114,7 +114,7 @@ def _bounded(node: Node, answer: Callable[[Any, Any], Any], allowance: Allowance
         began = time.thread_time()
         try:
             return answer(request, response)
-        # rclpy has no common base class for errors about invalid values, such as a wrong type.
+        # Catch every error, because rclpy's errors about invalid values have no common base class.
         except Exception as error:
             return refused(type(response)(), f'{type(error).__name__}: {str(error)[:200]!r}')
         finally:

@@ -1,4 +1,4 @@
-"""Runs a node's callbacks on a separate thread, next to the program."""
+"""Runs a node's callbacks on a separate thread, in parallel to the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs nodes in the process of a test, which spins them, and in a separate DDS domain."""
+"""Runs nodes in the process of the test, in a separate DDS domain; the test spins the nodes."""
 
 from spun_nodes import SpunNodes
 
@@ -12,7 +12,7 @@ class OneProcess(SpunNodes):
         self._clients = {}
 
     def call(self, kind, name, **fields):
-        """Call a service of `thing`; an exception in its callback is raised here."""
+        """Call a service of `thing`; raise any exception of the service's callback here."""
         if name not in self._clients:
             self._clients[name] = self.caller.create_client(kind, f'/thing/{name}')
         client = self._clients[name]

@@ -1,4 +1,4 @@
-"""Real nodes with a fleet's environment, in a network namespace with a second interface."""
+"""Tests of nodes with a fleet's environment, in a network namespace with a second interface."""
 
 import json
 import os

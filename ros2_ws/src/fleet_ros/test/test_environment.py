@@ -56,7 +56,7 @@ def test_environment_variables_do_not_let_a_fleet_leave_this_machine(monkeypatch
     # only the profiles decide where traffic goes
     assert found['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'SYSTEM_DEFAULT'
     assert '"lo"' in found['CYCLONEDDS_URI'] and _LINGER in found['CYCLONEDDS_URI']
-    # a participant that was forgotten is soon discovered again
+    # the announcements are frequent, so that a forgotten participant is soon discovered again
     assert '<SPDPInterval>5s<' in found['CYCLONEDDS_URI']
     text = Path(found[fastdds_file()]).read_text()
     assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
@@ -80,9 +80,10 @@ def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatc
 
 
 def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
-    """Without this check, Fast DDS would drop the whole profile because of this peer.
+    """The error names the peer.
 
-    Without a profile, Fast DDS uses every interface.
+    Without this error, Fast DDS would drop the whole profile. Without a profile, Fast DDS uses
+    every interface.
     """
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])
     with pytest.raises(FleetFileError, match="'nobody.invalid', which this machine cannot"):
@@ -105,7 +106,10 @@ def test_profiles_are_kept_in_the_folder_of_ros(monkeypatch, tmp_path):
 @pytest.mark.skipif(get_rmw_implementation_identifier() != 'rmw_fastrtps_cpp',
                     reason='another middleware')
 def test_fast_dds_accepts_its_profile():
-    """If Fast DDS refused the profile, it would print an error and use all interfaces."""
+    """Fast DDS prints no error and uses only the interface of the profile.
+
+    If Fast DDS refused the profile, it would print an error and use all interfaces.
+    """
     done = subprocess.run([sys.executable, '-c', OPEN_ADDRESSES], text=True, capture_output=True,
                           timeout=LIMIT, check=True, env={**os.environ, **dds_environment(HERE)})
     assert 'rror' not in done.stderr and 'shm/fast' not in done.stdout

@@ -45,7 +45,7 @@ def test_subscription_passes_on_all_arrived_messages_in_order(ends):
 
 
 def test_a_flood_leaves_the_others_of_the_node_their_turn(ends):
-    """Each handled message causes the next one, so there is always another message."""
+    """Other callbacks of the node run although each handled message causes the next message."""
     sender, receiver, step = ends
     publisher = sender.create_publisher(Int32, 'numbers', RELIABLE)
     got, turns = [], []
@@ -98,7 +98,7 @@ def test_an_error_of_the_callback_reaches_who_spins(ends):
 
 
 def test_a_thread_receives_in_order_beside_the_executor(ends):
-    """The executor of the node does not receive the messages, although it spins."""
+    """The thread receives the messages; the node's executor, which also spins, does not."""
     sender, receiver, step = ends
     got, threads = [], set()
 

@@ -32,13 +32,13 @@ from type_description_interfaces.srv import GetTypeDescription
 
 
 class Fixed(ManagedSettings):
-    """Settings that cannot change while the node runs."""
+    """Settings of a node; none of them can change while the node runs."""
 
     things: int = setting(3, 'how many things there are', ge=1)
 
 
 class Changing(ManagedSettings):
-    """Settings of which one can change while the node runs."""
+    """Settings of a node; one of them can change while the node runs."""
 
     mode: str = setting('slow', 'how it goes', live=True)
 
@@ -108,7 +108,7 @@ def test_a_value_of_a_type_that_is_none_does_not_end_the_node(bench, number):
     answer = bench.call(SetParametersAtomically, 'set_parameters_atomically',
                         parameters=[of_type(number)])
     assert not answer.result.successful
-    for known in range(10):  # rclpy itself says what is wrong with these calls
+    for known in range(10):  # rclpy knows these types and itself reports wrong values
         bench.call(SetParameters, 'set_parameters', parameters=[
             of_type(known, name) for name in ('mode', 'use_sim_time', 'nothing', '')])
     assert node.get_parameter('mode').value in ('slow', '')
@@ -135,7 +135,7 @@ def test_calls_that_have_cost_enough_are_answered_with_nothing_for_a_while(bench
     assert not bench.call(ListParameters, 'list_parameters').result.names
     change = Parameter('mode', value='fast').to_parameter_msg()
     assert not bench.call(SetParameters, 'set_parameters', parameters=[change]).results
-    allowance.spend(-2e6, time.monotonic())  # has the same effect as a long wait
+    allowance.spend(-2e6, time.monotonic())  # has the same effect on the allowance as a long wait
     assert bench.call(ListParameters, 'list_parameters').result.names
 
 
@@ -156,7 +156,10 @@ RAW = ['\x1b[2J', 'a\nb', '\x9b2J', '\u202ex', 'x' * 10_000]
 
 @pytest.mark.parametrize('text', RAW)
 def test_what_a_stranger_calls_a_type_or_a_transition_is_not_logged_raw(bench, text, capfd):
-    """The C library of ROS 2 logs an unknown name without escaping it."""
+    """A call with an unprintable or long name is refused, and the name is not logged.
+
+    The C library of ROS 2 would log an unknown name without escaping it.
+    """
     bench.managed(Fixed)
     assert not bench.call(GetTypeDescription, 'get_type_description', type_name=text,
                           type_hash=text).successful

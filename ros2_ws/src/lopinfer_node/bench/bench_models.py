@@ -1,8 +1,8 @@
 """Measures how long it takes to trace each model and to plan 31 bandwidths; prints one JSON line.
 
-The robot is this machine with one thread; the server is ten times as fast. `best_baseline`: latency
-of LOSS divided by the latency of the best baseline, as the least and the greatest value over the
-bandwidths.
+The robot is this machine with one thread; the server is ten times as fast. `best_baseline` is the
+latency of LOSS divided by the latency of the best baseline: the smallest and the largest value
+over all bandwidths.
 
 `bench_models.py [MODEL ...]`: names in test/models.py; by default all models.
 """
@@ -27,7 +27,7 @@ LATENCY, SPEED = 0.002, 10
 
 
 def row(name):
-    """Return the figures of one model."""
+    """Measure one model and return its figures."""
     model = named(name)
     begin = time.perf_counter()
     # this time includes the verification of the trace; `offload` verifies its trace in the

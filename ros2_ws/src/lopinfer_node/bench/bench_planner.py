@@ -53,7 +53,7 @@ def seconds(function):
 
 
 def network(name):
-    """Return the planning figures of one network."""
+    """Measure the planning of one network and return the figures."""
     build, device, server, launch = NETWORKS[name]
     graph = build()
     costs = work_costs(graph, device, server, launch)
@@ -83,7 +83,7 @@ def network(name):
 def optimum(graphs):
     """Return figures that compare LOSS with the exact solver on ``graphs`` random graphs.
 
-    Both follow the same rules.
+    LOSS and the exact solver obey the same rules for plans.
     """
     gaps, proven, ours, solver = [], 0, 0.0, 0.0
     for seed in range(graphs):

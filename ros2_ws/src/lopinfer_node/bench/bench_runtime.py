@@ -1,8 +1,9 @@
 """Compares measured and estimated latency; robot and server are two processes connected by DDS.
 
-Each side computes on one thread; the robot is slowed down by a factor, and both processes emulate
-the link. The program prints one JSON line. For each model and bandwidth, it holds the median
-seconds of every method, the expected seconds of its plan, and the largest error of the outputs.
+Each side computes on one thread. A factor slows the robot down, and both processes emulate
+the link. The program prints one JSON line. For each model, bandwidth and method, the line
+contains the median seconds, the expected seconds of the plan, and the largest error of the
+outputs.
 
 `bench_runtime.py [--slowdown X] [--requests N] [MODEL[@SIDE] ...]`; SIDE is the side of the square
 input in pixels (default 224).
@@ -34,7 +35,7 @@ def row(measured):
 
 
 def model_rows(name, options, folder):
-    """Return the figures of every method at every bandwidth."""
+    """Measure one model and return the figures of every method at every bandwidth."""
     name, _, side = name.partition('@')
     model = named(name)
     example = torch.randn(1, 3, *2 * [int(side or 224)],

@@ -1,10 +1,11 @@
 """Finds the fastest plan of a small graph by constraint programming.
 
-LOSS is compared with this plan. The model for OR-tools CP-SAT has the same plans (two
-cuts per operator), rules and timeline as LOSS. Element constraints give footprints and
-costs. Each link is FIFO in topological order. Times are integers in ticks; a tick is
-1/50,000 of the latency of the robot alone (1 us if it takes 50 ms). Only this file
-needs OR-tools, and it imports OR-tools only when `plan_exact` runs.
+This plan shows how close LOSS comes to the optimum. The solver is OR-tools CP-SAT; its model
+allows the same plans (two cuts per operator) as LOSS, with the same rules and the same timeline.
+Element constraints give footprints and costs. Each link is FIFO in topological order.
+Times are integers in ticks; a tick is 1/50,000 of the latency of the robot alone (1 us if
+this latency is 50 ms). Only this file needs OR-tools, and it imports OR-tools only when
+`plan_exact` runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TICKS = 50_000
 
 @dataclass(frozen=True)
 class Exact:
-    """A plan, and whether it is proved that no plan is faster, except for rounding of times."""
+    """A plan, and whether the solver has proved that, except for rounding, no plan is faster."""
 
     plan: Plan
     proven: bool
@@ -80,7 +81,7 @@ class _Model:
         cp.minimize(self.latency)
 
     def hint(self, plan: Plan, latency: float) -> None:
-        """Make the solver start from ``plan``, and exclude plans slower than ``latency``.
+        """Make the solver start from ``plan``, and exclude plans slower than ``latency`` (in s).
 
         The limit is a little higher than ``latency``, because times are rounded to ticks.
         """

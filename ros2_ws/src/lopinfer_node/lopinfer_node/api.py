@@ -31,7 +31,8 @@ from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report
 from .runtime.planner import TablePlanner
 
-LOOK_PERIOD = 0.25  # seconds between checks for the changes of a model that a call does not detect
+# seconds between checks for changes of the model that a call of the model does not detect
+LOOK_PERIOD = 0.25
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
 # only one trace at a time, because torch patches itself during a trace
@@ -44,13 +45,15 @@ class OffloadedModel:
     """A model whose inferences are shared with a server; programs call it like the model itself.
 
     The results equal those of the model except for rounding. The whole model runs on this machine
-    if the inputs have other shapes than those of the first call, or if the model cannot be traced
-    or has changed since the trace; `reason` says why.
+    if one of these conditions holds; `reason` says which one:
+
+    - The shapes of the inputs differ from those of the first call.
+    - The model cannot be traced, or has changed since the trace.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
         self.model = model
-        self._reason = ''           # why calls are no longer shared
+        self._reason = ''           # why no call is shared any more
         self._whole_reason = ''     # why the last call was not shared
         self._warned: set[str] = set()
         self._name, self._options = robot, options
@@ -58,7 +61,7 @@ class OffloadedModel:
         self._opening = threading.Lock()   # makes other threads wait during the first call
         self._closed = threading.Event()
         self._traced: Snapshot      # state of the model when it was traced
-        self._inputs: Any = None    # how tensors are nested in arguments and results
+        self._inputs: Any = None    # how tensors are nested in the arguments, and in the results
         self._outputs: Any = None
         self._devices: list[torch.device] = []   # devices of the inputs
         self._default = torch.get_default_dtype()
@@ -159,12 +162,13 @@ class OffloadedModel:
         threading.Thread(target=self._watch, name='weights', daemon=True).start()
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))  # the model may write to inputs
+        # copies, because the model may write to its inputs
+        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))
         with torch.no_grad():
             self.model(*args, **kwargs)
 
     def _watch(self) -> None:
-        """Look repeatedly for changes of the model that a call does not detect."""
+        """Check the model repeatedly for changes that a call of the model does not detect."""
         while not self._closed.wait(LOOK_PERIOD) and not self._traced.look():
             pass
 
@@ -207,7 +211,7 @@ class OffloadedModel:
 
 
 def _level_of_caller() -> int:
-    """Return the ``stacklevel`` with which a warning names the line that called this module.
+    """Return the ``stacklevel`` that makes a warning name the line that called this module.
 
     Only the function that warns may call this function.
     """
@@ -245,8 +249,8 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
                                                                   Callable[..., Any]]:
     """Return a decorator that passes the shared ``model`` to a function as its first argument.
 
-    ``options`` are the options of `offload`. The first call of the function connects the model to
-    the server. The model stays connected until the program ends.
+    ``options`` are the options of `offload`. The first call of the decorated function connects the
+    model to the server. The model stays connected until the program ends.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         opened: list[OffloadedModel] = []
@@ -277,7 +281,7 @@ def _claimed(robot: str) -> str:
 
 
 def _no_plain_tensor(leaves: list[Any]) -> str:
-    """Describe the first input that is not a plain tensor, as 'of class X'; '' if all are plain."""
+    """Describe the first input that is not a plain tensor ('of class X'); '' if there is none."""
     for leaf in leaves:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return f'of class {type(leaf).__name__}'

@@ -1,4 +1,4 @@
-"""Errors of LOPInfer; each class names what is at fault: model, plan, file or the other side."""
+"""Errors of LOPInfer; each class names the cause: the model, the plan, a file or the other side."""
 
 
 class LopinferError(Exception):

@@ -1,6 +1,6 @@
-"""Graphs without a model.
+"""Graphs for tests and benches, made without a model.
 
-Small random graphs, and large graphs with the shapes of real networks.
+Some are small and random; others are large and have the shapes of real networks.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from lopinfer_node.planning.timeline import Costs, Link
 
 @dataclass
 class Builder:
-    """Appends operators on (channels, extent, width) tensors that are divided along the extent."""
+    """Builds graphs of operators on tensors (channels, extent, width), divided along the extent."""
 
     nodes: list[Node] = field(default_factory=list)
 
@@ -104,7 +104,7 @@ def residual(blocks=(3, 8, 36, 3), extent=224):
 
 
 def dense(blocks=(6, 12, 24, 16), extent=224):
-    """Return a DenseNet: each layer takes the concatenation of all earlier outputs of its block."""
+    """Return a DenseNet: each layer gets the outputs of all earlier layers in its block."""
     b = Builder()
     at = b.pointwise([b.pointwise([b.window(b.input(3, extent, extent), 64, 7, 2, 3)],
                                   'batch_norm')])
@@ -124,10 +124,10 @@ def dense(blocks=(6, 12, 24, 16), extent=224):
 
 
 def work_costs(graph, device, server, launch=0.0):
-    """Return costs in proportion to multiplications, plus a constant per operator.
+    """Return costs in proportion to multiplications, plus a constant for each operator.
 
-    ``device``, ``server``: total of each side, in seconds, without the constants. ``launch``: the
-    constant of the device in seconds.
+    ``device``, ``server``: seconds for the whole graph on each side, without the constants.
+    ``launch``: the constant on the device, in seconds; the server's constant is half of it.
     """
     flops = np.zeros(len(graph))
     for n in graph.nodes:
@@ -205,10 +205,10 @@ def random_costs(graph, seed):
 
 
 def random_plan_bounds(graph, seed):
-    """Return random bounds (`most`, `least`) of all operators.
+    """Return random bounds (`most`, `least`) for all operators.
 
-    One side computes a global operator whole. Of the other operators, some get a random `most`, and
-    some get a random `least`.
+    One side computes a global operator whole. Of the other operators, some get a random `most`,
+    some get a random `least`, and the rest keep the widest bounds.
     """
     rng = np.random.default_rng([seed, 2])
     most, least = graph.extents.copy(), np.zeros(len(graph), np.int64)

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from lopinfer_node.model.zoo import load
 from torch import nn
 
-# Maps a name to the side of the square input with which tests run the model: small, but large
-# enough for all feature maps.
+# Model name -> height and width of the input in tests. The sizes are small, but large enough for
+# all feature maps.
 SIDES = {'vgg19_bn': 64, 'resnet152': 64, 'densenet121': 64, 'convnext_large': 64,
          'regnet_x_16gf': 64, 'resnext101_32x8d': 64, 'mobilenet_v3_large': 64, 'vit_b_16': 224,
          'fcn_resnet50': 64, 'deeplabv3_resnet50': 64, 'unet': 64}
 
 
 def named(name: str) -> nn.Module:
-    """Return a model whose weights let each of its parts influence the result."""
+    """Return a model in which every part has weights that influence the result."""
     torch.manual_seed(0)
     model = UNet() if name == 'unet' else load(name)
     generator = torch.Generator().manual_seed(1)
@@ -30,7 +30,7 @@ def named(name: str) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """An encoder and a decoder with skips and transposed convolutions."""
+    """An encoder and a decoder with skip connections and transposed convolutions."""
 
     def __init__(self, width: int = 8, depth: int = 3) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class RandomNet(nn.Module):
         try:
             with torch.no_grad():
                 made = operation(*(tensors[i] for i in sources))
-        except RuntimeError:   # the kernel is larger than the image at this point of the model
+        except RuntimeError:   # at this point of the model, the kernel is larger than the image
             return
         if 0 < made.numel() <= 60_000 and min(made.shape) > 0:
             if isinstance(operation, nn.Module):

@@ -1,9 +1,8 @@
-"""A program in plain numpy for any graph.
+"""A program in plain numpy for any graph, which detects a computation with missing values.
 
-It reveals a computation with missing values. For output index i of an operator, each
-input x adds the terms (j + 1) * x[j] for all j in the footprint of i. The result is 1 +
-the sum over all inputs, modulo a prime. Every index that is missing, stale or from
-another request changes the result.
+For output index i of an operator, each input x adds the terms (j + 1) * x[j] for all j in
+the footprint of i. The result is 1 plus the sum over all inputs, modulo a prime. So every value
+that is missing, out of date or from another request changes the result.
 """
 
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ class Step:
 
 
 def small_graph(extent=12):
-    """Return a graph with a window, a window with a stride, a residual sum and a global operator.
+    """Return a graph with one output.
 
-    It has one output.
+    It has a window, a window with a stride, a residual sum and a global operator.
     """
     half = (extent + 1) // 2
     nodes, add = [], lambda *a, **k: nodes.append(Node(len(nodes), f'n{len(nodes)}', *a, **k))
@@ -43,7 +42,7 @@ def small_graph(extent=12):
 
 
 def random_plan(graph, random):
-    """Return a valid plan: random cuts at which both sides overlap or meet.
+    """Return a valid plan with random cuts; the parts of the two sides overlap or meet.
 
     One side computes a global operator whole.
     """
@@ -119,12 +118,12 @@ class Run:
 
 
 def expected(graph, inputs):
-    """Return the result of the whole program on one machine."""
+    """Return the results of the whole graph, computed on one machine."""
     return Program(Plan.device_only(graph), DEVICE).start(inputs).finish_alone()
 
 
 def alike(bandwidths, plans, estimates):
-    """Return a table in which the plan depends only on the bandwidth of the uplink."""
+    """Return a table whose chosen plan depends only on the bandwidth of the uplink."""
     bins = len(bandwidths)
     return PlannedTable(bandwidths, plans, np.repeat(range(bins), bins).reshape(bins, bins),
                         np.repeat(estimates, bins).reshape(bins, bins))

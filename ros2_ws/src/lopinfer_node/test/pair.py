@@ -38,9 +38,9 @@ def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]
 def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     """Return a valid random plan.
 
-    The cuts are random for each operator, or at one share of all extents, or at one share for each
-    of up to six ranges of operators. The parts of both sides may overlap. Either side may have the
-    upper part.
+    There are three kinds of cuts: random for each operator, at one share of all extents, or at one
+    share for each of up to six ranges of operators. The parts of the two sides may overlap. Either
+    side may compute the part that begins at index 0.
     """
     nodes, extents = len(graph), graph.extents
     style = rng.integers(4)
@@ -58,7 +58,7 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     one_side = np.array([n.is_global for n in graph.nodes])
     here = np.where(rng.random(nodes) < 0.5, extents, 0)
     plan = Plan.of_cuts(graph, np.where(one_side, here, end), np.where(one_side, here, begin))
-    if rng.random() < 0.3:  # the device gets the lower part, and the server gets the upper part
+    if rng.random() < 0.3:  # swap the sides: the server gets the low indices
         own = plan.own.copy()
         for node in graph.nodes:
             if node.kind.value == 'operator' and not node.is_global:
@@ -69,6 +69,6 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the largest difference divided by the largest magnitude."""
+    """Return the largest difference divided by the largest magnitude in ``want``."""
     scale = float(want.detach().abs().max()) or 1.0
     return float((got - want).detach().abs().max()) / scale

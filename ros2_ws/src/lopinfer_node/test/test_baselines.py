@@ -43,7 +43,7 @@ def test_without_a_link_every_baseline_stays_on_the_device(seed):
 
 
 def serial(graph, plan, costs, link):
-    """Return the latency that the cut of DSCCS minimises."""
+    """Return the sum that DSCCS minimises: all computing and transfer times, without overlap."""
     timeline = estimate(graph, plan, costs, link)
     return timeline.computing(DEVICE) + timeline.computing(SERVER) + sum(
         link.seconds(t.source, t.bytes) + link.latency for t in plan.transfers)
@@ -65,7 +65,7 @@ def test_dsccs_has_the_smallest_sum_of_all_layer_partitions(seed):
 
 
 class _hulled(Plan):
-    """A layer partition; each transfer carries what all consumers together need.
+    """A layer partition; each transfer carries all indices that any consumer on either side needs.
 
     Published papers count transfers in this way.
     """

@@ -1,4 +1,4 @@
-"""A model that differs from the traced model is detected, however it was changed."""
+"""A change of a traced model is detected, wherever the change was made."""
 
 import argparse
 import array
@@ -56,7 +56,7 @@ def closing(limits):
 
 
 class Reads(nn.Module):
-    """Reads values of many kinds besides its argument, such as globals, attributes and closures."""
+    """Reads not only its argument but also values such as globals, attributes and closures."""
 
     factor = 2.0
     limits = [0.0, 1.0]
@@ -86,7 +86,11 @@ def model():
 
 
 def seen(snapshot):
-    """Return the change that ``snapshot`` finds; call `look` often enough to check all values."""
+    """Return the change that ``snapshot`` finds, or None.
+
+    One call of `look` checks only some of the values, so the function calls it often enough to
+    check all values.
+    """
     found = snapshot.change()
     for _ in range(64):
         found = found or (snapshot.look() and snapshot.change())
@@ -176,7 +180,7 @@ def test_an_equal_replacement_is_watched(model):
 
 
 class Box(nn.Module):
-    """Multiplies its input by a number that ``read`` reads from ``box``."""
+    """Multiplies its input by the number that the function ``read`` gets from ``box``."""
 
     def __init__(self, box, read):
         super().__init__()
@@ -206,7 +210,7 @@ def attribute(box):
 
 attribute.gain = 2.0
 DICTIONARY, VIEWED, REFERENT = {'gain': 2.0}, bytearray(2), Config()
-BOXES = {  # each row: the box, the expression with which the code reads it, and a change of the box
+BOXES = {  # (object, function that reads its number, function that changes it)
     'argparse.Namespace': (argparse.Namespace(gain=2.0), gain, lambda b: setattr(b, 'gain', 3.0)),
     "an object's own value of its class": (Defaults(), gain, lambda b: setattr(b, 'gain', 3.0)),
     'an attribute that was not there': (Config(), lambda b: getattr(b, 'gain', 2.0),
@@ -323,7 +327,7 @@ class Answers:
 
 
 class Refuses:
-    """Raises RuntimeError, instead of AttributeError, for every attribute."""
+    """Raises RuntimeError for every attribute, where Python expects AttributeError."""
 
     def __getattr__(self, name):
         raise RuntimeError(name)

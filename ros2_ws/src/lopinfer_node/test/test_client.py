@@ -1,4 +1,4 @@
-"""What the client does when the server is slow, gone, or new and does not know the client."""
+"""Tests of the client when the server is slow, gone or newly started."""
 
 import math
 
@@ -30,9 +30,9 @@ REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
 
 
 def answer(machine, actions, now, rate=20e6, status=0):
-    """Acknowledge the pieces in ``actions`` as if they crossed a link with ``rate``.
+    """Acknowledge the pieces in ``actions`` as a link with ``rate`` bytes/s would deliver them.
 
-    Return the next actions.
+    Returns the actions that follow.
     """
     arrivals, out, at = Arrivals(), [], now + 0.001
     for piece in [a for a in actions if isinstance(a, Piece)]:
@@ -42,7 +42,7 @@ def answer(machine, actions, now, rate=20e6, status=0):
 
 
 def opened(rate=20e6):
-    """Return a machine in state OPEN that has measured a link with ``rate``."""
+    """Return a machine in state OPEN that has measured a link with ``rate`` bytes/s."""
     machine = ClientMachine(5)
     assert machine.on_time(0.0) == [CallOpen()]
     assert isinstance(machine.on_open(REPLY, 0.1)[0], MakePlans)
@@ -90,7 +90,7 @@ def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
     machine = opened(20e6)
     plans, chosen = TABLE.plans, np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2]])
     machine.choice.table = PlannedTable(TABLE.bandwidths, plans, chosen, 0.1 + chosen)
-    # until the down link is measured, its rate counts as equal to that of the up link
+    # until the downlink has been measured, the client assumes that its rate is the uplink's rate
     assert machine.choose(1.0) == 2
     probe = machine.on_time(1.0)
     for piece in probe:
@@ -132,7 +132,7 @@ def test_a_server_that_does_not_answer_costs_its_deadline_and_is_then_left_alone
     assert pieces
     limit = 1.0 + max(2 * 0.05, 0.05 + 0.1)
     assert machine.limit == pytest.approx(limit)
-    assert machine.work(limit - 1e-3) == range(1, 1)     # the request waits
+    assert machine.work(limit - 1e-3) == range(1, 1)     # the request still waits for the server
     assert machine.work(limit) is None
     assert run.finish_alone() == expected(GRAPH, INPUT)
     machine.end(limit, 1.0)
@@ -211,7 +211,7 @@ def test_a_server_that_was_restarted_is_opened_again_and_gets_the_plans():
     _, pieces = begin(machine, 1.0)
     out = answer(machine, pieces, 1.0, status=NOT_OPEN)
     assert out == [CallOpen()] and machine.state == OPENING
-    assert machine.work(1.01) is None    # the request does not wait until its deadline
+    assert machine.work(1.01) is None    # the request ends before its deadline
     assert machine.on_open(OpenReply(READY, '', 8), 1.1) == [CallSetPlans()]
 
 
@@ -263,9 +263,9 @@ def with_others(here, there):
 
 
 def ask(machine, now, taken):
-    """Run a request and return its plan.
+    """Run a request and return the number of its plan, or None for the robot alone.
 
-    ``taken`` says how long a request takes with each plan.
+    ``taken`` maps the plan's number to the seconds that the request takes.
     """
     plan = machine.choose(float(now))
     if plan is not None:
@@ -280,7 +280,7 @@ def test_a_plan_that_takes_longer_than_another_is_left_after_a_few_requests():
     taken = {2: 0.2, 1: 0.125, None: 0.14}
     plans = [ask(machine, now, taken) for now in range(1, 20)]
     assert plans[:4] == [2] * 4 and plans[4:] == [1] * 15
-    # the table's estimate of 0.12 s for this plan, corrected by the measured requests
+    # The table estimates 0.12 s for this plan. The measured requests correct it to 0.125 s.
     assert machine.report.estimate == pytest.approx(0.125)
 
 

@@ -87,8 +87,8 @@ def test_the_plan_is_that_of_the_bandwidth_measured_before():
     outcome = evaluate.replay(GRAPH, table_from(6), COSTS, trace)
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
     late = evaluate.estimates(GRAPH, SERVER, COSTS, np.array([40e6 / 8 * evaluate.EFFICIENCY]))[0]
-    # In the second sample of the trace, the device still computes, because the plan comes from the
-    # rate of the first sample. In the third sample, the server computes, at the slow rate.
+    # The plan always comes from the rate of the preceding sample. So in the trace's second sample
+    # (fast) the device still computes, and in the third sample (slow) the server still computes.
     assert set(outcome.latency) == {device, late[0]}
     assert outcome.latency[0] == device and outcome.latency[-1] == late[0]
     assert (outcome.latency == late[0]).sum() == pytest.approx(10 / late[0], abs=2)
@@ -99,7 +99,7 @@ def test_the_plan_is_that_of_the_bandwidth_measured_before():
 def test_requests_follow_each_other_without_a_pause(rates):
     trace = LinkTrace(np.arange(len(rates)) * 0.5, rates, 0.5 * len(rates))
     outcome = evaluate.replay(GRAPH, table_from(1), COSTS, trace)
-    begun = outcome.latency[:-1].sum()      # the time at which the last request starts
+    begun = outcome.latency[:-1].sum()      # start of the last request, in seconds
     assert begun < trace.period <= begun + outcome.latency[-1]
     assert len(outcome.energy) == len(outcome.latency)
 
@@ -111,7 +111,7 @@ def test_foresight_is_never_slower(rates, first_server_bin):
     table = table_from(first_server_bin)
     foreseen = evaluate.replay(GRAPH, table, COSTS, trace, foresight=True)
     blind = evaluate.replay(GRAPH, table, COSTS, trace)
-    assert len(foreseen.latency) >= len(blind.latency)       # more requests in the same time
+    assert len(foreseen.latency) >= len(blind.latency)       # foresight is not slower
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
     if 0 < first_server_bin < 31:
         assert foreseen.latency.max() <= device

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(find_spec('ortools') is None, reason='ortools is
 
 
 def all_cuts(graph):
-    """Return every combination of the operators' cuts; each operator has two cuts.
+    """Return every combination of cuts, as one pair (device_to, server_from) for each operator.
 
     A global operator is not divided: one side computes all of it.
     """

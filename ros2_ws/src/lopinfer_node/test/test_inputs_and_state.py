@@ -1,6 +1,7 @@
-"""The result of a call must depend only on the inputs of that call.
+"""Tests of the inputs and of the state of a model.
 
-Two inputs that share memory still count as two inputs.
+The result of a call must depend only on the inputs of that call. Two inputs that share memory
+still count as two inputs.
 """
 
 import dataclasses
@@ -80,7 +81,7 @@ class Base(nn.Module):
 
 
 class SmallCount(Base):
-    """Multiplies its result by 1e-5 and by the number of its calls."""
+    """Multiplies its result by 1e-5 and by the number of calls so far."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +105,7 @@ class Drifts(Base):
 
 
 class Mean(Base):
-    """Keeps a slow mean of the convolution's results in an attribute, from the first call on."""
+    """Keeps a slowly changing mean of the convolution's results in an attribute."""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +151,7 @@ class Elsewhere(Base):
 
 
 class FirstCall(Base):
-    """Keeps values that it computes from its first input."""
+    """In its first call, computes values from the input and keeps them for later calls."""
 
     def __init__(self):
         super().__init__()
@@ -200,9 +201,9 @@ def test_a_model_that_accepts_only_inputs_like_its_example_is_traced():
 
 
 class Thirds(nn.Module):
-    """Divides integers; the result has PyTorch's default dtype.
+    """Divides integers.
 
-    If ``dtype`` is given, the result has this dtype instead.
+    The result has the type ``dtype``, or PyTorch's default dtype if ``dtype`` is None.
     """
 
     def __init__(self, dtype=None):

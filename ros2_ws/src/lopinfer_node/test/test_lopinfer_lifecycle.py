@@ -1,4 +1,4 @@
-"""The server as a managed node: its transitions, and what robots do while it is paused."""
+"""Tests of the server as a managed node: its transitions, and what robots do while it is paused."""
 
 import os
 import re

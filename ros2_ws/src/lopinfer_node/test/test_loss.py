@@ -44,9 +44,9 @@ def test_plans_are_valid_and_never_worse_than_a_baseline(seed):
 @PROFILE
 @given(SEEDS)
 def test_any_cuts_are_bettered_by_their_bounds(seed):
-    """If cuts are valid, the plan from their bounds is at least as good as these cuts.
+    """The plan that the search makes from a plan's bounds is at least as good as this plan.
 
-    So a search over bounds misses no better plan.
+    So a search over bounds alone misses no better plan.
     """
     graph = random_graph(seed)
     costs, link = random_costs(graph, seed)

@@ -98,8 +98,8 @@ def start(processes, kind, **parameters):
 def halves(traced, fixed, per_share):
     """Yield one table whose plan divides each operator in the middle.
 
-    The robot computes the upper half, and the server the lower half. The server computes global
-    operators whole. The plan is the same for every bandwidth.
+    The robot computes the first half of the indices, and the server the second half. The server
+    computes global operators whole. The plan is the same for every bandwidth.
     """
     graph = traced.graph
     whole = np.array([n.is_global or n.extent == 1 for n in graph.nodes])
@@ -128,7 +128,7 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
             same(shared(x), want)
         report = shared.report
         assert report.offloaded == 6 and report.server > 0
-        server.kill()  # the client does not know this yet, and begins a request
+        server.kill()  # the client has not noticed this yet, so it begins a request with the server
         same(shared(inputs[1]), wanted[1])
         assert report.fallbacks <= 1 and report.offloaded == 6
         with server_here(store):
@@ -142,7 +142,7 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
 
 @contextmanager
 def server_here(directory, **options):
-    """Yield a server in this process."""
+    """Run a server in this process during the `with` block."""
     context = Context()
     rclpy.init(context=context)
     node = Node('lopinfer_server', context=context)
@@ -159,7 +159,7 @@ def server_here(directory, **options):
 
 def test_a_result_that_can_not_be_read_back_costs_its_request_alone(store):
     class FailsOnce:
-        """Stands for a device that reports an error only when a result is read."""
+        """Emulates a device that reports an error only when a result is read."""
 
         runs = 0
 
@@ -206,7 +206,8 @@ def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, m
         weights.write_bytes(data)
         server._prepare(traced.digest)
         assert 'damaged' in server.machine._models[traced.digest].reason
-        assert not server._models and not server.store.digests()  # a robot may send the model again
+        # the files are deleted, so a robot may send the model again
+        assert not server._models and not server.store.digests()
 
 
 def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):
@@ -238,7 +239,7 @@ def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeyp
 def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_there(
         store, monkeypatch):
     def full(*arguments):
-        raise RuntimeError('No space left on device')   # as safetensors does if the disk is full
+        raise RuntimeError('No space left on device')   # safetensors raises this for a full disk
 
     def read_only(*arguments):
         raise OSError('Read-only file system')
@@ -269,7 +270,7 @@ def test_a_planner_that_fails_and_a_server_that_is_not_there_are_the_reason(stor
 
 
 def test_an_answer_that_comes_after_its_call_was_repeated_counts(store, monkeypatch):
-    """The server answers a call only after the client has repeated the call."""
+    """The client uses an answer even if it comes after the client has repeated the call."""
     ask, answer = client_shell.Client._ask, Server._on_open
     changed, calls, connected = threading.Condition(), [], []
 
@@ -347,7 +348,7 @@ def test_other_inputs_than_the_first_run_whole_with_a_reason_and_a_warning(kind)
         assert warned[0].filename == __file__    # the warning names the line that called the model
         assert torch.equal(result, model(*args)) and why in shared.reason
         with warnings.catch_warnings():
-            # each reason is reported only once, so a repeated warning becomes an error
+            # the client reports each reason once; here a second warning would be an error
             warnings.simplefilter('error')
             shared(*args)
             assert torch.equal(shared({'left': ONES, 'right': ONES * 2}), -ONES)
@@ -417,7 +418,7 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
 
 
 def test_two_models_of_one_process_are_both_shared(store):
-    """The server has one of the models; it receives the other model and tries it."""
+    """The server has only the first model's files; it receives the second model and tries it."""
     models = [Small().eval(), Small().eval()]
     with torch.no_grad():
         models[1].head.weight.mul_(-3.0)
@@ -523,7 +524,7 @@ def test_a_server_that_is_killed_while_it_computes(processes, tmp_path):
     server = start(processes, 'server', directory=tmp_path)
 
     class Kills:
-        """Kills the server when the first step is computed, before the request sends anything."""
+        """Kills the server when the robot has computed its first step and has sent nothing."""
 
         def next_run(self):
             return 1

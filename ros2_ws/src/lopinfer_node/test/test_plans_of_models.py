@@ -1,8 +1,8 @@
-"""Real and random models: every plan that the checker accepts gives the unsplit model's output.
+"""For real and random models, every plan that the checker accepts gives the unsplit model's output.
 
-The variables LOPINFER_PLANS and LOPINFER_GRAPHS set the number of plans per torchvision model and
-the number of random graphs. The 10,000 plans of the documentation need LOPINFER_PLANS=600
-LOPINFER_GRAPHS=200.
+The environment variables LOPINFER_PLANS and LOPINFER_GRAPHS set the number of plans per torchvision
+model and the number of random graphs. For the 10,000 plans of the documentation, set
+LOPINFER_PLANS=600 LOPINFER_GRAPHS=200.
 """
 
 import os
@@ -79,7 +79,7 @@ def test_one_element_is_sent_and_watched_whatever_its_stride():
 
 
 def mutations(plan: Plan, rng: np.random.Generator):
-    """Yield plans: in each, one end of one interval is moved inwards by one index."""
+    """Yield copies of a plan; in each, one interval is shorter by one index at one end."""
     nodes = [n.index for n in plan.graph.nodes if n.kind.value == 'operator']
     for node in rng.choice(nodes, min(12, len(nodes)), replace=False):
         for side in (DEVICE, SERVER):

@@ -47,7 +47,7 @@ def test_phases_of_the_extremes():
     assert (link, server, overlap, nobody) == (0, 0, 0, 0) and robot > 0
     robot, link, server, overlap, nobody = plots.phases(view(0).timeline)
     assert (robot, overlap) == (0, 0) and link > 0 and server > 0
-    assert nobody == pytest.approx(2e-3)      # the delay of the link, once up and once down
+    assert nobody == pytest.approx(2e-3)      # only the delay of the link: 1 ms up and 1 ms down
 
 
 def test_overlap_appears_when_both_compute():
@@ -67,7 +67,10 @@ def color(name):
 
 
 def drawn(path, legend=0.25):
-    """Return the colours in the part of a picture that lies above the legend."""
+    """Return the set of colours in a picture above its legend.
+
+    ``legend``: share of the picture's height that the legend takes.
+    """
     pixels = matplotlib.image.imread(path)[..., :3]
     pixels = pixels[:int(len(pixels) * (1 - legend))]
     return {tuple(c) for c in np.unique((pixels.reshape(-1, 3) * 255).round().astype(int), axis=0)}
@@ -96,7 +99,7 @@ def test_the_critical_path_runs_from_the_input_to_the_result(tmp_path, monkeypat
     assert points[:, 0].min() == 0
     assert points[:, 0].max() == pytest.approx(seen.timeline.latency * 1e3)
     boxes = [np.mean([y for _, y in line[:4]]) for line in lines[0] if len(line) == 5]
-    assert boxes == pytest.approx([1, 3, 2])        # uplink, server, downlink
+    assert boxes == pytest.approx([1, 3, 2])        # rows: uplink, server, downlink
 
 
 def test_a_plan_that_never_ends_is_refused(tmp_path):

@@ -148,7 +148,7 @@ def test_a_slowed_robot_pauses_for_what_it_computed_and_not_for_what_others_did(
 
         def compute(self, position):
             clocks['thread_time'] += 0.01
-            clocks['perf_counter'] += 0.5  # another process used the CPU during most of this time
+            clocks['perf_counter'] += 0.5  # for 0.49 s of this time, another process used the CPU
 
         def finish_alone(self):
             self.compute(0)

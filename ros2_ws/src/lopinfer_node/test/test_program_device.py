@@ -16,9 +16,10 @@ def traced():
 
 
 def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
-    """A copy to a GPU may block, so it must not happen when a message is accepted.
+    """`deliver` copies nothing to the GPU; the next `compute` does.
 
-    The thread that accepts a message holds the lock of the state machine.
+    A copy to a GPU may block. The thread that accepts a message holds the lock of the state
+    machine, so it must not block.
     """
     brought = []
     monkeypatch.setattr(program, 'uploaded', lambda flat, device: brought.append(flat) or flat)
@@ -34,9 +35,9 @@ def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
 
 
 def shared(traced, there, x):
-    """Let the server compute everything; return the model's outputs.
+    """Let the server compute the whole model; return the model's outputs.
 
-    `there`: the traced model that the server uses.
+    `traced` and `there`: the traced model on the robot and on the server.
     """
     plan = Plan.server_only(traced.graph)
     programs = Program(traced, plan, DEVICE), Program(there, plan, SERVER)

@@ -1,4 +1,4 @@
-"""For every operator, parts are equal to slices of the whole result.
+"""For every operator, a computed part equals the same slice of the whole result.
 
 The footprints are neither too small nor too large.
 """
@@ -56,10 +56,10 @@ def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
                 assert relative_error(got.float(), w.float()) < 1e-5, chosen
 
 
-# These footprints are hulls by definition: the input indices that one output index needs
+# In these cases, the footprint is larger than the set of needed input indices. The needed indices
 # form no interval, or the operator reverses the order of the indices.
 HULLS = {'slice step', 'focus', 'in place on a view', 'conv dilated far'}
-# For these operators, the derivative can be zero at an input index that the result depends on.
+# For these operators, the derivative can be zero although the result depends on the input index.
 FLAT = {'max_pool2d', 'max_pool3d', 'adaptive_max_pool2d', 'relu', 'gt', 'where', 'to', 'clamp',
         'max', 'pad', 'prelu', 'mul'}
 
@@ -175,7 +175,7 @@ def test_torch_fx_gives_the_same_results_where_export_is_not_used():
 
 @pytest.mark.parametrize('name', CASES)
 def test_a_part_is_computed_where_its_tensors_are(name):
-    """The test uses the device `meta`, on which operators refuse tensors of other devices."""
+    """Compute each part on the device `meta`, where operators refuse tensors of other devices."""
     tape = traced_case(name)[2].tape
     tape = replace(tape, records=[replace(made, arguments=pytree.tree_map_only(
         Weight, lambda w: Weight(w.name, w.tensor.to('meta')), made.arguments,
@@ -201,7 +201,7 @@ def compute_a_part(traced, at):
 
 
 ATEN = torch.ops.aten
-# The first call leaves out arguments that have defaults; the second one names them.
+# Each row: the same call twice, first without the arguments that have defaults, then with them.
 LEFT_OUT = {
     'pad': (lambda m, x: ATEN.pad(x, [1, 1, 2, 0]),
             lambda m, x: ATEN.pad(x, [1, 1, 2, 0], 'constant')),

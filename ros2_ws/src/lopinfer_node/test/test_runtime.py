@@ -23,7 +23,10 @@ def all_open(world):
 
 
 def infer(world, rounds=5, patience=5.0):
-    """Let each client make requests one after another; return when all clients have all results."""
+    """Let each client make `rounds` requests, one after another.
+
+    Fails if a client gets wrong results, or if a round takes more than `patience` seconds.
+    """
     for _ in range(rounds):
         for client in world.clients:
             client.request()

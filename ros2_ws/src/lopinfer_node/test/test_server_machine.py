@@ -73,7 +73,7 @@ def serving(*clients, limits=None):
 
 
 def pieces_of(inputs, number, incarnation=5):
-    """Return the pieces that a client sends for one request."""
+    """Return the pieces that a client sends for request `number`."""
     box = Outbox(incarnation, MAX_PIECE)
     run = Program(PLAN, DEVICE).start(inputs)
     for t in PLAN.transfers:
@@ -83,7 +83,7 @@ def pieces_of(inputs, number, incarnation=5):
 
 
 def finish(server, now=1.0):
-    """Compute all steps that can run; return the pieces that the server sends."""
+    """Let the server compute all steps that can run; return its actions."""
     sent = []
     while (work := server.work()) is not None:
         sent += server.on_computed(work, work.execution.compute(work.steps), 0.5, now)
@@ -204,7 +204,7 @@ def test_server_refuses_an_invalid_open_request_with_the_reason(request_, says):
 def test_another_life_of_a_client_takes_over_when_the_former_is_silent():
     server = serving('robot1')
     assert server.on_open(open_request(incarnation=6), 3.0)[0].status == READY
-    # these are plans of the client's former process
+    # the plans come from the client's former process, which has another incarnation
     assert server.on_set_plans(plans_request(), 3.0)[0] == REFUSED
 
 
@@ -274,8 +274,8 @@ MIB = 1 << 20
 def having(limit, *models, kept=()):
     """Return a server with `limit` MiB of memory for models.
 
-    Each of `models` is a tuple: the digit that the digest repeats, the MiB that the loaded
-    model needs, and the MiB that one request needs.
+    Each of `models` is a tuple: a digit, the MiB of the loaded model, and the MiB of one request.
+    The model's digest repeats its digit. The server keeps the models whose digits are in `kept`.
     """
     server = ServerMachine(9, limits=Limits(memory=limit))
     for digit, loaded, request in models:
@@ -287,7 +287,10 @@ def having(limit, *models, kept=()):
 
 
 def join(server, client, digit, now=0.0):
-    """Let a client open a model and send plans; return the answer to the plans, and all actions."""
+    """Let a client open a model and send plans.
+
+    Returns the server's answer to the plans, as (status, reason), and all actions.
+    """
     request = OpenRequest(PROTOCOL, client, 5, digit, digit * 64, [], [])
     assert server.on_open(request, now)[0].status == READY
     bins, own = encode_plans([PLAN.own])
@@ -317,7 +320,7 @@ def test_models_that_nobody_uses_make_room_the_oldest_first_but_not_those_that_a
     assert server.admit('e' * 64, 300 * MIB, MIB) == ('', [Unload('c' * 64)])
     assert [d[0] for d in server.models] == ['a', 'b', 'd', 'e']
     actions = server.on_open(OpenRequest(PROTOCOL, 'robot2', 5, 'c', 'c' * 64, [], []), 0.0)[1]
-    assert actions == [Prepare('c' * 64)]       # the server still has the files of this model
+    assert actions == [Prepare('c' * 64)]       # the files are still on the server's disk
 
 
 def test_server_refuses_a_client_without_memory_until_another_leaves():

@@ -1,6 +1,6 @@
 """Global operators can be computed in parts.
 
-The results are equal, and only statistics cross the link.
+The results equal those of the undivided operators, and only statistics cross the link.
 """
 
 import numpy as np
@@ -66,7 +66,7 @@ def test_half_and_half_only_the_sums_of_the_servers_half_come_back():
 
 
 def _half(graph, node):
-    """Return the half of the axis on which an operator works: 0 or 1."""
+    """Return on which half of the axis the operator works: 0 (first) or 1 (second)."""
     while node.op != 'slice':
         node = graph.nodes[node.inputs[0]]
     return int(node.footprints[0].need(0, 1)[0] > 0)

@@ -1,7 +1,4 @@
-"""The server's disk holds a whole model or nothing of it.
-
-This is true after any interruption of an upload.
-"""
+"""After any interruption of an upload, the server's disk has the whole model or none of it."""
 
 import os
 import random
@@ -43,7 +40,7 @@ def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
     def call(request):
         calls.append(request.offset)
         if len(calls) == 5:
-            stores[0] = Store(path)       # the server restarts
+            stores[0] = Store(path)       # a new store stands for a restart
         if draw.random() < 0.3:
             raise TimeoutError
         return stores[0].take(request)
@@ -59,7 +56,7 @@ def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
         assert (stores[0].path(DIGEST) / name).read_bytes() == (model / name).read_bytes()
     sent = []
     send_model(model, DIGEST, lambda r: sent.append(r.data) or stores[0].take(r))
-    assert sent == [b'', b'']             # a second robot only asks whether the model is there
+    assert sent == [b'', b'']             # a second robot only asks, and sends no data
 
 
 def test_parts_from_before_a_restart_are_hashed_in_blocks(tmp_path):

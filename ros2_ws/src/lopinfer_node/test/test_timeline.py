@@ -105,8 +105,8 @@ def two_operators():
 
 
 def test_a_small_case_by_hand():
-    # Each of 10 rows has 40 bytes. The device computes 6 rows of both operators, and the server
-    # receives 4 raw rows.
+    # Both tensors have 10 rows of 40 bytes. The device computes 6 rows of both operators, and the
+    # server receives the 4 other rows of the input.
     graph, costs = two_operators()
     cut = np.array([0, 6, 6, 0])
     t = estimate(graph, Plan.of_cuts(graph, cut, cut), costs, Link(80, 40, 0.25))

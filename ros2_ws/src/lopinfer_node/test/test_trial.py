@@ -19,7 +19,7 @@ LIMIT = 120
 
 
 class Squares(torch.nn.Module):
-    """Makes a matrix of `size` by `size` and multiplies it by itself."""
+    """Makes a matrix of `size` rows and columns, and multiplies it by itself."""
 
     def __init__(self, size, times):
         super().__init__()
@@ -34,7 +34,7 @@ class Squares(torch.nn.Module):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Return a function that stores a model in the form in which a robot sends it.
+    """Return a function that stores a model with the same files as a model that a robot has sent.
 
     The function takes the size of the matrix and the number of products, and returns the
     model's folder.

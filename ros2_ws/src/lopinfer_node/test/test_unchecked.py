@@ -1,6 +1,6 @@
-"""Values that a kernel would not check are refused.
+"""The server refuses values that an operator's kernel would not check.
 
-They could crash the server or reveal its memory.
+Such values could crash the server or reveal its memory.
 """
 
 import pytest

@@ -64,7 +64,7 @@ class Decides(Base):
     def forward(self, x):
         y = self.conv(x)
         self.mean = y.mean((0, 2, 3), keepdim=True)
-        if y.sum() > 0:  # the error names this line
+        if y.sum() > 0:  # the test expects this line in the error
             y = y * 2
         return y
 
@@ -74,11 +74,11 @@ class Selects(Base):
 
     def forward(self, x):
         y = self.conv(x)
-        return y[y > 0]  # the error names this line
+        return y[y > 0]  # the test expects this line in the error
 
 
 def contents(model):
-    """Return the attributes of all modules, with the values of tensors."""
+    """Return the attributes of all modules of a model, with copies of the tensors' values."""
     def of(value):
         if isinstance(value, torch.Tensor):
             return type(value), id(value), value.detach().clone().tolist()
@@ -109,9 +109,9 @@ def test_the_model_is_left_as_it_was_whether_it_can_be_traced_or_not(kind):
 
 
 class Renormalises(nn.Module):
-    """An embedding that shortens rows when they are used.
+    """An embedding with `max_norm`, which shortens a row of its weight whenever the row is used.
 
-    The embedding and the linear layer have the same weight.
+    The linear layer uses the same weight as the embedding.
     """
 
     def __init__(self):
@@ -125,9 +125,9 @@ class Renormalises(nn.Module):
 
 
 class Estimates(nn.Module):
-    """Has a batch norm whose statistics are parameters.
+    """Calls batch_norm with parameters as its running statistics.
 
-    The operator writes to the statistics, although its schema does not say so.
+    The operator writes to these parameters, although its schema does not say so.
     """
 
     def __init__(self):
@@ -290,14 +290,14 @@ def test_values_that_the_model_stores_do_not_count_as_changes():
 
 
 class Drops(Base):
-    """Has a dropout that is active even in eval mode, and that changes few values."""
+    """Has a dropout that is active even in eval mode, and that zeroes only few values."""
 
     def forward(self, x):
         return nn.functional.dropout(self.conv(x), 1e-6)
 
 
 class Types(Base):
-    """Returns a tensor whose dtype does not allow comparisons."""
+    """Returns a tensor whose dtype has no comparison in PyTorch."""
 
     def forward(self, x):
         return self.conv(x).to(torch.float8_e4m3fn)
@@ -316,7 +316,7 @@ def test_hooks_of_libraries_are_no_reason_and_no_change():
 
     def gathers(*arguments):
         pass
-    # transformers adds such hooks at the first run
+    # the library transformers adds such a hook when a model runs for the first time
     gathers.__module__ = 'transformers.utils.output_capturing'
     model.register_forward_hook(gathers)
     assert not snapshot.change()

@@ -146,9 +146,9 @@ def test_the_first_parameter_that_differs_is_named():
 
 
 def carry(box, rate, seconds, loss=0.0, latency=0.001, seed=0):
-    """Carry the pieces of `box` over a link in virtual time.
+    """Carry the pieces of `box` over a link of `rate` bytes/s for `seconds` of virtual time.
 
-    Return the pieces that arrived, and the maximum number of bytes in flight.
+    Returns the pieces that arrived, and the maximum number of bytes in flight.
     """
     draw, now, free, arrivals, out = random.Random(seed), 0.0, 0.0, Arrivals(), []
     coming, peak = [], 0
@@ -192,7 +192,7 @@ def test_the_window_carries_30_megabytes_a_second_over_10_ms():
     box = Outbox(1, MAX_PIECE)
     for transfer in range(40):
         box.offer(ROUTE, transfer, bytes(500_000))
-    carry(box, 30e6, 0.3, latency=0.01)     # `box` measures the rate
+    carry(box, 30e6, 0.3, latency=0.01)     # this traffic lets `box` measure the rate
     before = box.bytes_sent
     carry(box, 30e6, 0.2, latency=0.01)
     assert box.bytes_sent - before > 0.9 * 30e6 * 0.2

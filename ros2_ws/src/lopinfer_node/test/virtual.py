@@ -37,12 +37,12 @@ from lopinfer_node.runtime.wire import Ack, Piece
 from numpy_program import Program, alike, expected, random_plan
 
 DIGEST = 'd' * 64
-PIECE = 24  # largest number of bytes in a piece; so few that most transfers have several pieces
+PIECE = 24  # maximum bytes of a piece; small, so that most transfers have several pieces
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Faults of a channel: probabilities, delays in seconds, rates in bytes per second."""
+    """Properties of a channel: probabilities of faults, delays in seconds, rates in bytes/s."""
 
     loss: float = 0.0
     double: float = 0.0
@@ -50,7 +50,7 @@ class Channel:
     jitter: float = 0.0
     latency: float = 0.002
     rate: float = 10e6
-    down: float | None = None   # rate of the down link; None: the same as `rate`
+    down: float | None = None   # rate of the downlink; None: the same as `rate`
 
 
 class World:
@@ -166,7 +166,7 @@ class World:
 
 
 def damaged(piece, draw):
-    """Return the piece with one field or byte changed, or with its end cut off."""
+    """Return a copy of the piece with less data, or with one bit of a field or the data changed."""
     kind = draw.randrange(4)
     if kind == 0 and len(piece.data):
         return replace(piece, data=piece.data[:draw.randrange(len(piece.data))])
@@ -256,7 +256,7 @@ class Client:
         self.act(self.machine.on_uploaded(reason, self.world.now))
 
     def call(self, request, answer):
-        """Send a call of a service; the client gets no answer if no server runs."""
+        """Send a service call to the server; if no server runs, the client gets no answer."""
         world = self.world
 
         def ask():

@@ -23,16 +23,16 @@ ELSEWHERE = {'chaos': 'ros2_ws/src/fleet_emulation', 'view': 'ros2_ws/src/rog_vi
 
 
 def make_parser(wanted: str = '') -> argparse.ArgumentParser:
-    """Return the parser of the wanted verb; without a known verb, the parser of all verbs.
+    """Return the parser of the verb ``wanted``, or of all verbs if there is no such verb.
 
-    A verb's imports may take seconds, so other verbs are not imported. Other packages add verbs by
-    entry points of the group ``rog.verbs``: the name is the verb, and the object is a function that
-    does the same as ``add_to`` of the modules in this package.
+    A verb's imports may take seconds, so the modules of other verbs are not imported. Other
+    packages add verbs with entry points of the group ``rog.verbs``. The entry point's name is the
+    verb. Its object is a function like ``add_to`` in this package's modules.
     """
     parser = command_parser('rog', 'Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    # If both the wheel and a checkout are installed, each of them has an entry for a verb.
-    # Keep one entry per name; which of the two is found first depends on the file system.
+    # If both a wheel and a checkout are installed, each verb has two entry points. The dict keeps
+    # only one of them; the order of the file system decides which.
     others = {found.name: found for found in entry_points(group='rog.verbs')}
     names = [*VERBS, *sorted(others)]
     for name in [wanted] if wanted in names else names:
@@ -43,7 +43,7 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; an error of the user gives one line on stderr and exit code 2."""
+    """Run one verb; after an error of the user, print one line on stderr and return 2."""
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may not support all characters
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser(name).parse_args(arguments)
         return _run(options)
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
-        # the null device receives the output that is not flushed yet
+        # send the output that is still in the buffer to the null device
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except (SettingError, TraceError, RecordError, TaskError, RogError) as error:

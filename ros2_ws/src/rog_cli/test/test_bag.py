@@ -24,9 +24,9 @@ KINDS = {'FleetStatus': 'rog_msgs/msg/FleetStatus', 'TrainingStatus': 'rog_msgs/
 
 
 def run(robots=('robot1', 'robot2'), run=7, start=5.0, steps=12, fleet=True, space=''):
-    """Yield the statuses of a run that begins before the recording and ends in the recording.
+    """Yield the statuses of a run that begins before the recording and ends during the recording.
 
-    Each item is a tuple: topic, time in seconds, and status.
+    Each item is a tuple (topic, time in seconds, status).
     """
     for step in range(steps):
         now = start + step
@@ -47,9 +47,10 @@ def run(robots=('robot1', 'robot2'), run=7, start=5.0, steps=12, fleet=True, spa
 
 
 def write(path, statuses, storage='mcap', without=()):
-    """Write a recording, as rosbag2 does.
+    """Write a recording in the format of rosbag2.
 
-    ``statuses``: tuples (topic, time in seconds, message).
+    ``statuses``: tuples (topic, time in seconds, message). ``without``: fields that the message
+    types of the recording lack.
     """
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
     store = get_typestore(Stores.ROS2_JAZZY)

@@ -66,9 +66,9 @@ def test_a_bad_choice_is_refused_before_anything_starts(capsys, tmp_path, argume
     ['chaos', 'indoor']])
 def test_an_out_that_is_empty_is_not_where_the_user_is(
         capsys, monkeypatch, tmp_path, arguments):
-    """Refuse ``--out ""``, which a script can cause by an unset variable.
+    """Refuse ``--out ""``, which a script passes if a variable is not set.
 
-    An earlier version wrote the run into the working directory of the user.
+    An earlier version wrote the run into the user's working directory.
     """
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
@@ -170,7 +170,7 @@ class Ended:
 
 
 class Undisturbed:
-    """An `Interruption` that receives no signal."""
+    """Replaces an `Interruption` that has received no signal."""
 
     number, at_once = 0, False
 
@@ -189,7 +189,7 @@ def test_the_table_of_a_former_run_is_not_taken_for_that_of_one_that_failed(caps
     former = fleet_module._version(tmp_path)
     code, text, error = ended(capsys, tmp_path, 1, former)
     assert (code, text) == (1, '') and 'its own words' in error
-    record(tmp_path)  # now write the results of a complete run
+    record(tmp_path)  # the server failed, but it wrote complete results
     assert 'robot2' in ended(capsys, tmp_path, 1, former)[1]
 
 

@@ -1,6 +1,6 @@
-"""The statuses of a fleet decide what is displayed.
+"""Tests of the state that is displayed from a fleet's statuses.
 
-Messages of strangers do no harm.
+Messages from strangers must do no harm.
 """
 
 import math

@@ -78,7 +78,7 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         assert shown == 'python -m says_what_it_is stay'
         process.send_signal(number)
         assert process.wait(LIMIT) == -number
-        process.send_signal(number)  # no process receives this signal
+        process.send_signal(number)  # the process has ended, so the signal goes nowhere
 
 
 def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, light):
@@ -107,7 +107,10 @@ def test_it_says_nothing_of_the_threads_of_libraries(tmp_path, capfd, light):
 
 @pytest.mark.parametrize('answered', mostly_long([False, True], True))
 def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, answered):
-    """The launcher ends before the fork server answers, or before the launcher reads the answer."""
+    """The fork server prints no error if the launcher ends before it has read the answer.
+
+    ``answered``: whether the fork server has sent the answer when the launcher ends.
+    """
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     fork_server = ForkServer(light)
     read, write = os.pipe()
@@ -121,6 +124,6 @@ def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, ans
     fork_server._link.close()
     fork_server._process.send_signal(signal.SIGCONT)
     assert fork_server._process.wait(LIMIT) == 0
-    with open(read) as log:  # the text is complete when the requested process has ended as well
+    with open(read) as log:  # reading ends when all processes have ended
         assert bool(log.read()) == answered
     assert capfd.readouterr().err == ''

@@ -15,7 +15,7 @@ from rog_cli.main import main
 
 
 class Held:
-    """A process that a device blocks: for now, not even SIGKILL ends it."""
+    """Replaces a process that waits for a device and so does not end, even after SIGKILL."""
 
     def kill(self):
         pass
@@ -62,9 +62,10 @@ def test_the_processes_of_child_fleets_are_started_in_their_own_domains(tmp_path
     ('network', {'domain_id': 1}, 'network is DDS domain 1, like that of two_level_blue;')])
 def test_fleets_that_cannot_meet_or_would_meet_each_other_are_refused(
         section, changes, words, tmp_path, capsys):
-    """An earlier version started such fleets.
+    """Refuse a child fleet that cannot reach its parent, or that uses another fleet's network.
 
-    In one of them, a robot trained by itself without a warning. In another one, two servers ran.
+    An earlier version started such fleets. In one case a robot trained alone without a warning.
+    In another case two servers ran in one place.
     """
     for name in ('two_level', 'two_level_blue', 'two_level_red'):
         data = yaml.safe_load((FLEETS / f'{name}.yaml').read_text())

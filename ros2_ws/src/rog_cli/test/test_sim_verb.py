@@ -116,7 +116,7 @@ def test_it_runs_a_fleet_and_says_where_the_results_are(capsys, mine, tmp_path):
     code, text, error = sim(capsys, mine, '--sync', 'bsp', '--out', str(out))
     assert (code, error) == (0, '')
     assert 'mine, bsp: 25 %' in text and 'mine, bsp: 100 %' in text
-    # the data of this task never change during a run
+    # the table has no columns for a shift, because this task's data does not change during a run
     assert 'at the' in text and 'shift' not in text
     assert '0.5 minutes of 2 robots in' in text and f'Results in {out}:' in text
     for name in ('run.jsonl', 'summary.json', 'run.png', 'run.svg'):
@@ -181,7 +181,7 @@ def test_a_link_recorded_from_a_run_is_replayed_at_its_own_rates(capsys, mine, t
 
 @pytest.mark.parametrize(('arguments', 'scales'), [
     ([], [0.05, 0.05, 0.5, 0.05]),
-    # a built-in trace leaves the scales unchanged
+    # with a built-in trace, the scales of the fleet file still hold
     (['--trace', 'outdoor'], [0.05, 0.05, 0.5, 0.05]),
     (['--trace', 'mine.txt'], [1, 0.05, 1, 1]),
     (['--trace', 'mine.txt', '--set', 'link.scale=0.3'], [0.3, 0.3, 0.5, 0.3]),

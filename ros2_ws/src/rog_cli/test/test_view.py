@@ -40,7 +40,7 @@ def test_the_table_names_cause_and_duration():
 
 
 class Sends:
-    """Acts as a monitor and as a clock.
+    """Replaces the monitor and the clock.
 
     robot2 sends its first status after ``speaks`` seconds.
     """
@@ -67,9 +67,9 @@ class Sends:
 
 
 @pytest.mark.parametrize(('speaks', 'state', 'until', 'heard'), [
-    (2.0, 'training', 2.0, True),   # the table waits until the robot has sent a status
-    (60.0, 'training', 3.5, False),  # but the table waits for a limited time only
-    (60.0, 'away', 0.5, False)])     # and the table does not wait for a robot that is away
+    (2.0, 'training', 2.0, True),   # the table waits until robot2 has sent a status
+    (60.0, 'training', 3.5, False),  # the table waits at most `COMPLETE` seconds longer
+    (60.0, 'away', 0.5, False)])     # the table does not wait for a robot that is away
 def test_a_table_shown_once_waits_for_each_robot(monkeypatch, capsys, speaks, state, until, heard):
     monitor = Sends(speaks, state)
     monkeypatch.setattr(view, 'time', monitor)
@@ -94,9 +94,10 @@ def test_a_status_that_names_what_cannot_be_a_robot_does_no_harm():
 
 
 def test_with_a_key_an_old_status_that_is_repeated_does_not_count():
-    """Control calls go to the server process that sent the last status.
+    """With a key, the monitor ignores an old server status that somebody sends again.
 
-    After a repeated old status, the server would refuse all calls.
+    Control calls name the server process of the last status. If an old status counted, the server
+    would refuse all calls.
     """
     key = new_key()
 

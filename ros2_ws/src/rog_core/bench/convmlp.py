@@ -1,7 +1,7 @@
 """Parameter shapes of ConvMLP-M, the model of the published ROG runs, as pairs (name, shape).
 
-The shapes follow the architecture of SHI-Labs/Convolutional-MLPs (blocks 3-6-3, widths 128-256-512,
-MLP ratio 3, 64 channels, 3 convolution blocks). With 100 classes, the model has 226 tensors,
+The shapes follow the architecture of SHI-Labs/Convolutional-MLPs: blocks 3-6-3, widths 128-256-512,
+MLP ratio 3, 64 channels, 3 convolution blocks. With 100 classes, the model has 226 tensors,
 33,307 rows and 16.95 M elements.
 """
 

@@ -1,10 +1,14 @@
 """Compares CUDA kernels with PyTorch operations, for the codecs on a GPU.
 
-The model is ConvMLP-M with 17.4 M elements. For each codec this bench measures three durations in
-milliseconds: to encode all segments and copy the bytes to the host (take), to copy the bytes to the
-GPU, decode them and add them (add), and to copy as many float32 values within the GPU (memcpy).
+The model is ConvMLP-M with 17.4 M elements. For each codec, this bench measures three durations in
+milliseconds:
+
+- take: encode all segments, and copy the bytes to the host;
+- add: copy the bytes to the GPU, decode them, and add the values;
+- memcpy: copy as many float32 values within the GPU.
+
 Then it measures one iteration of a worker and a server that push and pull all rows. It prints one
-JSON line. Without a GPU or without cupy, it prints only a message.
+JSON line. Without a GPU or without cupy, it measures nothing and prints a message.
 """
 
 from __future__ import annotations
@@ -68,7 +72,10 @@ def measure(codec: str, partition: RowPartition, put: Put, repeats: int) -> dict
 
 
 def iterations(partition: RowPartition, put: Put, repeats: int) -> dict[str, float]:
-    """Measure one iteration of a worker and a server on the GPU, with the codec onebit."""
+    """Measure one iteration of a worker and a server on the GPU with the codec onebit, in ms.
+
+    The two results are for CUDA kernels and for PyTorch operations.
+    """
     return {name: clock(Pair(partition, 2, 14000, put=put).iterate, repeats)
             for name, clock in (('iteration_ms', milliseconds), ('torch_iteration_ms', by_torch))}
 

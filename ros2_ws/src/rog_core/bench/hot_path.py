@@ -2,11 +2,10 @@
 
 A worker machine and a server machine exchange all messages in this process, on one
 core. The model has 17.4 M elements in 33,324 rows. The method is rsp:4, and each
-transfer sends all rows. The codec is onebit; the ternary codecs are also measured, each
-with its own partition of the model. For each time, the bench also gives the ratio to
-the time of a memcpy of the gradient. It prints one JSON line. The published artifact
-needs 660 to 875 ms (worker) and 630 to 1000 ms (server) for one iteration of one
-worker.
+transfer sends all rows. The codec is onebit. The bench also measures the ternary codecs, each
+with its own partition of the model. It prints one JSON line, which gives each time also as a
+multiple of the time of a memcpy of the gradient. For comparison: the published artifact needs
+660 to 875 ms (worker) and 630 to 1000 ms (server) for one iteration of one worker.
 """
 
 from __future__ import annotations
@@ -38,7 +37,10 @@ SGD = SgdConfig(1e-3, 0.9, 0.0, True)
 
 
 def model(codec: str) -> RowPartition:
-    """Return ConvMLP-M with a head of 117 x 4294: 33,324 rows and 17.4 M elements, as published."""
+    """Return the partition of ConvMLP-M with a head of 117 x 4294, as published, for a codec.
+
+    The model has 33,324 rows and 17.4 M elements.
+    """
     shapes = [(n, (117, 4294) if n == 'head.weight' else (117,) if n == 'head.bias' else s)
               for n, s in convmlp_m()]
     return partition_of(shapes, 'row', codec)
@@ -60,8 +62,8 @@ class Clock:
 class Pair:
     """A server and a worker in this process; messages are delivered at once and in order.
 
-    ``robots``: number of robots that the server lists; only the first has a worker. ``put``: copies
-    an array to the device that computes.
+    ``robots``: number of robots in the server's tables; only the first has a worker. ``put``:
+    function that copies an array to the device that computes.
     """
 
     def __init__(self, partition: RowPartition, robots: int, max_chunk: int,
@@ -86,7 +88,7 @@ class Pair:
         assert self.worker.state == 'computing', self.worker.state
         for other in self.server.members.values():
             if other.robot != 'robot0':
-                other.slowest = 1 << 30  # so high that this robot delays no other robot
+                other.slowest = 1 << 30  # so high that no robot waits for this robot
 
     def _admit(self, robot: str, incarnation: int) -> None:
         request = RegisterRequest(robot, incarnation, 0, 0, 'row', self.server.codec.name,
@@ -126,11 +128,11 @@ class Pair:
                         name, call, message, self.now)]
 
     def iterate(self) -> dict[str, float]:
-        """Run one iteration; return the seconds that each part has taken.
+        """Run one iteration; return the seconds that each part took.
 
         The parts are ``worker``, ``apply`` (the worker receives and adds the pulled rows),
-        ``server``, and ``deadline`` (the server computes its next deadline). No part contains
-        another part.
+        ``server``, and ``deadline`` (the server computes its next deadline). The parts do not
+        overlap.
         """
         self.clock.spent, self.questions = {}, 0
         self.worker.command = Command(mta_time=BUDGET, sending=self.server.method.sending())
@@ -145,7 +147,7 @@ class Pair:
 
 
 def push_cost(pair: Pair) -> float:
-    """Return the seconds that the server needs for the chunks of one push, without the pull."""
+    """Return the seconds for which the server handles the chunks of one push, without the pull."""
     chunks, original = [], pair.server.on_chunk
 
     def record(robot, chunk, now):

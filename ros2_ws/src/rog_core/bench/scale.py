@@ -1,14 +1,14 @@
 """Measures the CPU time and the memory of a server for several numbers of robots.
 
-One robot pushes and pulls, chunk by chunk. All other robots exist only in the server's
-tables, so that these tables have their full size. Each number of robots is measured in
-a new process. Prints one JSON line with four figures for each number of robots.
+One robot pushes and pulls, chunk by chunk. The other robots exist only in the server's
+tables, which therefore have their full size. Each number of robots is measured in
+a new process. The bench prints one JSON line with four figures for each number of robots:
 
 - ``server_ms``: milliseconds that the server needs for one push and its pull. This is
-  the minimum of the repeats, because the machine may be busy.
-- ``per_s``: number of pushes with their pulls that one core can process in a second.
-- ``deadline_us``: microseconds that the server needs to compute the next deadline once.
-  The node computes it after every message; ``server_ms`` does not include this time.
+  the minimum of the repeats, because the machine may be busy with other work.
+- ``per_s``: how many pushes, each with its pull, one core can process in a second.
+- ``deadline_us``: microseconds that the server needs to compute its next deadline once.
+  The node computes the deadline after every message; ``server_ms`` does not include this time.
 - ``memory_mb``: growth of the resident memory in MB.
 """
 
@@ -27,7 +27,7 @@ MODELS = {'small': [(f'layer{k}', (256, 1024)) for k in range(4)], 'convmlp-m': 
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process uses."""
+    """Return the resident memory of this process in bytes."""
     with open('/proc/self/statm', encoding='ascii') as file:
         return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 

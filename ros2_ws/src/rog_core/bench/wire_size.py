@@ -1,8 +1,8 @@
 """Measures how many bytes one push of all rows of ConvMLP-M takes.
 
-The importance of the rows is random. The real Sender and Receiver run over a link without loss; the
-bench adds up the serialised (CDR) size of every message: RowChunk, RowAck, TransferEnd and
-TransferReceipt. Prints one JSON line. For comparison: the sign bits alone take 2.12 MB. The
+The importance of the rows is random. A real Sender and Receiver run over a link without loss. The
+bench adds up the serialised (CDR) sizes of all messages: RowChunk, RowAck, TransferEnd and
+TransferReceipt. It prints one JSON line. For comparison: the sign bits alone take 2.12 MB. The
 published system takes 2.12 MB at best, and about 5 MB if the rows are scattered.
 """
 
@@ -36,11 +36,11 @@ def _aligned(size: int, to: int) -> int:
 
 
 def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
-    """Return the serialised size of a message, including the 4-byte header.
+    """Return the serialised size of a message in bytes, including the 4-byte header.
 
-    The fleet of the message has no key.
+    The message has an empty tag, as in a fleet without a key.
     """
-    return _aligned(_body(message), 4) + 4   # + 4: bytes of the empty tag
+    return _aligned(_body(message), 4) + 4   # + 4: length field of the empty tag
 
 
 def _body(message: Chunk | Ack | End | Receipt) -> int:
@@ -51,8 +51,7 @@ def _body(message: Chunk | Ack | End | Receipt) -> int:
         return 4 + 8 + 4 + 4 + 8 + 4 + 1
     if isinstance(message, End):
         command = message.command
-        # The fixed fields come first, aligned as in the message. The step follows: its name and its
-        # numbers.
+        # first the fixed fields, aligned as in the message; then the step's name and its numbers
         size = _aligned(24 + 2 * 8 + 2 * 4 + 4 + len(command.sync) + 1 + 1, 8) + 3 * 8 + 4 + 1
         size = _aligned(size, 8) + 8 + 1
         size = _aligned(size, 4) + 4 + len(command.step.name) + 1
@@ -64,9 +63,9 @@ def _body(message: Chunk | Ack | End | Receipt) -> int:
 
 
 def on_ethernet(size: int) -> int:
-    """Return the size of a message on Ethernet, in bytes.
+    """Return how many bytes a message of ``size`` bytes takes on Ethernet.
 
-    The size includes the RTPS and UDP headers, and an IP header for each IP fragment.
+    These include the RTPS and UDP headers, and one IP header for each IP fragment.
     """
     payload = size + RTPS_UDP
     return payload + IP * -(-payload // (MTU - IP))

@@ -1,13 +1,14 @@
 """ROG's protocol and mathematics of training, without ROS, sockets, threads or a clock.
 
-The two state machines, `WorkerMachine` on every robot and `ServerMachine` on the parameter server,
-take events and the present time and return actions. A shell (a ROS 2 node, the simulator, a test)
-carries the actions out and delivers the messages. `protocol` defines what both sides use: messages,
-tables of states, steps and settings. `model` divides a model into rows, `codecs` encodes rows, and
-`transfer` sends and receives rows. `methods` contains the synchronisation methods.
+There are two state machines: `WorkerMachine` on every robot, and `ServerMachine` on the parameter
+server. They receive events and the present time, and return actions. A shell (a ROS 2 node, the
+simulator, a test) carries out the actions and delivers the messages. `protocol` defines what both
+sides use: messages, tables of states, steps and settings. `model` divides a model into rows,
+`codecs` encodes rows, and `transfer` sends and receives rows. `methods` contains the
+synchronisation methods.
 
-Each public name is loaded when it is first used, so a command that needs only an error class starts
-without numba.
+Each public name is loaded when it is first used. So a command that needs only an error class starts
+without loading numba.
 """
 
 from importlib import import_module

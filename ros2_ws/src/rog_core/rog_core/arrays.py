@@ -1,12 +1,12 @@
 """Functions on flat float32 arrays, (elements,): numpy arrays or torch tensors.
 
-A numpy array is processed by loops that numba compiles; each loop passes over memory only once,
-because at these sizes memory bandwidth limits the speed. A torch tensor, on any device, is
-processed by tensor operations. For some functions, tensor operations would pass over memory many
-times; there a CUDA kernel (`rog_core.cuda`) processes a tensor on a GPU. Sums per segment and
+Loops that numba compiles process numpy arrays. Each loop passes over the memory only once, because
+memory bandwidth limits the speed for arrays of this size. Tensor operations process torch tensors
+on any device. Some functions would need many passes over the memory with tensor operations. For
+these functions, a CUDA kernel (`rog_core.cuda`) processes tensors on a GPU. Sums per segment and
 encoded values are always numpy arrays on the host.
 
-Functions import torch only where they use it: the import takes seconds, and some subcommands of
+Functions import torch only where they use it: the import takes seconds, and some verbs of
 ``rog`` do not need it.
 """
 
@@ -21,20 +21,23 @@ from . import cuda
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
-# Optimisations that numba may apply to a sum: reorder the additions, ignore the sign of zero, and
-# fuse a multiplication with an addition. NaN and infinity must keep their normal meaning.
+# Optimisations that numba may apply to sums: reorder the additions, ignore the sign of zero, and
+# fuse a multiplication with an addition. It must handle NaN and infinity as usual.
 _SUM = {'reassoc', 'nsz', 'contract'}
 
 
 def on_device(values: np.ndarray, device: str) -> Array:
-    """Copy ``values`` as float32 to a device of PyTorch; return a numpy array for 'cpu'."""
+    """Copy ``values`` as float32 to a device.
+
+    For 'cpu' the result is a numpy array, for any other device of PyTorch a tensor.
+    """
     import torch
     return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
         values, dtype=torch.float32, device=device)
 
 
 def from_host(values: np.ndarray, like: Array) -> Array:
-    """Return a copy of ``values``, with their dtype, on the device of ``like``."""
+    """Return a copy of ``values`` with the same dtype, on the device of ``like``."""
     if isinstance(like, np.ndarray):
         return np.array(values)
     import torch
@@ -67,7 +70,7 @@ def all_finite(values: Array) -> bool:
 
 
 def first_bad(values: Array) -> int:
-    """Return the index of the first element that is NaN or infinite."""
+    """Return the index of the first element that is NaN or infinite; there must be one."""
     return int(np.flatnonzero(~np.isfinite(to_host(values)))[0])
 
 
@@ -76,7 +79,7 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
     """Add a step with momentum to ``pending``; return the sum of |pending| per segment, float32.
 
     momentum = mu * momentum + gradient; pending += rate * (step + decay * weights).
-    ``nesterov``: if true, the step is gradient + mu * momentum; if false, it is the momentum
+    ``nesterov``: if true, the step is gradient + mu * momentum; if false, the step is the momentum
     (heavy ball).
     ``offsets`` int64 (segments + 1,): index of the first element of each segment; the last value
     is the number of elements.
@@ -125,7 +128,10 @@ def _all_finite(values):
 
 @njit(nogil=True, cache=True, fastmath=_SUM)
 def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
-    """See `accumulate`; ``ahead``: (factor of the gradient, factor of the momentum) in the step."""
+    """Do what `accumulate` does, and write the sums to ``magnitude``.
+
+    ``ahead``: factor of the gradient and factor of the momentum in the step.
+    """
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]
         g, m, p, w = gradient[lo:hi], momentum[lo:hi], pending[lo:hi], weights[lo:hi]

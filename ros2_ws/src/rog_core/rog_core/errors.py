@@ -1,6 +1,7 @@
 """Errors of this package.
 
-The type of an error says who is at fault. Its text says where the fault is and what to do.
+The type of an error says whether the user, the program or the peer caused it. The text of the
+error says what is wrong and what to do.
 """
 
 TEXT = 300  # maximum number of characters of a peer's text that an error shows
@@ -18,11 +19,11 @@ class RogError(Exception):
 
 
 class ConfigError(RogError, ValueError):
-    """The user's choice of method, codec, threshold or partition cannot work."""
+    """The user has chosen a method, codec, threshold or partition that cannot work."""
 
 
 class LocalProtocolError(RogError):
-    """The program called a machine in an order that the protocol does not allow."""
+    """The program called a state machine in an order that the protocol does not allow."""
 
 
 class RemoteProtocolError(RogError):

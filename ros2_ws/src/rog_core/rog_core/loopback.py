@@ -39,9 +39,9 @@ def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) ->
 
 
 class Loopback:
-    """A server and its workers in one process: every message arrives, at once and in order.
+    """A server and its workers in one process; every message arrives at once and in order.
 
-    `rog_core.warm_up` and `rog_core.method_check` use this class. They need neither links nor a
+    `rog_core.warm_up` and `rog_core.method_check` use this class, because it needs no links and no
     clock.
     """
 
@@ -74,7 +74,7 @@ class Loopback:
         return self.deliver()
 
     def want(self, name: str, actions: list[Action]) -> None:
-        """Queue actions of the worker ``name``; an empty name means the server."""
+        """Queue actions of the worker ``name`` for `deliver`; an empty name means the server."""
         self._todo += [(name, action) for action in actions]
 
     def deliver(self, limit: int = 100_000) -> list[tuple[str, Action]]:

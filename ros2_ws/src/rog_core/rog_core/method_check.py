@@ -1,13 +1,15 @@
 """Checks a synchronisation method before a state machine uses it.
 
 Every program that runs the state machine of a server or a worker calls this check
-before it gives the name of the method to the machine. For a method of this package, the
-check only creates the object. For a method of another package, the check imports the
-method and then rehearses it: a server and workers in this process train a model of a
-few rows for some iterations, and every message arrives at once. The rehearsal raises
-`ConfigError` if the method raises an exception, returns a value of the wrong type, or
-lets all robots wait for each other. The machines themselves never import code of a
-user.
+before it gives the name of the method to the machine.
+
+For a method of this package, the check only creates the object. For a method of another
+package, the check imports the method and rehearses it: a server and workers in this
+process train a model of a few rows for some iterations, and every message arrives at
+once. The rehearsal raises `ConfigError` if the method raises an exception, returns a
+value of the wrong type, or makes all robots wait for each other.
+
+The state machines themselves never import a user's code.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .protocol.messages import Compute, Sending
 from .protocol.steps import STEPS, Step
 from .server.machine import ServerMachine
 
-ROBOTS = 3        # number of robots in a rehearsal if the fleet is not known from the beginning
+ROBOTS = 3        # robots in a rehearsal if the server does not know its robots beforehand
 ITERATIONS = 12   # iterations per robot in a rehearsal
 SGD = SgdConfig(0.01, 0.9, 0.0, True)
 
@@ -42,7 +44,8 @@ class _BadAnswer(RogError):
 def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
     """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
 
-    Call this function before any program of the fleet is started.
+    ``capacities``: maps each robot to its computing capacity. Call this function before any
+    program of the fleet is started.
     """
     training = settings.training
     check_named(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,

@@ -14,11 +14,11 @@ from importlib.metadata import EntryPoint, entry_points
 
 @cache
 def methods() -> Mapping[str, EntryPoint]:
-    """Map the name of each registered method to its entry point; import no method."""
+    """Return a map from the name of each registered method to its entry point; import nothing."""
     return {found.name: found for found in entry_points(group='rog.methods')}
 
 
 @cache
 def codecs() -> Mapping[str, EntryPoint]:
-    """Map the name of each registered codec to its entry point; import no codec."""
+    """Return a map from the name of each registered codec to its entry point; import nothing."""
     return {found.name: found for found in entry_points(group='rog.codecs')}

@@ -1,11 +1,11 @@
 """Makes a parameter server a worker of another parameter server: a fleet of fleets.
 
-To the parent fleet's server, a whole child fleet is one robot that takes local steps. An *account*
-is one push of the child fleet. It carries the change of the child fleet's model since the previous
-account: the former master rows minus the present master rows. Rows that the child fleet pulls from
-the parent fleet are added to its master rows, and its robots receive them with their own pulls. The
-two protocols are independent. The child fleet never waits: while the parent fleet's server cannot
-be reached, the change only grows.
+For the parent fleet's server, a whole child fleet is one robot that makes local steps. An
+*account* is one push of the child fleet. It carries the change of the child fleet's model since
+the previous account: the former master rows minus the present master rows. Rows that the child
+fleet pulls from the parent fleet are added to its master rows, and its robots receive them with
+their own pulls. The two protocols are independent. The child fleet never waits: if the parent
+fleet's server cannot be reached, the next change simply becomes larger.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .server.machine import ServerMachine
 from .worker.accumulator import Accumulator
 from .worker.machine import WorkerMachine
 
-# With these settings the parent fleet's server applies a child fleet's change unaltered, because
-# the change already includes learning rate and momentum.
+# With these settings the parent fleet's server applies a child fleet's change without another
+# factor, because the change already includes learning rate and momentum.
 AS_IT_IS = SgdConfig(learning_rate=1.0, momentum=0.0, weight_decay=0.0, nesterov=False)
 
 
@@ -31,13 +31,13 @@ class Upstream:
     """Connects a child fleet's server with the worker that represents it in the parent fleet.
 
     An *account* is a change of the model that the worker must push. ``base``, float32 (elements,):
-    the master rows without the fleet's changes since the last account. So base - master is the
-    change that the worker has not received yet. After a restart, pass the ``base`` of the
+    the master rows without the child fleet's changes since the last account. So base - master is
+    the change that the worker has not received yet. After a restart, pass the ``base`` of the
     checkpoint. The default is the present master rows.
 
-    During one iteration of the worker, the child fleet makes at least H iterations. H is the number
-    of local steps that the parent fleet's method asks for. If the parent fleet takes longer, the
-    child fleet makes more iterations.
+    During one iteration of the worker, the child fleet makes at least H iterations. H is the
+    number of local steps that the parent fleet's method orders. If the parent fleet takes longer,
+    the child fleet makes more iterations.
     """
 
     def __init__(self, server: ServerMachine, worker: WorkerMachine, base: Array | None = None
@@ -47,12 +47,12 @@ class Upstream:
         self._handed: Array | None = None  # change in the last account; None after `_take`
         self._kept = worker.accumulator.kept  # value of `Accumulator.kept` at the last account
         self._accounted = server.iteration    # the child fleet's iteration at the last account
-        self._due = math.inf                  # iteration of the next account; infinity: none
+        self._due = math.inf                  # iteration at which the next account is due
 
     def go_on(self, order: Compute) -> None:
-        """Carry out the worker's order: apply the pulled rows, and schedule the next account.
+        """Execute the worker's order: apply the pulled rows, and schedule the next account.
 
-        Raises `ConfigError` if the parent fleet's method does not ask for local steps.
+        Raises `ConfigError` if the parent fleet's method does not order local steps.
         """
         if not isinstance(order.step, Local):
             raise ConfigError(
@@ -62,7 +62,7 @@ class Upstream:
         self._due = self._accounted + order.step.steps
 
     def end(self) -> None:
-        """Apply the final model of the parent fleet; from then on, no account is due."""
+        """Apply the final model of the parent fleet; then no further account is due."""
         if self.worker.iteration:  # 0: the worker has never received the parent fleet's model
             self._take()
         self._due = math.inf
@@ -84,7 +84,7 @@ class Upstream:
         A change is pending until it has arrived at the parent fleet's server.
         """
         store = self.worker.accumulator
-        if store.drift is not None:  # in a step `Phase`, `model` includes these changes
+        if store.drift is not None:  # in a step `Phase`, `model` includes the pending changes
             return copy_of(store.model)
         return store.weights - store.pending
 
@@ -97,7 +97,8 @@ class Upstream:
         """Return the child fleet's change since the last account; None if no account is ordered.
 
         Write a checkpoint before you pass the change to `WorkerMachine.on_gradient` with
-        `AS_IT_IS`. Otherwise a restart from an older checkpoint would apply the change twice.
+        `AS_IT_IS`. Otherwise the server could restart from an older checkpoint, and the change
+        would be applied twice.
         """
         if math.isinf(self._due):
             return None
@@ -112,8 +113,8 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
                  ) -> WorkerMachine:
     """Return the worker that represents a server's fleet in the parent fleet.
 
-    ``config``: the configuration of the parent fleet. The worker divides the model into rows
-    itself, so granularity and codec may differ between the two fleets.
+    ``config``: the configuration of the parent fleet. The worker makes its own division of the
+    model into rows, so granularity and codec may differ between the two fleets.
     """
     partition = partition_of([(p.name, p.shape) for p in server.partition.parameters],
                              config.granularity, config.codec)
@@ -121,6 +122,9 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
 
 
 def step_above(upstream: Upstream, now: float) -> list[Action]:
-    """Push the change if it is due, for programs that run server and worker in one thread."""
+    """Push the child fleet's change if it is due; return the worker's actions.
+
+    For programs that run server and worker in one thread.
+    """
     change = upstream.account() if upstream.due else None
     return [] if change is None else upstream.worker.on_gradient(change, AS_IT_IS, now)

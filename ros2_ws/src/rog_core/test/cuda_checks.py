@@ -4,7 +4,8 @@
 on the CPU.
 
 The stand-in delays operations as a GPU does: a stream runs its queue only when somebody waits for
-it. All memory first holds bytes 0xa5, and each allocation has guard bytes 0xa5 before and after it.
+it. All memory is first filled with bytes 0xa5. Each allocation has guard bytes 0xa5 before and
+after it, so that a test finds a write outside of the allocation.
 """
 
 import ctypes
@@ -81,7 +82,7 @@ def build(text, *defines):
 
 
 class OnGpu(torch.Tensor):
-    """A tensor in CPU memory that claims to be on a GPU; its operations wait for the stream."""
+    """A tensor in CPU memory whose `is_cuda` is True; most operations first wait for the stream."""
 
     is_cuda = True
     stand_in = None

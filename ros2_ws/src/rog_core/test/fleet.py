@@ -1,4 +1,4 @@
-"""Simulates a fleet on an unreliable network in virtual time, as a shell of the state machines."""
+"""Simulates a fleet in virtual time: the real state machines on an unreliable network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Robot:
         self.machine = WorkerMachine(name, incarnation, self.store,
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
-        # Whether the robot lacks data. While it computes, its status then says that it is starved.
+        # Whether the robot's data source gives no data. The robot's status is then `STARVED` while
+        # it computes.
         self.starved = False
         self.alive = True
         self.granted = 0  # last iteration for which `check_start` was called
@@ -69,9 +70,8 @@ class Fleet:
     """A simulated fleet: event queue, network and faults; ``seed`` determines every random choice.
 
     ``rate``: bytes per second of every link in each direction; messages on a link queue up.
-    ``counts``: how often each kind of event has happened. With it a test can check that the events
-    for which it was written did happen. ``capacities``: relative speed of each robot, for coded
-    gradients.
+    ``counts``: how often each kind of event has happened. A test uses ``counts`` to check that its
+    faults really happened. ``capacities``: relative speed of each robot, for coded gradients.
     """
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
@@ -87,9 +87,9 @@ class Fleet:
         self.momentum = momentum         # momentum on the server
         self.capacities = {f'robot{k}': value for k, value in enumerate(capacities)}
         self.team = Team(self.capacities, codec, momentum)
-        self.sgd = SgdConfig(RATE, 0.9, 0.0, True)  # settings of every robot
+        self.sgd = SgdConfig(RATE, 0.9, 0.0, True)  # optimizer settings of every robot
         self.gradients = Gradients(self.partition.elements, seed)
-        self.compute_time = 0.0          # minimum seconds for a gradient
+        self.compute_time = 0.0          # minimum time to compute a gradient, in seconds
         self.now = 0.0
         self.queue: list = []
         self.count = itertools.count()
@@ -102,11 +102,12 @@ class Fleet:
         self.blast = 100
         self.deaf_links: set[str] = set()  # links that carry only heartbeats
         self.unheard: set[str] = set()     # robots whose link was dead at the last heartbeat
-        # Maps (robot, True if towards the server) to the time from which the link is free.
+        # Maps (robot, True for the direction towards the server) to the time at which the link is
+        # free.
         self.free_at: dict = {}
         # Messages that the network has carried; `replay` delivers them again.
         self.history: list = []
-        # Sum of the gradients that were lost in crashes of robots or server.
+        # Sum of the gradients that were lost because a robot or the server crashed.
         self.lost = np.zeros(self.partition.elements)
         initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
@@ -137,7 +138,7 @@ class Fleet:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
 
-        # Replace the attribute, because the server also calls `on_chunk` itself: for chunks that
+        # Replace the server's `on_chunk`, because the server also calls it itself, for chunks that
         # arrived before their transfer began.
         def on_chunk(name, chunk, now):
             actions = take(name, chunk, now)
@@ -225,9 +226,9 @@ class Fleet:
         self.at(seconds, lambda: self.dead_links.discard(name))
 
     def black_out(self, names, seconds):
-        """Cut the links for minutes.
+        """Cut the links for ``seconds``.
 
-        Robots compute slowly meanwhile, which keeps the simulation fast.
+        Meanwhile each gradient takes at least 2 s, so that the simulation has few events.
         """
         self.counts['blackout'] += 1
         self.dead_links |= set(names)
@@ -242,11 +243,11 @@ class Fleet:
         self.act(None, self.server.set_sync(text, self.now))
 
     def replay(self, count):
-        """Deliver earlier messages again, about every fourth under the name of another robot."""
+        """Deliver earlier messages again; about one in four gets the name of another robot."""
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history)
             if isinstance(message, Receipt) and server is not self.server:
-                continue  # `deliver_to_robot` drops receipts of a crashed server, too
+                continue  # skip it: `deliver_to_robot` also drops receipts of a crashed server
             if self.rng.random() < 0.25:
                 name = self.rng.choice(sorted(self.robots))
             self.counts['replayed'] += 1
@@ -272,8 +273,8 @@ class Fleet:
             before = hostile.fingerprint(self.server, robot.machine)
             try:
                 handler(machine, bad)(*arguments, bad, self.now)
-                # This message belongs to a transfer that is over. The fingerprint is not compared
-                # for Acks and receipts, because these let the sender continue.
+                # The receiver ignored the message, because its transfer is over. An Ack or a
+                # receipt may still change the state: it lets the sender continue.
                 self.counts['corrupt ignored'] += 1
                 if isinstance(bad, (Chunk, End)):
                     assert hostile.fingerprint(self.server, robot.machine) == before, bad
@@ -282,9 +283,9 @@ class Fleet:
                 assert hostile.fingerprint(self.server, robot.machine) == before, bad
 
     def check_twin(self, machine, name, message):
-        """Check that the receiver accepts the valid twin of a corrupted chunk.
+        """Check that the receiver accepts the valid chunk from which `corrupt` makes a bad one.
 
-        Otherwise the receiver could refuse the corrupted chunk for another reason than its fault.
+        Otherwise the receiver could refuse the bad chunk for another reason than its fault.
         """
         member = self.server.members.get(name)
         receiver = (member and member.push) if machine is self.server else machine.pull
@@ -425,21 +426,22 @@ class Fleet:
             self.carry(name, True, nbytes, lambda: self.deliver_to_server(name, message))
 
     def is_partial(self, side, name):
-        """Return whether the side's transfer, which ends now, has windows that were not sent."""
+        """Return whether the sender ends its transfer before it has sent all windows."""
         machine = self.robots[name].machine
         sender = self.server.members[name].sender if side is None else machine.push
         return sender is not None and sender._window < len(sender.plan.windows)
 
     def deliver_to_robot(self, robot, message, server):
-        # Drop a receipt of a crashed server. `restart_server` has counted the chunks that are not
-        # in the checkpoint as held by the robot; with the receipt, the robot would discard them.
+        # Drop a receipt of a crashed server, because the robot would discard the chunks that it
+        # names. `restart_server` has counted those that are not in the checkpoint as held by the
+        # robot.
         stale = self.server is not server
         if not robot.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
             return
         handle = handler(robot.machine, message)
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
-        # If a gradient is already under way when its grant arrives, the worker orders no new
-        # gradient. So check its start here.
+        # A worker that already computes the gradient when its grant arrives returns no `Compute`.
+        # So check the start here.
         machine = robot.machine
         if machine.state == COMPUTING and machine.iteration != robot.granted:
             self.check_start(robot, machine.iteration)
@@ -455,7 +457,10 @@ class Fleet:
         self.counts['rejected ack'] += isinstance(message, Ack) and bool(self.errors)
 
     def refused_chunks(self, name):
-        """Return the transfer of a robot's present push, and the number of its refused chunks."""
+        """Return (transfer, number of refused chunks) of a robot's present push.
+
+        The result is None or 0 if the push has no refused chunk.
+        """
         member = self.server.members.get(name)
         return member and member.push.refused and (member.push.transfer, member.push.refused)
 
@@ -480,7 +485,7 @@ class Fleet:
 
             def answer():
                 if server is not self.server and response.push is not None:
-                    return  # it contains a receipt of a crashed server; see `deliver_to_robot`
+                    return  # drop a receipt of a crashed server; see `deliver_to_robot`
                 if robot.alive and robot.machine.awaits(message):
                     self.act(robot.name,
                              robot.machine.on_register_response(response, self.now), robot)
@@ -570,14 +575,15 @@ class Fleet:
         held = sum(self.held(r) for r in self.lives_of_robots)
         dropped = sum(robot.store.dropped for robot in self.lives_of_robots)
         total = self.update.applied + held + self.lost + dropped
-        # The error of float32 grows with the size of an exploded gradient.
+        # The rounding error of float32 grows with the gradient, and a refused gradient is ``blast``
+        # times larger.
         atol = 2e-5 * self.blast if self.counts['refused'] else 2e-5
         assert np.allclose(total, self.produced, rtol=1e-4, atol=atol), \
             np.abs(total - self.produced).max()
         self.counts['conservation checked'] += bool(self.produced.any())
 
     def check(self):
-        if not self.capacities:  # a coded gradient has a meaning only in a sum with others
+        if not self.capacities:  # with gradient coding, only a sum of several pushes is a gradient
             self.check_conservation()
         self.check_mirrors()
         for member in self.server.active():

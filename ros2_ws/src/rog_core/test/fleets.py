@@ -9,8 +9,8 @@ from rog_core.arrays import copy_of
 from rog_core.protocol.states import STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream
 
-# The simulation runs each fleet in turn for this time, in seconds. So events of different fleets do
-# not happen in exact order.
+# The simulation runs each fleet in turn for this time, in seconds. So events of different fleets
+# may happen in the wrong order.
 STEP = 0.02
 
 
@@ -21,7 +21,7 @@ class Below(Fleet):
     """
 
     def __init__(self, *arguments, **options):
-        # Sum of the changes that its robots have subtracted from the master rows, float64
+        # Sum of the changes that the child's robots have subtracted from the master rows, float64
         # (elements,).
         self.own = 0.0
         super().__init__(*arguments, **options)
@@ -102,7 +102,7 @@ class Above(Fleet):
         self.counts['changed below'] += bool((robot.below.server.master != before).any())
 
     def account(self, name):
-        """Save the checkpoint of a child fleet, and let it report its changes to the parent."""
+        """Save a child fleet's checkpoint, and let the child report its changes to the parent."""
         robot = self.robots[name]
         change = robot.upstream.account()
         if change is not None and robot.alive and robot.machine.state != STOPPED:

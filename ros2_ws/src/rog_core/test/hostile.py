@@ -54,7 +54,8 @@ BAD_STEPS = {
     'too many fragments': Phase(3, MAX_LOCAL + 1, 0),
 }
 
-# Invalid values of a command's other fields, as arguments of `dataclasses.replace`.
+# Invalid values of a command's fields other than ``step`` and ``sending``, as arguments of
+# `dataclasses.replace`.
 BAD_WORDS = {
     'no iteration': {'next_iteration': 0}, 'an iteration below 0': {'next_iteration': -1},
     'an MTA time that is NaN': {'mta_time': math.nan}, 'an MTA time below 0': {'mta_time': -1.0},
@@ -109,8 +110,8 @@ def _end_faults(end):
 
 def twin(message):
     """Return the valid message from which `corrupted` makes an invalid one."""
-    # Choose a chunk that has not arrived, because the receiver acknowledges a duplicate without
-    # reading it.
+    # Use the number of a chunk that has not arrived, because the receiver acknowledges a duplicate
+    # without reading it.
     return replace(message, sequence=message.sequence + 60) if isinstance(message, Chunk) \
         else message
 
@@ -134,8 +135,8 @@ def corrupted(rng, message):
     return rng.choice(faults)
 
 
-# Types of the objects that make up a machine. All other attributes are numbers, arrays or
-# constants.
+# Types of the objects inside a state machine. Attributes of other types are numbers, arrays,
+# containers or constants.
 _PARTS = (WorkerMachine, ServerMachine, Member, Accumulator, Aggregation, Method, FullGradient,
           Mirror, RawRows, Sender, Receiver, LinkEstimate, WorkerStatistics)
 

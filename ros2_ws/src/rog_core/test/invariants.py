@@ -46,19 +46,20 @@ class Versions:
 
 
 def loosest(method):
-    """Return the maximum number of iterations by which a row may be behind with this method.
+    """Return the largest number of iterations by which a row may be behind with this method.
 
-    With coded gradients, the rows of a straggler stay behind, because its pushes do not count.
+    With coded gradients this is infinite, because the pushes of a straggler do not count.
     """
     return method.most if method.by_row and not isinstance(method, Coded) else math.inf
 
 
 class Staleness:
-    """Finds which staleness bound holds for which member when a running fleet changes its method.
+    """Finds the staleness bound of each member while a running fleet changes its method.
 
-    The looser bound holds until every member has pushed under the tighter bound. It also holds for
-    the iterations that were granted before then. ``told``: function that returns the method with a
-    name that robots receive.
+    After a change to a tighter bound, the looser bound holds until every member has pushed under
+    the tighter bound. It also holds for the iterations that were granted before that time.
+
+    ``told``: function that maps the name of a method, as robots receive it, to the method.
     """
 
     def __init__(self, told):
@@ -67,7 +68,7 @@ class Staleness:
         # Maps an incarnation to the bound at its last complete push.
         self.complied: dict = {}
         self.members: dict = {}        # maps an incarnation to its member at the server
-        # Maps the name of a robot to its pull and to the bound that held when the pull began.
+        # Maps a robot's name to a pair: the robot's pull, and the bound that held when it began.
         self.granted: dict = {}
 
     def pushes(self, machine):
@@ -77,7 +78,8 @@ class Staleness:
 
     def starts(self, machine):
         life = machine.incarnation
-        # If a push is still under way, the worker computes ahead, and that push is not complete.
+        # A worker that computes ahead may start before its push is complete. Such a push does not
+        # count here.
         if life in self.pushed_under and machine.push is None:
             self.complied[life] = self.pushed_under[life]
 
@@ -103,7 +105,7 @@ class Staleness:
     def check(self, robot, iteration, fleet):
         """Check that ``iteration`` is within the bound for every row of every member.
 
-        Returns the number of members.
+        Return the number of members.
         """
         active = fleet.server.active()
         bound = self.granted[robot.name][1]

@@ -1,4 +1,4 @@
-"""Keeps account of gradients and of how the server uses them, independent of the tested code."""
+"""Sums the gradients, and what the server applies, independently of the tested code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _method(text, capacities, codec, momentum):
 
 
 def method_named(text, team):
-    """Return a cached method with this name, whose properties tests read; it never trains."""
+    """Return the method with this name, from a cache; tests only read its properties."""
     return _method(text, tuple(team.capacities.items()), team.codec, team.momentum)
 
 
@@ -56,7 +56,8 @@ class Gradients:
         if not isinstance(step, Shards):
             gradient = self.noise.standard_normal(self.elements).astype(np.float32)
             gradient[self.noise.random(gradient.size) < 0.2] = 0
-            # With local steps, the result is a change of the model. It contains the learning rate.
+            # With local steps, a worker pushes a change of the model, which contains the learning
+            # rate.
             return gradient * np.float32(RATE * step.steps) if isinstance(step, Local) else gradient
         parts = [np.float32(weight) * shard_gradient(self.elements, shard, order.iteration)
                  for shard, weight in zip(step.ids, step.weights, strict=True)]
@@ -82,7 +83,7 @@ class SummingAccumulator(Accumulator):
     def encode(self, codec, ids):
         before = self.pending.astype(np.float64) if codec.kept < 1 else 0
         data = super().encode(codec, ids)
-        if codec.kept < 1:  # the error feedback of this codec decays, so it drops a part
+        if codec.kept < 1:  # the error feedback of this codec decays, which drops a part
             self.dropped += before - self.pending - decode(self.partition, codec, ids, data)
         return data
 
@@ -104,7 +105,7 @@ class SummingAggregation(Aggregation):
         super().__init__(*arguments)
         self.applied = np.zeros(self.model.partition.elements)
         self.last_ids = None
-        # Maps a robot to the iterations of its coded chunks that the server holds.
+        # Maps a robot to the iterations of its coded chunks that the server has stored.
         self.pushed_of = {}
         self.rounds: list = []
         self.contributed: list = [[]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-# A tensor on the CPU takes the same path through the code as a tensor on a GPU.
+# A tensor on the CPU runs the same PyTorch code as a tensor on a GPU without cupy.
 PLACES = ['numpy', 'tensor', pytest.param('cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(
     not torch.cuda.is_available(), reason='needs a GPU; PyTorch finds none here')])]
 
@@ -57,8 +57,8 @@ def four_bit_reference(row):
     levels = [np.float32(0), *(np.float32(scale * 2.0 ** (e - 7)) for e in range(1, 8))]
     codes, decoded = [], np.zeros_like(row)
     for k, value in enumerate(row):
-        # Choose the nearest level; of two equally near levels, choose the larger. Double precision
-        # holds all levels exactly.
+        # Choose the nearest level; of two equally near levels, choose the larger. A float64 stores
+        # all levels exactly.
         far = [abs(abs(float(value)) - float(level)) for level in levels]
         code = max(e for e in range(8) if far[e] == min(far)) if value != 0 else 0
         codes.append(code | 8 * bool(code and value < 0))

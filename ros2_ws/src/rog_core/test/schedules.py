@@ -32,8 +32,8 @@ NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0
 def play(fleet, events, syncs=None, slow=5e3):
     """Play the schedule and check invariants 1 to 3 after every step.
 
-    ``syncs``: methods to which the schedule changes, by default all that fit the codec. ``slow``:
-    rate of a slow link in bytes per second.
+    ``syncs``: methods to which the schedule changes; the default is all methods that work with the
+    codec. ``slow``: rate of a slow link in bytes per second.
     """
     syncs = syncs or SYNCS + EXACT * (fleet.codec == 'raw')
     names = list(fleet.robots)

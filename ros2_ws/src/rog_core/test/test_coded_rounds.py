@@ -78,7 +78,7 @@ def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
     alone = slow.machine.iteration
     assert len(fleet.update.rounds) > 15
     assert fleet.server.members['robot1'].rows_pushed < fleet.partition.rows
-    # The robot takes part in the present rounds: it does not still push for former rounds.
+    # robot1 has worked on a recent round, so it does not finish pushes of rounds that are over.
     assert alone > fleet.update.rounds[-1] - 15
     fleet.carry = carry
     check_progress(fleet, 5)
@@ -130,7 +130,7 @@ def test_what_was_not_sent_of_a_round_that_is_over_is_no_part_of_the_next():
     product(['computing', 'pushing', 'waiting', 'pulling'], ['the robot', 'the server']),
     ('computing', 'the server'), ('pushing', 'the robot'), ('pulling', 'the server')))
 def test_a_robot_that_comes_back_brings_nothing_of_a_former_round(state, loses):
-    # No robot may straggle, so every robot contributes to every round.
+    # With gc:0 a round tolerates no straggler, so every robot contributes to every round.
     fleet = coded('gc:0', rate=2e5)
     fleet.run(3)
     machine = fleet.robots['robot1'].machine
@@ -214,7 +214,7 @@ def test_rows_that_a_former_method_left_behind_are_no_part_of_a_coded_gradient()
 
 
 def test_what_is_computed_for_one_code_never_counts_for_another():
-    """Change the code before any push of the open round, so that the round keeps its number."""
+    """Change the gradient code before any push of a round, so that the round keeps its number."""
     fleet = coded('gc:0')
     fleet.run(3)
     for latter in ('hgc:0', 'gc:0', 'hgc:1'):
@@ -240,7 +240,7 @@ def test_a_lossy_codec_runs_with_and_without_feedback(codec, feedback):
 
 
 def test_feedback_keeps_what_the_codec_leaves_out_and_only_that():
-    """If no robot is late, the gradients produced = the values applied + the values still held."""
+    """Check that produced gradients = applied values + held values when no robot is late."""
     fleet = coded('gc:0', codec='ternary:0.1', loss=0.05)
     fleet.run(10)
     held = sum(fleet.held(robot) for robot in fleet.robots.values())
@@ -261,7 +261,7 @@ def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
     last = fleet.server.members['robot1'].push.transfer
     transfer = replace(last, iteration=machine.iteration, attempt=last.attempt + 1)
     fleet.deliver_to_server('robot1', End(transfer, chunks, 0.1, 0.1))
-    fleet.dead_links.add('robot1')  # prevents that the robot itself sends a push with this number
+    fleet.dead_links.add('robot1')  # so that the robot itself sends no push with this number
     fleet.run(4)
     fleet.dead_links.clear()
     check_progress(fleet, 6)
@@ -308,7 +308,7 @@ def test_a_fleet_with_a_robot_that_is_not_in_the_code_keeps_its_method(sync):
     check_progress(fleet, 4)
 
 
-# -- any schedule
+# -- random schedules of faults
 
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'slow', 'fast', 'sync', 'replay',
           'corrupt', 'checkpoint', 'crash']

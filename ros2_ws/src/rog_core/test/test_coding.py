@@ -166,7 +166,7 @@ def test_so_many_stragglers_that_rounding_errors_would_grow_too_large_are_refuse
     group([1] * 40, 40, 4)
     with pytest.raises(ConfigError, match='8 stragglers among 41 robots would multiply rounding'):
         group([1] * 41, 41, 8)
-    # Every member computes all shards.
+    # With 9 robots and 8 stragglers, every robot computes all shards.
     assert group([1] * 9, 9, 8).amplification < MAX_AMPLIFICATION
 
 

@@ -1,7 +1,7 @@
 """CUDA kernels without a GPU: cubins for every architecture, and the same source on the CPU.
 
-These tests do not cover speed, races of threads between two barriers, and cupy itself. The last
-tests of the file need a GPU.
+These tests cover neither speed, nor races of threads between two barriers, nor cupy itself. The
+last tests of the file need a GPU.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],
                    np.float32)
 EXAMPLES = codec_names()
-# Codecs that name the position of single elements.
+# Codecs whose bytes contain the positions of the chosen elements.
 NAMED = [name for name in EXAMPLES if get_codec(name).kernels[0] == 'topk']
 
 
@@ -53,7 +53,7 @@ def test_nvrtc_compiles_every_kernel_without_spills(nvrtc, family, architecture)
     for name, (registers, spilled) in found.items():
         print(f'sm_{architecture} {name}: {registers} registers, {spilled} bytes spilled')
         assert not spilled
-        # A GPU could not start a block that needs more registers.
+        # A block has at most 65,536 registers; a GPU cannot start a block that needs more.
         assert cuda.THREADS * registers <= 1 << 16
 
 
@@ -181,8 +181,8 @@ def to_gpu(values):
 def rows(codec, lengths, whole):
     """Return a partition with one row for each of ``lengths``.
 
-    ``whole``: keep even long rows in one segment. This has no effect on a codec that names single
-    elements, because its positions have too few bits for a longer segment.
+    ``whole``: keep even long rows in one segment. This has no effect on a codec in `NAMED`, because
+    its positions have too few bits for a longer segment.
     """
     partition = partition_of([(f'p{k}', (n,)) for k, n in enumerate(lengths)], codec=codec)
     if not whole or codec in NAMED:

@@ -161,7 +161,7 @@ def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state
     fleet.check()
     pushes = fleet.server.method.state()['pushes']
     assert set(pushes) == set(fleet.robots) and min(pushes.values()) > 1
-    fleet.sync = 'bsp'  # the restarted server must use the method of the checkpoint
+    fleet.sync = 'bsp'  # on purpose not the method of the checkpoint, which must be used
     fleet.restart_server(fleet.checkpoint())
     assert str(fleet.server.method) == sync
     assert fleet.server.method.state()['pushes'] == pushes
@@ -381,7 +381,7 @@ def test_one_that_is_not_there_is_refused_with_what_to_do(package, fleet):
 
 
 def test_a_machine_imports_no_method(package, fleet):
-    """Check that a machine refuses a method whose module the shell has not imported before."""
+    """Check that a state machine refuses a method whose module nobody has imported before."""
     module = package(CALM)
     sync, reason = f'{module}:Calm:4:2', f"'{module}:Calm:4:2': module {module} must be imported"
     before = fingerprint(fleet.server)
@@ -410,7 +410,10 @@ def test_a_server_does_not_begin_with_one_that_fails(package):
         self.calls += 1
         return Sending(0.5 if self.calls < 80 else float('nan'))""", 'must be a share, 0 to 1')])
 def test_one_that_fails_later_ends_the_server_by_its_name(package, body, reason):
-    """The server must stop; otherwise robots would refuse its commands, or repeat an iteration."""
+    """A method that fails during training stops the server, and the error names the method.
+
+    Otherwise robots would refuse the server's commands, or repeat an iteration.
+    """
     module = package(f'{HEAD}\n\nclass Theirs(Method):{body}\n')
     sync = f'{module}:Theirs'
     fleet = Fleet(6, 2, sync)

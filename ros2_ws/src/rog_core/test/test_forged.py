@@ -130,7 +130,7 @@ def begun_again(fleet, member):
 
 @pytest.mark.parametrize('sync', ['gsgm', 'bsp', 'rsp:4', 'bsp+svrg=3'])
 def test_a_push_of_another_kind_than_was_granted_is_refused(sync):
-    """Check that the server refuses such a push.
+    """Check that the server refuses a push whose kind differs from the kind that it granted.
 
     GSGM would not count a full gradient in a round, so the other robots would wait for ever.
     """

@@ -1,4 +1,5 @@
-"""Groups of robots: equation 13, greedy and Karmarkar-Karp, and regrouping for stragglers."""
+"""Groups of robots: the paper's equation 13, two ways to divide robots, regrouping for stragglers.
+"""
 
 import itertools
 
@@ -22,7 +23,8 @@ from rog_core.methods.coded.grouping import (
 
 MANY = examples(200)
 
-# Capacities in GHz, from Table 2 of the paper.
+# Capacities in GHz, from Table 2 of the DGH-GC paper. Group B has 20 robots, as in the paper's
+# text; Table 2 lists only 19.
 GROUP_A = [0.6] * 5 + [1.8] * 3 + [2.4] * 2 + [3.0] * 2
 GROUP_B = [0.6] * 5 + [1.2] * 3 + [1.8] * 3 + [2.4] * 4 + [3.0] * 5
 
@@ -43,8 +45,8 @@ def sums(groups, capacities):
 
 def test_the_papers_fleets_have_the_papers_number_of_groups():
     assert largest_number_of_groups(GROUP_A, 1) == 3
-    # The paper's text names 20 robots and 5 groups. Table 2 has only 19 robots, but equation 13
-    # gives 5 groups for them, too.
+    # The paper names 20 robots and 5 groups. But equation 13 gives 6 groups for 20 robots, and
+    # 5 groups only for the 19 robots of Table 2.
     assert largest_number_of_groups(GROUP_B, 1) == 6
     assert largest_number_of_groups(GROUP_B[:-1], 1) == 5
 

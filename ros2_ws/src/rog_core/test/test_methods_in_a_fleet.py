@@ -77,7 +77,7 @@ def test_rows_of_ssp_with_early_transmission_may_fall_behind_further_than_its_it
     assert behind['rsp:3-minimum'] < 3 < behind['ssp:2+early-minimum']
 
 
-# -- the smaller codec
+# -- the smaller codec of sparse methods
 
 
 def slow_robot(sync, rate=4e3):

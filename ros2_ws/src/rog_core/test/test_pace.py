@@ -48,7 +48,7 @@ class Dawdler(Fleet):
         return self.server.members['robot0']
 
     def take_over(self):
-        """Wait until robot0 must push next; from then on the test sends its messages."""
+        """Wait until robot0 must push; from then on the test sends the messages of robot0."""
         run_until(self, lambda: self.member.state == TRAINING and self.member.push.state != 'open'
                   and self.robots['robot0'].machine.state == 'computing')
         self.robots['robot0'].compute_time = 1e9
@@ -90,7 +90,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
     before = fleet.others()
     for segment in range(60):
         fleet.hear(fleet.chunk([segment]))
-        fleet.run(PATIENCE / 2)  # shorter than the patience, so that there is always progress
+        fleet.run(PATIENCE / 2)  # less than the patience, so that each chunk arrives in time
     assert fleet.member.place == RETIRED
     notice, = [n for n in fleet.told if n.robot == 'robot0']
     assert notice.what == 'retired' and f'of {fleet.partition.segments} rows' in notice.detail
@@ -98,7 +98,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
 
 
 def test_who_sends_at_a_tenth_of_the_patience_is_waited_for():
-    """A robot so slow that all its rows take ten times the patience still makes progress."""
+    """A robot whose push takes nine times the patience still makes progress, so the others wait."""
     fleet = Dawdler()
     fleet.take_over()
     for segment in range(fleet.partition.segments):
@@ -129,7 +129,7 @@ def test_a_push_has_no_more_chunks_than_its_rows_can_fill(kind):
     fleet = Dawdler()
     fleet.take_over()
     most = fleet.partition.segments
-    # A chunk with the highest number that is allowed.
+    # Send a chunk with the highest allowed number.
     fleet.server.on_chunk('robot0', fleet.chunk([1], sequence=most - 1), fleet.now)
     bad = fleet.chunk([2], sequence=most) if kind is Chunk else End(fleet.following(), most + 1)
     handle = fleet.server.on_chunk if kind is Chunk else fleet.server.on_end
@@ -175,7 +175,7 @@ def test_acknowledgements_of_a_pull_that_never_ends_are_a_trickle_too():
 
 @cache
 def speed_alone():
-    """Return the iterations per second of the other robots without robot0, over 30 seconds."""
+    """Return the iterations per second of the other robots while robot0 is dead, over 30 s."""
     alone = Dawdler()
     alone.kill_robot('robot0')
     alone.run(3)
@@ -216,7 +216,7 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
     robot = fleet.robots['robot0']
     robot.compute_time, robot.starved = 40.0, True
     run_until(fleet, lambda: fleet.member.place == RETIRED)
-    # A starved robot does not get ten times its usual time, as a computing robot does.
+    # The server waits for a computing robot ten times its usual time, but not for a starved one.
     assert fleet.member.stood < 2 * PATIENCE
     iteration = fleet.member.iteration
     fleet.run(15.0)

@@ -52,7 +52,7 @@ class Worker:
         return note
 
     def command(self, iteration, staleness=0):
-        """Return the command that a server with this method sends."""
+        """Return the command with which a server lets the worker compute ``iteration``."""
         method = self.method
         return Command(iteration, 0.1, staleness, str(method), sending=method.sending(),
                        ahead=method.pipelined and staleness + 1 < method.bound)
@@ -75,7 +75,7 @@ class Worker:
         return actions + self.note(self.machine.on_end(end, 0.2))
 
     def note(self, actions):
-        """Remember the messages of a push, if there are any."""
+        """Store the actions if they send a push; return all actions."""
         if any(isinstance(getattr(a, 'message', None), (Chunk, End)) for a in actions):
             self.sent = actions
         return actions
@@ -158,7 +158,7 @@ def test_the_model_changes_only_when_the_next_gradient_begins():
 
 
 def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
-    """Check the prediction: the model is the weights minus (learning rate times momentum), once."""
+    """Check that the predicted model is the weights minus learning rate times momentum."""
     worker = Worker('rsp:8+pipeline')
     worker.grant(1, rows=[(3, 1.0)])
     worker.gradient('first')

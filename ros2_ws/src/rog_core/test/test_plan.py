@@ -125,7 +125,7 @@ def test_without_minimum_only_overdue_rows_are_mandatory_and_one_at_least(late):
     mandatory = PARTITION.rows_complete(flat(plan.windows[:plan.mandatory])).sum()
     assert mandatory == max(overdue.sum(), 1)
     assert (overdue.sum() == 0) == (late == 0)
-    # The reported MTA time is still that of the whole minimum.
+    # The reported MTA time is still the time that the whole MTA needs.
     assert plan.mta_factor * mandatory == pytest.approx(minimum_transmission(4) * ROWS)
     assert adaptive(1, late=late, sync='rsp:4')[0].mta_factor == 1
 
@@ -135,7 +135,7 @@ def test_without_any_part_every_row_travels():
     assert create('rsp:4-order-timeout-minimum').options == create('rsp:4-early').options
 
 
-# -- the smaller codec, for workers for which the others would wait
+# -- a worker gets the smaller codec if the others would wait for it
 
 
 @pytest.mark.parametrize(('rate', 'patience', 'smaller'), [

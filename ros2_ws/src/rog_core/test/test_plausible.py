@@ -16,7 +16,7 @@ PARTITION = partition_of([('w', (300, 8))])
 
 
 def push(energy, kind=Kind.PUSH):
-    """Return the receiver of a push that has just begun, and rows with the given energy."""
+    """Return the receiver of a new push, and rows with this energy (sum of squares)."""
     transfer = TransferId(1, kind, 1, 1)
     receiver = Receiver(PARTITION, frozenset({kind}), 1, get_codec('onebit'), transfer)
     return receiver, Rows(transfer, np.arange(1), receiver.codec, np.empty(0, np.uint8), energy)
@@ -92,7 +92,10 @@ def test_what_follows_refused_rows_of_a_push_is_refused_too():
 
 
 def test_full_gradients_have_a_measure_of_their_own():
-    """A full gradient is larger, because it is not yet multiplied by the learning rate."""
+    """The norm of a full gradient is compared only with the norms of other full gradients.
+
+    A full gradient is larger than a push, because it is not yet multiplied by the learning rate.
+    """
     guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 1e-3, np.float32))
     for _ in range(ENOUGH):
         assert admitted(guard, 1e-4)

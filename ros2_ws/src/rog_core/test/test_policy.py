@@ -26,9 +26,9 @@ class Drive:
     """Plays workers under one method.
 
     ``times``: for each worker, a list of the seconds that its iterations take, used in turn.
-    ``waited``: seconds that each worker waited. ``ahead``: the most iterations by which a worker
-    that continued was ahead of the slowest. ``checked``: called with (method, name, fleet) for
-    every worker that must wait.
+    ``waited``: seconds that each worker waited. ``ahead``: the largest lead over the slowest worker
+    with which a worker continued, in iterations. ``checked``: function that is called with
+    (method, name, fleet) for every worker that must wait.
     """
 
     def __init__(self, method, times, checked=lambda *held: None):

@@ -45,7 +45,7 @@ def deaf(fleet, *names):
     [*SYNCS, 'gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2', *CODED],
     'rsp:6+pipeline+sparse', 'gsgm'))
 def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
-    # The limit is long, so that the robot need not register again during the test.
+    # The heartbeat limit is long, so that the robot need not register again during the test.
     fleet = quick(sync, heartbeat_limit=2.0)
     # Coded gradients tolerate one straggler, so two robots must be silent.
     silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)
@@ -152,7 +152,7 @@ def test_a_slow_link_that_moves_bytes_is_waited_for():
 
 
 def test_a_program_that_hangs_is_not_waited_for():
-    """The heartbeats say `computing` for far longer than any earlier gradient took."""
+    """A robot that reports `computing` far longer than any earlier gradient took is retired."""
     fleet = quick('bsp')
     fleet.robots['robot0'].compute_time = 1e9
     fleet.run(USUAL * max(0.2, PATIENCE) + 2)

@@ -167,7 +167,7 @@ def test_a_refused_chunk_changes_nothing(name, before):
     taker, applied = receiver()
     if before != 'nothing':
         taker.on_chunk(chunk(0))
-    if before == 'closed':  # give the bad chunk a number with which a valid one opens a transfer
+    if before == 'closed':  # give the bad chunk the attempt number of a new transfer
         taker.on_end(End(PUSH, 1))
         bad = replace(bad, transfer=replace(bad.transfer, attempt=4))
     state = fingerprint(taker)

@@ -24,7 +24,7 @@ capacities_5_to_1 = (st.lists(st.integers(1, 5), min_size=4, max_size=40)
 
 
 def fitting(name, capacities, stragglers):
-    """Return a scheme that tolerates ``stragglers`` stragglers, or as many as the fleet can."""
+    """Return a scheme that tolerates ``stragglers`` stragglers, or the most that are possible."""
     try:
         return Scheme(name, capacities, stragglers)
     except ConfigError:
@@ -68,7 +68,9 @@ def error(found, truth):
 
 
 def straggler_sets(group, random):
-    """Return all sets of at most s members; for a large group, `SAMPLED` random sets of s members.
+    """Return all sets of stragglers that the group tolerates.
+
+    For a large group, return `SAMPLED` random sets of the largest tolerated size.
     """
     if len(group.members) <= EXHAUSTIVE:
         return [lost for count in range(group.stragglers + 1)

@@ -51,7 +51,7 @@ def sender(windows=64, mandatory=16, budget=math.inf, rate=1e6, now=0.0, at_once
 def run(machine, rate=1e6, round_trip=0.01, until=1e3, lose=lambda n: False, dead=(1e9, 1e9)):
     """Carry all messages over a link of ``rate`` bytes/s, in virtual time.
 
-    Returns the sent messages.
+    Return the sent messages, each with its time, and the time at the end.
     """
     taker = Receiver(PARTITION, frozenset({Kind.PUSH}), 5, RAW_LIKE)
     now, free, number, sent, events = machine.started, machine.started, 0, [], []
@@ -312,7 +312,7 @@ def test_no_queue_builds_up_on_a_link_far_slower_than_expected():
 @pytest.mark.parametrize('round_trip', [0.002, 0.1])
 @pytest.mark.parametrize('believed', [2e4, 1e6])
 def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, believed):
-    """Small transfers do not fill the window, so the sender is idle for most of their duration."""
+    """The estimate of the rate is right although small transfers leave the sender idle mostly."""
     link, now = LinkEstimate(1300, 0.004, rate=believed), 0.0
     for _ in range(60):
         machine, _ = sender(windows, windows, now=now)

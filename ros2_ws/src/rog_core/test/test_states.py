@@ -1,4 +1,5 @@
-"""State tables: a listed event changes the state; for others, the error says who is at fault."""
+"""State tables: a listed event changes the state; for other events the error says who is at fault.
+"""
 
 from pathlib import Path
 

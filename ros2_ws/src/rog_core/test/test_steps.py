@@ -124,7 +124,7 @@ def learner(model=None):
 
 
 def gradient_of(batch):
-    """Return the loss and gradient of one batch; only PyTorch computes them."""
+    """Return the loss and the gradient of one batch, computed by PyTorch alone."""
     model, data = network(), Batches()
     loss = data.loss(model, batch)
     loss.backward()
@@ -170,7 +170,7 @@ def test_a_coded_gradient_is_the_weighted_sum_of_its_shards():
     total = sum(weight * part for weight, (_, part) in zip(step.weights, parts, strict=True))
     assert close(ours.gradient(), total)
     assert computation_of(step).batches(ours.source) == 3
-    assert ours.source.batch() == 0  # coded gradients take no batch from the robot's own sequence
+    assert ours.source.batch() == 0  # coded gradients use no batch of the robot's own sequence
 
 
 def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():
@@ -296,7 +296,7 @@ def phase(ours, step, sgd, ahead=0):
 
 
 def test_phases_of_which_nothing_is_sent_are_one_long_training():
-    """Momentum and the robot's own model continue; the rows of the fleet's model do not change."""
+    """Phases without a push equal one long training, and the rows of the fleet do not change."""
     sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
     before = ours.store.weights.copy()
     fresh = [phase(ours, Phase(count), sgd).fresh for count in (3, 1, 4)]

@@ -66,8 +66,8 @@ def quadratic_fleet(sync, seed=8, robots=3, **network):
 def outer_loops(fleet):
     """Return the anchors that corrected gradients used, for each outer loop and each robot.
 
-    Maps the number of the outer loop to a dict. This dict maps each robot to a pair: the weights of
-    its anchor, and the full gradient.
+    The result maps the number of an outer loop to a dict. This dict maps each robot to a pair: the
+    weights of its anchor, and the full gradient.
     """
     period = fleet.server.method.period + 1
     loops = {}
@@ -83,7 +83,7 @@ def test_all_hold_the_same_model_and_the_mean_of_their_full_gradients_of_it(sync
     pushed = fleet.update.pushed
 
     def spy(member, active, now):
-        # All robots compute this full gradient in the same iteration.
+        # All robots compute this full gradient in the same iteration, so on the same model.
         if member.push.transfer.kind.name == 'ANCHOR':
             model = masters.setdefault(member.iteration, fleet.server.master.copy())
             assert (model == fleet.server.master).all(), 'the model changes behind the barrier'
@@ -114,7 +114,7 @@ def distance(fleet):
 
 
 def test_it_comes_closer_to_the_minimum_than_without():
-    """The noise of the gradients goes to 0 although the learning rate is constant."""
+    """SVRG comes closer to the minimum, because the noise of its gradients goes to 0."""
     left = {}
     for sync in ('bsp', 'bsp+svrg=3'):
         fleet = quadratic_fleet(sync)
@@ -213,7 +213,7 @@ def test_it_can_be_begun_and_ended_at_any_time(sync):
 
 @pytest.mark.parametrize('loses', ['the robot', 'the server'])
 def test_who_joins_again_has_no_full_gradient_until_the_next(loses):
-    """The robot's full gradient belongs to a model that the fleet may have left long ago."""
+    """A robot that joins again drops its full gradient, which may belong to an old model."""
     fleet = quadratic_fleet('asp+svrg=50')
     machine, store = fleet.robots['robot0'].machine, fleet.robots['robot0'].store
     run_until(fleet, lambda: store.anchor is not None)
@@ -253,7 +253,10 @@ def test_a_lossy_codec_is_refused_with_nothing_changed():
 
 
 def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradient():
-    """The robot's model differs, so the full gradient would correct its gradients wrongly."""
+    """A robot whose model differs from the fleet's gets rows and no full gradient.
+
+    The full gradient would correct the gradients of this robot wrongly.
+    """
     fleet = quadratic_fleet('asp+svrg=3')
     pushed = fleet.update.pushed
 

@@ -18,7 +18,10 @@ FEW = examples(150)
 
 
 def gradient(robot, count):
-    """Return the ``count``-th gradient of a robot, whatever its model; float32 (elements,)."""
+    """Return the ``count``-th gradient of a robot, which does not depend on its model.
+
+    The result is float32 (elements,).
+    """
     return np.random.default_rng((ord(robot), count)).standard_normal(ELEMENTS).astype(np.float32)
 
 
@@ -263,7 +266,7 @@ def test_in_a_fleet_everybody_contributes_once_per_round(sync, codec):
     for robot, seconds in zip(fleet.robots.values(), (0.02, 0.05, 0.2, 0.5)):
         robot.compute_time = seconds
     run_until(fleet, lambda: len(fleet.server.active()) == 4)
-    fleet.run(5)  # a robot that joined with an iteration ahead of the others waits for them
+    fleet.run(5)  # meanwhile a robot that joined one iteration ahead waits for the others
     start = len(fleet.update.contributed)
     fleet.run(20)
     fleet.check()

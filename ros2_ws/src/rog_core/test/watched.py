@@ -1,4 +1,4 @@
-"""While machines run, checks that each state changes only as its table says, event by event."""
+"""Checks that a running machine changes its states only as the state tables allow."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TABLE_OF = {(WorkerMachine, 'state'): states.WORKER, (WorkerMachine, 'gradient')
 class _State:
     """An attribute that accepts only the states that a table allows.
 
-    The first value must be the initial state; each later value must be a next state of the one
-    before.
+    The first value must be the initial state. Each later value must be a state to which the table
+    allows a change from the present state.
     """
 
     def __init__(self, name, table, changes):

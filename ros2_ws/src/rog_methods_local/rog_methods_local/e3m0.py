@@ -29,9 +29,9 @@ from rog_core.codecs.base import (
 )
 from rog_core.codecs.kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
-# For each exponent 0 to 7: magnitude divided by scale.
+# For each exponent 0 to 7: the decoded magnitude, divided by the scale.
 LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)
-# For each exponent 1 to 7: smallest magnitude, divided by scale, that is rounded to it.
+# For each exponent 1 to 7: the smallest magnitude that gets this exponent, divided by the scale.
 LEAST = np.array([2.0 ** -7, *(1.5 * 2.0 ** (e - 8) for e in range(2, 8))], np.float32)
 
 

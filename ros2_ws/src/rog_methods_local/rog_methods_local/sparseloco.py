@@ -213,7 +213,7 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, count, large, small):
-    """Add +scale or -scale to each element whose position the encoded segment holds."""
+    """Add +scale or -scale to each element whose position is in the encoded segment."""
     for k in range(count):
         word = _word(code, k)
         if word == 0 and k > 0:

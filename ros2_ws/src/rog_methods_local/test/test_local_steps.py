@@ -220,7 +220,10 @@ def test_a_robot_whose_link_fades_holds_up_those_who_have_no_quorum(sync):
 
 @pytest.mark.parametrize('sync', ['diloco:6:3', 'rsp:6+pipeline+local=2'])
 def test_a_robots_own_model_has_its_steps_that_the_server_has_not(sync):
-    """With codec raw, a robot's drift is what the server has not applied, apart from rounding."""
+    """With codec raw, `drift` is the sum of the robot's steps that the server has not applied.
+
+    Only rounding errors may differ.
+    """
     fleet = Fleet(3, 3, sync, 'raw', loss=0.05, duplicate=0.1, rate=1e5)
     compute, drifts = fleet.compute, []
 

@@ -72,7 +72,7 @@ class Control:
         # Tag of a call that was carried out -> (whether it succeeded, its answer); newest last.
         self._answered: OrderedDict[bytes, tuple[bool, str]] = OrderedDict()
         self._calls, self._allowance = Calls(), Allowance()
-        self._changing = False     # whether the node itself changes its parameters
+        self._changing = False     # whether the node itself is changing its parameters
         node.create_service(SaveCheckpoint, 'save_checkpoint', self._on_save)
         node.create_service(SetSync, 'set_sync', self._on_set_sync)
         node.create_service(StopRun, 'stop', self._on_stop)

@@ -1,4 +1,4 @@
-"""Looks for another parameter server in the same namespace: before this one is built, and later."""
+"""Looks for another parameter server in the same namespace, before and after the own start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST = 0.3   # least time, s, to read the messages that arrived during the imp
 
 
 class DuplicateServerCheck:
-    """Listens in the namespace of the future server; ``others`` decides which statuses count."""
+    """Listens in the namespace of the future server; ``others`` detects another server's status."""
 
     def __init__(self, others: Others) -> None:
         self._others = others

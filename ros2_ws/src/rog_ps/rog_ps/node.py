@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 class ParameterServerNode(ManagedNode):
     """Carries out the actions of the server machine; writes records and checkpoints.
 
-    While the node is not active, it grants no iteration. The statuses of the node tell the
-    robots to wait.
+    While the node is not active, it grants no iteration, and its statuses tell the robots to wait.
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
@@ -199,7 +198,7 @@ class ParameterServerNode(ManagedNode):
         return machine, baseline
 
     def _measure_start(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Return the model's accuracies before the shift (NaN: unknown) and after it."""
+        """Return the accuracies on the data before the shift (NaN: unknown) and after it."""
         clean, before = measure_clean(self.task, model), measure(self.task, model)
         known = '' if math.isnan(clean) else f'; before the shift {clean:.3f}'
         self.get_logger().info(f'accuracy at the start {before:.3f}{known}')

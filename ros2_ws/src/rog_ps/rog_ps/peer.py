@@ -134,7 +134,7 @@ class Peers(dict[str, Peer]):
             peer.link.begin(epoch)
 
     def release(self, now: float) -> None:
-        """Send what the emulated links have delayed until ``now``."""
+        """Send the delayed messages that the emulated links let through by ``now``."""
         for link in self._emulated:
             link.release(now)
 

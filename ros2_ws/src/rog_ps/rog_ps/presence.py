@@ -39,7 +39,7 @@ class Presence:
                        f'{robot} is back from its pause')
 
     def report_away(self, members: Iterable[Member]) -> None:
-        """Report the robots whose heartbeat has failed since the last call."""
+        """Report the robots that have become away since the last call."""
         for member in members:
             if member.state == AWAY and member.robot not in self.away:
                 self.away.add(member.robot)

@@ -23,9 +23,9 @@ OPEN = 32
 
 
 class Registration:
-    """Answers the calls of `register`, and tells the node who has joined.
+    """Answers the calls of `register`, and tells the node which robots have joined.
 
-    :param listed: names of the robots that may take part; empty: all may.
+    :param listed: names of the robots that may take part; empty: all robots may take part.
     :param key: key of the fleet; with a key, a robot must prove that it has its own key.
     """
 

@@ -48,7 +48,7 @@ class RunFiles:
 
         Return None if there is no checkpoint.
         """
-        # `main` has checked this directory before the slow imports.
+        # Do not check the directory here: `main` has checked it before the slow imports.
         if self.out is None or not self._settings.resume:
             return None
         store = kept(self.out)
@@ -66,7 +66,8 @@ class RunFiles:
         """Begin the record, or continue the record of a resumed run.
 
         :param master: the model at the start, float32 (elements,).
-        :param baseline: accuracies (before the shift, at the start); None: the run is resumed.
+        :param baseline: accuracies of this model, first on the data before the shift, then on the
+            present data; None: the run is resumed.
         """
         if self.out is None:
             return

@@ -6,7 +6,7 @@ import math
 
 
 class TrainingTime:
-    """Counts the seconds of training; counts neither before `begin` nor during pauses.
+    """Counts the seconds of training: from `begin` on, without the pauses.
 
     All times are seconds of one monotonic clock.
 

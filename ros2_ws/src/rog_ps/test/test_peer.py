@@ -30,7 +30,10 @@ def test_a_state_that_is_none_or_not_proved_is_refused(fields):
 
 
 def recorded(statuses):
-    """Return which of (attempt, iteration, evaluated_at, state) are written to the record."""
+    """Return for each of ``statuses`` whether it is written to the record.
+
+    A status is (attempt, iteration, evaluated_at, state).
+    """
     peer = SimpleNamespace(_noted=(0, 0), _changes=[0, 0])
     return [Peer.is_recorded(
         peer, TrainingStatus(iteration=iteration, evaluated_at=evaluated, state=state),

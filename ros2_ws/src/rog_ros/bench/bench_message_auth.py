@@ -44,7 +44,7 @@ REPEATS = 20
 
 
 class Wire:
-    """A publisher and a subscription of each type, which connect this process with itself."""
+    """A publisher and a subscription for each message type; they connect this process to itself."""
 
     def __init__(self) -> None:
         rclpy.init()

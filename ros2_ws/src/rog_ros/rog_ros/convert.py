@@ -29,7 +29,7 @@ from .message_auth import Side, sealed
 
 MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a registration
 MAX_NAME = 256            # maximum characters of a name in a registration
-LONGEST = 200             # maximum characters of a received method name, which statuses repeat
+LONGEST = 200             # maximum characters of a received method name
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # bytes that a robot's status (its heartbeat) takes on the air
 
@@ -89,7 +89,7 @@ def _tag(key: Side | None, message: Chunk | Ack) -> array.array:
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
-    """Return the value of rog_core that a message of rog_msgs holds.
+    """Return a message of rog_msgs as a value of rog_core.
 
     :raises RemoteProtocolError: the kind of the transfer or its step is unknown.
     """
@@ -133,7 +133,7 @@ def request_to_ros(request: RegisterRequest) -> Any:
 
 
 def request_from_ros(request: Any) -> RegisterRequest:
-    """Return the registration that a service request holds.
+    """Return a service request as a registration.
 
     :raises RemoteProtocolError: the request is malformed.
     """
@@ -176,7 +176,7 @@ def response_to_ros(response: RegisterResponse, message: Any) -> Any:
 
 
 def response_from_ros(message: Any) -> RegisterResponse:
-    """Return the answer to a registration that a service response holds."""
+    """Return a service response as the answer to a registration."""
     return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
                             message.iteration, message.attempt, shown(message.sync, LONGEST),
                             _receipt(message.push), message.over)

@@ -242,8 +242,9 @@ class Side:
     def tag_of(self, message: Any, value: Any = None) -> bytes:
         """Return the tag of a ROS message, of a `Chunk` or of an `Ack`.
 
-        :param value: the `Chunk` or `Ack` that the ROS message holds, if it is known. Its fields
-            are faster to read than the ROS message's fields, and there are many such messages.
+        :param value: the `Chunk` or `Ack` from which the ROS message was made, if it is known.
+            There are many such messages, and its fields are faster to read than those of a
+            ROS message.
         """
         content = message if value is None else value
         kind = type(content)
@@ -350,7 +351,10 @@ class Session:
 
 
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
-    """Return the message, with the tag that ``key`` makes if there is a ``key``."""
+    """Write the tag that ``key`` makes into the message, if there is a key; return the message.
+
+    ``more``: bytes that the tag also covers.
+    """
     if key is not None:
         tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)
         message.tag = array.array('B', tag)

@@ -146,7 +146,7 @@ def _made(status: Any) -> tuple[int, int]:
 
 
 class Loyalty:
-    """Keeps a robot with the server that has accepted it, as long as the robot hears this server.
+    """Keeps a robot with the server that has accepted it, while messages of this server arrive.
 
     :param limit: seconds of silence after which the server counts as gone.
     """

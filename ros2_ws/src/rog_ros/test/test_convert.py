@@ -101,7 +101,7 @@ requests = st.builds(
 
 @given(requests)
 def test_a_registration_comes_back_as_it_was(request):
-    # an empty receipt means the same as none
+    # A receipt without chunks means the same as no receipt.
     if request.pull is not None and not request.pull.chunks:
         request = replace(request, pull=None)
     assert request_from_ros(request_to_ros(request)) == request
@@ -126,7 +126,7 @@ def test_an_answer_comes_back_as_it_was(accepted, retry, incarnation, iteration,
 
 
 def test_a_methods_name_is_short_and_printable_whatever_the_peer_says():
-    """A robot repeats the name in each of its statuses."""
+    """A received method name is short and printable, because a robot puts it into each status."""
     for said, kept in (('rsp:4+pipeline', 'rsp:4+pipeline'), ('r' * 10**6, None),
                        ('\x1b[2J', '?[2J')):
         end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0))

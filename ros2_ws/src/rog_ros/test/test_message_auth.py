@@ -98,7 +98,7 @@ def test_a_sealed_message_is_proved_also_after_the_wire_and_only_with_the_key(me
 
 
 def altered(message):
-    """Yield the message with one field changed, for each field and each kind of change."""
+    """Yield (field name, changed value) for each field except ``tag``, and each kind of change."""
     for name, kind in message.get_fields_and_field_types().items():
         value = getattr(message, name)
         if name == 'tag':

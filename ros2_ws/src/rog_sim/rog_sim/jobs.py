@@ -53,7 +53,7 @@ class Job:
     directory: Path
 
     def done(self) -> bool:
-        """Return whether the directory holds this run, complete and with the same settings."""
+        """Return whether the directory contains this run, complete and with the same settings."""
         try:
             read_summary(self.directory)
             # Compare the parsed settings, not the text of the file. Otherwise many hours of runs
@@ -164,7 +164,7 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
-    """Yield a function that calls `_run` in processes of this machine; end them afterwards."""
+    """Yield a function that calls `_run` in processes of this machine; then end the processes."""
     # Dispatch no more calls in advance than the workers' queue holds. Otherwise calls wait for a
     # place in this queue, and loky 3.6 usually ends with the error that `_without_error_of_loky`
     # hides.

@@ -1,7 +1,6 @@
 """Saves and reads outputs of the final models, such as a map, for figures.
 
-The file is next to the records of the run. `rog_tasks.task.Task.portrait` makes the
-outputs.
+The outputs are in the directory of the run record. `rog_tasks.task.Task.portrait` makes them.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Threads of one Python process take turns, so a gradient and the event loop would not run
 at the same time. Therefore this module uses processes. The processes are forked when
 the run begins. They inherit the task, its data, and each robot's position in the data.
-They share the memory of models and gradients with the loop
+The models and gradients are in memory that the processes share with the loop
 (`rog_core.model.flat.FlatModel`).
 
-The loop writes to the pipes of the processes, and reads from them, without other threads.
-An executor would use threads for the pipes. The loop would wait for these threads about
-as long as a small gradient takes. If forking is not possible, a thread computes the
+The loop itself writes to the pipes of the processes and reads from them. An executor of
+`concurrent.futures` would use threads for the pipes, and the loop would wait for these threads
+about as long as a small gradient takes. If forking is not possible, a thread computes the
 gradients.
 """
 
@@ -35,7 +35,7 @@ from .interrupts import interrupts_blocked
 # bytes. If both directions of a pipe were full, loop and process would wait for each other for
 # ever.
 UNREAD = 64
-ENDING = 5.0  # maximum seconds for the last call of a process; then the process is killed
+ENDING = 5.0  # seconds that a process may use to finish its last call; then it is killed
 Work = Sequence[Callable[..., Any]]
 Result = Callable[[], Any]  # waits for a call; returns its result, or raises its error
 
@@ -65,8 +65,8 @@ class GradientProcesses:
     def __exit__(self, *raised: object) -> None:
         for worker in self._workers:
             worker.close()
-        # A process ends when every copy of the parent's end of its pipe is closed. Each process
-        # holds copies of these ends for the processes forked before it, so join the last one first.
+        # Each process ends when all copies of the parent's end of its pipe are closed. A later
+        # process inherits such copies from the parent, so join the processes in reverse order.
         for worker in reversed(self._workers):
             worker.join()
 
@@ -78,8 +78,8 @@ class _Process:
         context = multiprocessing.get_context('fork')
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
-        # The forked process inherits the block of SIGINT, so Ctrl+C does not end it; the parent
-        # does.
+        # SIGINT stays blocked in the forked process. So Ctrl+C does not end this process; the
+        # parent process ends it.
         with interrupts_blocked():
             self._process.start()
         theirs.close()
@@ -91,8 +91,8 @@ class _Process:
         if len(self._unanswered) == UNREAD:
             self._receive()
         answer: list[Any] = []  # empty until the answer arrives
-        # An interrupt between sending and `append` would leave an answer without an entry in
-        # `_unanswered`.
+        # If Ctrl+C interrupted between `send_bytes` and `append`, the answer would have no entry
+        # in `_unanswered`.
         with interrupts_blocked():
             try:
                 self._pipe.send_bytes(pickle.dumps((k, arguments)))
@@ -110,7 +110,7 @@ class _Process:
         return result
 
     def _receive(self) -> None:
-        """Receive the next answer. Ctrl+C can interrupt the wait for it, but not its reading."""
+        """Receive the next answer; Ctrl+C can interrupt the wait, but not the reading."""
         self._readable.poll()
         with interrupts_blocked():
             try:
@@ -134,7 +134,7 @@ class _Process:
 
 
 class _Thread:
-    """Does the work of a `_Process`, but in a thread of this process."""
+    """Makes calls like `_Process`, but in a thread of this process."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

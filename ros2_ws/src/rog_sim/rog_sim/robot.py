@@ -47,7 +47,7 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        # the robot has dropped out and sends nothing until this time in seconds
+        # virtual time in seconds; before it, the robot sends nothing because it has dropped out
         self.silent_until = 0.0
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
@@ -140,7 +140,7 @@ class Robot:
         return due
 
     def evaluate(self, processes: GradientProcesses, finished: int) -> None:
-        """Evaluate the robot's present model, after ``finished`` iterations."""
+        """Evaluate the robot's present model; ``finished`` is the number of finished iterations."""
         _, self.accuracy = processes.submit(self.place, None, (), True)()
         self.evaluated_at = finished
 
@@ -164,7 +164,7 @@ class Robot:
 def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str, Any]:
     """Return a worker's report, with its numbers of bytes multiplied by `TransferConfig.traffic`.
 
-    :param state: state in the report; if empty, the state of the machine.
+    :param state: state in the report; if empty, the report has the state of ``machine``.
     """
     known = dict(vars(machine.report(now)))
     known['state'] = state or known['state']

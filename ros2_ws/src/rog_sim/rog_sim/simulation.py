@@ -60,7 +60,7 @@ from .traffic import traffic_factor
 Progress = Callable[[float], None]
 # time in seconds, number of the event, function to call
 _Event = tuple[float, int, Callable[[], None]]
-DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message needs several
+DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message is divided
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
@@ -81,7 +81,8 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     # One thread always adds numbers in the same order, so equal seeds give equal results. One
     # thread is also fast enough for the small models.
     torch.set_num_threads(1)
-    # Collect garbage less often: a run makes millions of messages, without reference cycles.
+    # Collect garbage less often, because a run makes millions of messages, and messages have no
+    # reference cycles.
     gc.set_threshold(100_000, *collect[1:])
     try:
         return Simulation(fleet, out, server_every).run(progress or (lambda done: None))
@@ -101,7 +102,8 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
               ) -> tuple[torch.nn.Module, RowPartition]:
     """Return the task's initial model, in eval mode, and the rows of this model.
 
-    :param above: rows and initial weights of the parent fleet, which a child fleet must use.
+    :param above: rows and initial weights of the parent fleet, which a child fleet must use; None:
+        this fleet has no parent fleet.
     :raises ConfigError: the parent fleet trains another model.
     """
     training = fleet.training
@@ -163,7 +165,7 @@ class Simulation:
         self._header = fleet.channel.header
         self._away: set[str] = set()
         self._unheard: set[str] = set()
-        self._patient = math.isinf(fleet.server.patience)  # whether no robot is ever retired
+        self._patient = math.isinf(fleet.server.patience)  # True if no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
         self._waiting: set[int] = set()  # `id` of each chunk that waits for the channel
         self._queue: list[_Event] = []      # heap of the events that have a delay
@@ -393,7 +395,7 @@ class Simulation:
             return
         robot.start(self._processes, order,
                     not self._server_every and robot.evaluation_due(self.now))
-        self._report(robot)  # report now, while the other process computes
+        self._report(robot)  # report now, while another process computes the gradient
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
     def _computed(self, robot: Robot) -> None:
@@ -413,8 +415,9 @@ class Simulation:
     def _send(self, name: str, uplink: bool, message: Any) -> None:
         """Send a message.
 
-        Chunks use the channel. Other messages are small and need only the latency of the link. If
-        `channel.header` is set, all messages use the channel.
+        Chunks use the channel. Other messages are small, so only the latency of the link delays
+        them. If `channel.header` is set, all messages use the channel. At time 0 every message
+        arrives at once.
         """
         if self.now > 0.0 and (self._header or isinstance(message, Chunk)):
             self._queue_up(name, uplink, message)
@@ -422,9 +425,10 @@ class Simulation:
             self._over_the_air(name, lambda: self._deliver(name, uplink, message))
 
     def _queue_up(self, name: str, uplink: bool, message: Any) -> None:
-        """Queue a message for the channel; drop it if the robot has no link.
+        """Queue a message for the channel.
 
-        Also drop a chunk if a copy of it still waits.
+        Drop the message if the robot has no link or has dropped out. Drop a chunk that already
+        waits for the channel.
         """
         if not self._heard(name):
             return
@@ -438,9 +442,9 @@ class Simulation:
         self.channel.offer(name, uplink, nbytes, message, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
-        """Call ``deliver`` after the latency, or at once at time 0.
+        """Call ``deliver`` after the latency of the link; at time 0, call it at once.
 
-        After time 0, a dead link loses the message.
+        After time 0, a message is lost if the robot has no link or has dropped out.
         """
         if self.now == 0.0:
             self._at(0.0, deliver)

@@ -22,18 +22,18 @@ class PublishedModel:
 
 
 # ConvMLP-M has 16.95 million elements. A push has 2,118,750 bytes with one bit per
-# element. The other 5,215 bytes are metadata, the least that a push of the authors' artifact
-# needed.
+# element. The other 5,215 bytes are metadata. A push of the authors' artifact needed at least
+# this much metadata.
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
 def traffic_factor(name: str, partition: RowPartition) -> float:
     """Return the ratio of bytes on the air to bytes of the small model's rows.
 
-    The factor is the ratio of the two models' sizes. It does not depend on the codec, so a
-    codec with fewer bytes also uses less air time.
+    The ratio compares the bytes of a push of the two models with one bit per element. It does not
+    depend on the fleet's codec, so a codec with fewer bytes also uses less air time.
 
-    :param name: name of the published model; if empty, the factor is 1.
+    :param name: name of the published model; if empty, the ratio is 1.
     :raises ConfigError: the published model is unknown.
     """
     if not name:

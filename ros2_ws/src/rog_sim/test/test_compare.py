@@ -58,7 +58,7 @@ def test_accuracy_is_the_mean_over_robots_of_each_ones_last_evaluation(tmp_path)
 
 def test_smoothed_accuracies_of_the_server_s_model_are_means_of_the_last_few(tmp_path):
     one = written(tmp_path, 'bsp', 1, [[(10.0, 1, .2)], [(20.0, 2, .4)]])
-    assert one.smoothed(2) is one  # the server's model was not evaluated
+    assert one.smoothed(2) is one  # no change: the server's model was not evaluated
     lucky = replace(one, server=np.array([[0, 15, 30, 45], [0, 3, 5, 9], [.5, .7, .5, .6]]))
     mean = lucky.smoothed(2)
     assert mean.accuracy([15, 30, 44, 45]) == pytest.approx([.6, .6, .6, .55])

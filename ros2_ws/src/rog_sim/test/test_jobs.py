@@ -126,7 +126,7 @@ def test_a_run_that_fails_is_named_and_ends_the_others(fleet, tmp_path):
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], workers=1)
     assert (tmp_path / 'out' / 'asp' / 'seed1' / 'summary.json').exists()
-    assert not list((tmp_path / 'out' / 'bsp').rglob('*.*'))  # the run was not begun
+    assert not list((tmp_path / 'out' / 'bsp').rglob('*.*'))  # this run did not begin
     assert not (tmp_path / 'out' / 'comparison.json').exists()
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_fails_in_another_process_ends_those_that_would_never(fleet, 
 
 
 def test_a_run_that_fails_on_a_cluster_ends_the_others_there_too(fleet, tmp_path, cluster):
-    """The last comparison can run on the worker only if the endless run has ended."""
+    """The last comparison can use the cluster's worker only if the endless run has ended there."""
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], cluster=cluster)
     with pytest.raises(KeyboardInterrupt):
@@ -225,7 +225,7 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
         os.killpg(process.pid, number)  # send the signal to every process, as a terminal does
     else:
         process.kill()
-    # Every process holds the pipes open, so the pipes close when the last process has ended.
+    # Every process keeps the pipes open, so the pipes close only when the last process has ended.
     rest, errors = process.communicate(timeout=LIMIT)
     if number == signal.SIGINT:
         # The signal also ends the process of a run. Before this process ends, it can begin the

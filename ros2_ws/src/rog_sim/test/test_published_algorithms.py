@@ -14,7 +14,7 @@ RATE, MOMENTUM, DECAY = .05, .9, .01
 
 
 def trained(tmp_path, sync, robots, nesterov=True, **training):
-    """Return the server's model and the number of iterations that produced it.
+    """Train a fleet in virtual time; return the server's model and its number of iterations.
 
     The links lose no message, and the codec rounds no value.
     """
@@ -27,7 +27,7 @@ def trained(tmp_path, sync, robots, nesterov=True, **training):
 
 
 class Robot:
-    """A robot that trains by torch.optim.SGD and keeps its momentum."""
+    """A robot that trains with torch.optim.SGD and keeps its momentum until `forget`."""
 
     def __init__(self, rank, robots, nesterov=True):
         self.task = Linear(3)
@@ -63,7 +63,7 @@ def start():
 
 
 def sgd(rounds, robots, nesterov=True):
-    """Compute lock-step training: average the robots' models after every step.
+    """Train in lock-step: average the robots' models after every step.
 
     Each robot has its own momentum.
     """
@@ -74,7 +74,7 @@ def sgd(rounds, robots, nesterov=True):
 
 
 def fedavg(rounds, robots, count):
-    """Compute FedAvg (McMahan et al.): local steps, then the mean of the models."""
+    """Train with FedAvg (McMahan et al.): local steps, then the mean of the models."""
     fleet, model = [Robot(rank, robots) for rank in range(robots)], start()
     for _ in range(rounds):
         for robot in fleet:
@@ -84,7 +84,7 @@ def fedavg(rounds, robots, count):
 
 
 def diloco(rounds, robots, count, rate, momentum):
-    """Compute DiLoCo, Algorithm 1.
+    """Train with DiLoCo, Algorithm 1.
 
     The inner optimisers keep their state. The outer optimiser is Nesterov SGD.
     """

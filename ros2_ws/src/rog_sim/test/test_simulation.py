@@ -1,4 +1,4 @@
-"""Runs in virtual time: equal results, consistent times and bytes, dying links, and refusals."""
+"""Runs in virtual time: equal files, consistent times, failing links, refused settings."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def files(out):
 
 
 def iterations(out):
-    """Return a dict from each robot to its iteration events in order."""
+    """Return a dict that maps the name of each robot to its iteration events, in order."""
     events = defaultdict(list)
     for event in read_run(out):
         if isinstance(event, Iteration):
@@ -111,7 +111,7 @@ def test_under_bsp_every_push_holds_the_whole_model_and_all_keep_step(tmp_path):
         on_air = simulation._traffic * least
         assert on_air <= robot.bytes_sent / robot.iterations <= 1.5 * on_air
     done = [robot.iterations for robot in summary.robots.values()]
-    assert 20 < min(done) <= 60 / 1.1  # the slowest robot computes for 1.1 s
+    assert 20 < min(done) <= 60 / 1.1  # the slowest robot needs 1.1 s for a gradient
 
 
 def spread(out):
@@ -140,8 +140,8 @@ def test_nobody_is_further_ahead_than_the_bound(tmp_path, sync, bound):
     simulate(fleet_of(tmp_path, sync, 2.0, links, paces=(0.5, 0.7, 2.9)), tmp_path / 'out')
     for events in iterations(tmp_path / 'out').values():
         assert len(events) > 10 and max(e.staleness for e in events) < bound
-    # An iteration is recorded when its pull is complete; by then the others may have pushed once
-    # more.
+    # An iteration is recorded when its pull is complete. Before that, the other robots may have
+    # pushed once more.
     assert 1 < spread(tmp_path / 'out') <= bound
 
 
@@ -240,7 +240,7 @@ def test_the_return_of_a_robot_after_a_minute_slows_the_others_by_less_than_a_te
     links = ('0 80\n', '0 80\n', '0 80\n60 0\n120 80\n600 80\n')
     simulate(fleet_of(tmp_path, sync, 3.0, links, (0.5,) * 3), tmp_path / 'out')
     events = iterations(tmp_path / 'out')
-    assert any(120 < e.t < 125 for e in events['robot3'])  # the robot is back
+    assert any(120 < e.t < 125 for e in events['robot3'])  # robot3 trains again
 
     def pace(begin, end):
         during = [e for robot in ('robot1', 'robot2') for e in events[robot] if begin < e.t <= end]
@@ -264,9 +264,9 @@ MINUTES, ALIVE_FROM = 6.0, 300.0
 
 @st.composite
 def dying_links(draw):
-    """Return links that die again and again, some for minutes.
+    """Return the trace of a link that dies several times, sometimes for minutes.
 
-    From `ALIVE_FROM` on, no link dies.
+    From `ALIVE_FROM` on, the link does not die.
     """
     t, lines = 0.0, []
     while t < 100:
@@ -284,7 +284,7 @@ def add_decoded(total, partition, codec, ids, data):
 
 
 class Books:
-    """Adds up the gradients that the robots produce and that the server applies."""
+    """Adds up all gradients that robots produce and, separately, those that the server applies."""
 
     def __init__(self, simulation):
         self.simulation = simulation
@@ -310,7 +310,7 @@ class Books:
         return counting
 
     def held(self, name, robot):
-        """End the open push; return the sum of the gradients that the server has not applied."""
+        """End the open push; return the sum of the robot's gradients that were not applied."""
         held = robot.store.pending.astype(np.float64)
         push = robot.machine.push
         if push is not None:
@@ -322,7 +322,7 @@ class Books:
         return held
 
     def check(self):
-        """Check that every mirror equals its robot's model, and each gradient counts once.
+        """Check that mirrors equal the robots' models, and no gradient is lost or applied twice.
 
         Return the number of mirrors that were compared.
         """
@@ -354,9 +354,9 @@ def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, syn
     books.check()
     assert {m.robot for m in simulation.server.active()} == set(simulation.robots)
     events = iterations(folder / 'out')
-    for name in simulation.robots:  # all robots are back and train
+    for name in simulation.robots:  # all robots train again
         assert [e for e in events[name] if e.t > ALIVE_FROM], name
-    # A robot that is out of reach is away after 3 s; longer waits are for robots with slow links.
+    # A robot without a link is away after 3 s. Longer waits are for robots with slow links.
     times = sorted(e.t for own in events.values() for e in own)
     assert max(np.diff([0.0, *times, 60 * MINUTES])) < 60
 

@@ -1,4 +1,4 @@
-"""Small fleets for tests in virtual time: a task that computes fast, and links of any trace."""
+"""Small fleets for tests in virtual time: a task that computes fast, and links of given traces."""
 
 import itertools
 from pathlib import Path

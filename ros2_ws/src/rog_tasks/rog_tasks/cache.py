@@ -1,4 +1,4 @@
-"""Keeps tensors that are expensive to make in the user's cache directory.
+"""Stores tensors in the user's cache directory if it takes long to compute them.
 
 The files have the format safetensors. The name of a file is a digest of all that its content
 depends on, so a file is made again only if it is lost or damaged.
@@ -28,7 +28,7 @@ Tensors = dict[str, Tensor]
 def digest(*parts: str | bytes | memoryview) -> str:
     """Return a SHA-256 of ``parts``; it also depends on the boundaries between the parts.
 
-    A text is encoded as UTF-8; a file name keeps the bytes that the file system gave.
+    A text is encoded as UTF-8. A file name that is not valid UTF-8 keeps its original bytes.
     """
     whole = hashlib.sha256()
     for part in parts:
@@ -47,7 +47,7 @@ def digest_of(tensors: Tensors) -> str:
 
 
 def cached(kind: str, key: str, make: Callable[[], Tensors]) -> Tensors:
-    """Return what ``make`` returns; read it from the cache if a valid file is there.
+    """Return what ``make`` returns; read it from the cache if the cache has a valid file.
 
     The tensors of a file are mapped into memory. Processes share this memory until a process writes
     to it. If no file can be written, print a line on standard error and return new tensors.
@@ -86,7 +86,7 @@ def _say_not_kept(kind: str, root: Path, error: Exception) -> None:
 
 
 class Progress:
-    """Prints the progress of an operation on standard error, if it takes longer than `EVERY`.
+    """Prints the progress of an operation that takes longer than `EVERY` seconds on standard error.
 
     :param what: the operation, for example ``reading train.tar.gz``.
     :param total: number of steps of the operation.
@@ -128,7 +128,7 @@ def _write(path: Path, tensors: Tensors) -> None:
 
 
 def _wait_alone(file: IO[str]) -> None:
-    """Wait at most `PATIENCE` for the lock of a file; closing the file releases the lock."""
+    """Wait at most `PATIENCE` seconds for a file's lock; closing the file releases the lock."""
     end = time.monotonic() + PATIENCE
     while not _locked(file) and time.monotonic() < end:
         time.sleep(0.2)

@@ -20,7 +20,7 @@ class TaskFailed(TaskError):
 
 
 class SourceClosed(Exception):
-    """The run has ended, so waiting for a camera has ended and no more batches come."""
+    """The run has ended: calls no longer wait for a camera, and no more batches come."""
 
 
 def some(names: Sequence[str], most: int = 10) -> str:

@@ -147,7 +147,7 @@ def _cifar(records: _Bytes, labels: int) -> _Part:
 def _find(root: str, what: str, *names: str) -> Path:
     """Return the file below ``root`` that has one of ``names``.
 
-    If there are files of several names, the file of the earliest name is returned.
+    If several of ``names`` exist, return the file whose name comes first in ``names``.
 
     :raises DataError: there is no such file, or two files have the same name.
     """

@@ -188,8 +188,8 @@ def build_model(spec: str, options: Mapping[str, Any], channels: int, classes: i
                 what: str = 'model') -> nn.Module:
     """Return a new model, initialised from the global random state.
 
-    :param spec: a key of :data:`MODELS`, whose class also gets ``channels`` and ``classes``, or
-        ``package.module:function`` of a function or class that returns a model.
+    :param spec: a key of :data:`MODELS`, or ``package.module:function`` of a function or class that
+        returns a model. Only a class in :data:`MODELS` also gets ``channels`` and ``classes``.
     :param options: keyword arguments of that class or function.
     :param what: word for the model in messages to the user.
     :raises TaskError: the model cannot be made.

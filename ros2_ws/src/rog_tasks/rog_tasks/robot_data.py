@@ -21,7 +21,7 @@ class RobotData:
         self.loss = task.loss
 
     def batch(self) -> Any:
-        """Return the robot's own next batch."""
+        """Return the next batch of this robot."""
         return next_of(self._batches)
 
     def shard(self) -> Iterable[Any]:
@@ -38,9 +38,9 @@ class RobotData:
                             'yield what the robot learns from, once')
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return batch ``iteration`` of shard ``shard`` (of ``shards``).
+        """Return batch number ``iteration`` of shard ``shard``; the data have ``shards`` shards.
 
-        The batch is equal on every robot.
+        All robots get the same batch for the same arguments.
         """
         if shards not in self._shards:
             self._shards = {shards: ShardBatches(self._task, shards)}

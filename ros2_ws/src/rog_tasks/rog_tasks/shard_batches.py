@@ -29,7 +29,7 @@ class ShardBatches:
     returns has a method ``skip(count)``, this method skips the batches in between without making
     them.
 
-    :param task: its ``batches(shard, shards)`` return the batches.
+    :param task: its method ``batches(shard, shards)`` returns the batches of a shard.
     :param shards: number of shards of the data.
     """
 

@@ -40,7 +40,7 @@ def _banks(count: int, generator: torch.Generator, cells: int = 3) -> Tensor:
 class Shift:
     """The change of images to which a recogniser must adapt: first fog, then brightness.
 
-    If both are 0, the images do not change.
+    If ``fog`` and ``brightness`` are 0, the images do not change.
     """
 
     fog: float

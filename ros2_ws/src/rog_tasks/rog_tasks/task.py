@@ -60,7 +60,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: 'nn.Module') -> float:
-        """Return the metric (0 to 1) on data like those of the robots; do not change the model."""
+        """Return the metric (0 to 1) on data like the robots' data; do not change the model."""
 
     def shard(self, rank: int, world: int) -> Iterator[Any]:
         """Yield the data of robot ``rank`` of ``world`` once; every call must yield the same data.
@@ -77,7 +77,7 @@ class Task(ABC):
         """
 
     def evaluate_clean(self, model: 'nn.Module') -> float:
-        """Return the metric, 0 to 1, on data from before a change, such as fog; NaN without one."""
+        """Return the metric (0 to 1) on data before a change such as fog; NaN without a change."""
         return math.nan
 
     def portrait(self, model: 'nn.Module') -> 'Mapping[str, NDArray[Any]]':
@@ -144,7 +144,7 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
 
     :param options: keyword arguments of the constructor.
     :param seed: passed as ``seed`` if the constructor has such a parameter.
-    :param batch_size: number of samples in a batch; by default the task's own.
+    :param batch_size: number of samples in a batch; None: the number that the task itself sets.
     :raises TaskError: the module, the class or a method is missing, the constructor does not know
         an option, or the constructor fails.
     """
@@ -268,7 +268,7 @@ def prepare(task: Task, model: 'nn.Module') -> None:
 
 
 def endless(task: Task, rank: int, world: int) -> Iterator[Any]:
-    """Return the batches of ``rank`` of ``world``; raise `TaskError` if they are not iterable."""
+    """Return robot ``rank``'s batches; raise `TaskError` if the task returns no iterable."""
     batches = task.batches(rank, world)
     if not isinstance(batches, Iterable):
         raise TaskError(f'batches(rank, world) returned {type(batches).__name__}; it must yield '

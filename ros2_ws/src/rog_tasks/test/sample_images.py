@@ -89,7 +89,7 @@ def record(path, messages, storage='mcap'):
     with Writer(Path(path), version=9, storage_plugin=plugin) as writer:
         connections = {}
         for topic, seconds, message in messages:
-            # bytes are damaged data, on a topic that the recording already has
+            # a message of type `bytes` is damaged data for a topic that the recording already has
             if isinstance(message, bytes):
                 writer.write(connections[topic], int(seconds * 1e9), message)
                 continue

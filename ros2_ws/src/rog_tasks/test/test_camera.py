@@ -207,7 +207,7 @@ def test_a_recogniser_learns_from_a_camera(monkeypatch):
                        model='digitnet')
     task.batch_size, source = 8, task.sources[0]
     batches = task.batches(0, 1)
-    # one image per second; a label belongs to the image that is nearest in time
+    # one image per second; each image gets the label that is nearest in time
     for number in range(41):
         monkeypatch.setattr(source, '_clock', lambda now=float(number): now)
         source.on_image(image(CLASSES[number % 2], number))

@@ -25,7 +25,7 @@ def one_thread():
 
 
 def trained(task, robots, steps):
-    """Train ``robots`` robots by averaged SGD; return the model of each robot."""
+    """Train ``robots`` robots by SGD on the mean of their gradients; return each robot's model."""
     models = [task.model() for _ in range(robots)]
     batches = [task.batches(rank, robots) for rank in range(robots)]
     optimizers = [torch.optim.SGD(m.parameters(), .1, momentum=.9, nesterov=True) for m in models]
@@ -156,7 +156,7 @@ def test_frames_of_a_flat_show_its_walls():
 
 
 def test_a_cell_learns_from_the_mean_of_what_is_around_it():
-    """Even many points around a cell change the cell no more than one point can change it."""
+    """Many points around a cell change the cell no more than a single point can change it."""
     low, high = torch.zeros(3), torch.ones(3) * 2
     points = torch.rand(400, 3, generator=torch.Generator().manual_seed(0)) * 2
     changes = []

@@ -1,6 +1,6 @@
 """The buffer of a camera keeps the newest images within its memory.
 
-Labels go to the nearest image.
+Each image gets the label that is nearest in time.
 """
 
 import numpy as np

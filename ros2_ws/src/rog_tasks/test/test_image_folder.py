@@ -310,7 +310,7 @@ def test_a_model_is_pretrained_once_and_kept(tmp_path):
 
 
 def test_a_part_of_the_test_images_has_all_classes(tmp_path):
-    """The test images are ordered by class, so the first ones would all be of one class."""
+    """The test images are sorted by class, so the first four would all have the same class."""
     task = Cruda(data='image_folder', data_options={'root': made(tmp_path, test=class_files(8))},
                  pretrain_epochs=0, test_limit=4)
 

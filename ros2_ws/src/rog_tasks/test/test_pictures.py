@@ -52,7 +52,7 @@ def test_a_message_that_does_not_fit_itself_is_refused(changes, words):
 
 
 def bomb(width, height):
-    """Return a PNG that claims to be larger than it is."""
+    """Return a tiny PNG file that claims to have ``width`` x ``height`` pixels."""
     def part(kind, data):
         return struct.pack('>I', len(data)) + kind + data + struct.pack(
             '>I', zlib.crc32(kind + data))
@@ -76,7 +76,7 @@ def test_damaged_files_bombs_and_other_formats_are_named(data):
 
 
 def saved(rgb, mode, form='PNG', **options):
-    """Return a file of these pixels, (H, W, 3), in one of pillow's modes."""
+    """Return the pixels ``rgb`` (H, W, 3) as an encoded picture in a mode of Pillow."""
     out = io.BytesIO()
     if mode == 'I;16':  # pillow does not convert 8 bits to 16 bits
         grey = np.asarray(Image.fromarray(rgb).convert('L'))
@@ -92,7 +92,7 @@ def saved(rgb, mode, form='PNG', **options):
     ('L', 'PNG', {}), ('LA', 'PNG', {}), ('L', 'JPEG', {}), ('I;16', 'PNG', {}),
     ('I;16', 'PNG', {'transparency': 7})])
 def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
-    """An earlier version refused a palette with transparency, and whitened most of a 16-bit PNG."""
+    """An earlier version refused a palette with transparency, and made most 16-bit pixels white."""
     rgb = pixels('blue', 16, 16)
     rgb[:, 8:] //= 4  # darken one half
     wanted = rgb if mode in ('RGB', 'RGBA', 'P', 'CMYK') else \

@@ -286,7 +286,7 @@ def test_without_the_recording_bounds_must_be_given(tmp_path):
     with pytest.raises(DataError, match=r'nowhere is not there; .*bounds: \[\[x, y, z\]'):
         task.model()
     task = Crimp(frames=f'tum:{tmp_path}/nowhere', bounds=BOUNDS)
-    assert np.isnan(task.evaluate(task.model()))  # the true depth is unknown here
+    assert np.isnan(task.evaluate(task.model()))  # without the recording, the true depth is unknown
 
 
 class Wall(ImplicitMap):
@@ -302,7 +302,8 @@ class Wall(ImplicitMap):
 
 def test_the_map_of_a_recording_is_measured_where_its_depth_is_known(kind, root):
     task = Crimp(frames=f'{kind}:{root}', bounds=BOUNDS, width=32)
-    # Half of the pixels are a little more than 1 m away, half 2 m; one pixel in 768 is unknown.
+    # Half of the pixels are a little more than 1 m away, and half are a little more than 2 m away.
+    # The depth of one pixel in 768 is unknown.
     assert task.depth_error(Wall(2.0)) == pytest.approx(.5, abs=.05)
     for number in range(COUNT):
         file = depth_file(root, kind, number)
@@ -359,9 +360,9 @@ def grey_png(path, pixels):
 
 
 def published_tum(root):
-    """Write colour and depth at 30 Hz, each with its own time stamps, and poses at 100 Hz.
+    """Write colour and depth images at 30 Hz, each with its own time stamps, and poses at 100 Hz.
 
-    Frame 5 has no image, frame 8 has no depth image, and frames 2 and 3 have no pose.
+    Frame 5 has no colour image, frame 8 has no depth image, and frames 2 and 3 have no pose.
     """
     began, frames = 1305031102.175304, range(12)
     rgb = {n: began + n / 30 for n in frames if n != 5}
@@ -505,7 +506,7 @@ def test_a_mask_is_no_depth_image(tmp_path):
 def test_a_recording_that_shows_too_much_is_named(tmp_path):
     """The error names a recording that covers too much space.
 
-    For example, the poses of a recording are in millimetres.
+    For example, the poses of this recording may be in millimetres.
     """
     recorded(tmp_path, 'tum')
     (tmp_path / 'groundtruth.txt').write_text(

@@ -36,7 +36,7 @@ def equal(one, two):
 
 
 class Open:
-    """A task that counts the iterators of batches in use."""
+    """Wraps a task; counts the iterators of batches that are in use."""
 
     def __init__(self, task):
         self.task, self.count = task, 0
@@ -66,7 +66,7 @@ def test_any_order_of_asking_gives_the_batches_of_the_task(name, asked, places):
 
 
 class Counting:
-    """Takes the place of a task; counts the batches made and the iterators opened."""
+    """Replaces a task; counts the batches made and the iterators opened."""
 
     def __init__(self):
         self.made = self.opened = 0

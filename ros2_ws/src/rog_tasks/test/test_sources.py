@@ -142,7 +142,7 @@ def test_a_compressed_archive_takes_no_more_memory_than_allowed(tmp_path):
     made = source(f'folder:{tmp_path}/photos.tgz?memory=0.02')
     with pytest.raises(DataError, match='0.02 are allowed; unpack it to a folder, or raise memory'):
         made.batches(0, 1, 4)
-    made.batches(0, 5, 4)  # a fifth of the archive fits
+    made.batches(0, 5, 4)  # one of five robots needs only a fifth of the archive
 
 
 def test_more_robots_than_images(tmp_path):

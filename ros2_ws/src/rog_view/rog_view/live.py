@@ -1,4 +1,4 @@
-"""Listens to a fleet on a thread of its own, so that a page never waits for a status."""
+"""Receives the statuses of a fleet on a separate thread, so that a page never waits for them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Live:
         if len(fleet.tag) and self._key is None:
             return 'this fleet has a key: start rog view with --key FILE'
         # A server with a key has no parameter services, so its parameter `CONTROL` is unknown here.
-        # If the server takes no control calls, its answer to a call says so.
+        # If the server accepts no control calls, its answer to a call says so.
         if len(fleet.tag):
             return ''
         if not self._parameters.service_is_ready():

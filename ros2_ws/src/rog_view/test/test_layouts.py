@@ -1,4 +1,4 @@
-"""The layouts name only existing topics and fields."""
+"""The layouts for Foxglove and PlotJuggler name only existing topics and fields."""
 
 import json
 import re
@@ -13,7 +13,7 @@ TOPICS = {r'/rog/fleet_status': msg.FleetStatus, r'/robot\d+/training_status': m
 
 
 def foxglove():
-    """Return the topic paths in the panels: all strings that begin with a slash."""
+    """Return the topic paths in the Foxglove panels: all strings that begin with a slash."""
     def strings(value):
         if isinstance(value, dict | list):
             for inner in value.values() if isinstance(value, dict) else value:

@@ -85,7 +85,7 @@ class WorkerNode(ManagedNode):
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
     machine: WorkerMachine | None = None
-    error = ''  # why the run ended; empty: without error
+    error = ''  # reason of the failure that ended the run; empty: no failure
     patience = math.inf  # seconds for which `join` waits until a server accepts this robot
 
     def __init__(self, **options: Any) -> None:
@@ -108,9 +108,9 @@ class WorkerNode(ManagedNode):
         self.incarnation = secrets.randbits(63)
         self.machine, self.error = None, ''
         self.loss = math.nan                  # loss of the last batch
-        self.evaluation = 0, math.nan         # iteration, accuracy; set by the training thread
+        self.evaluation = 0, math.nan         # last evaluation: iteration and accuracy
         self.dropped = 0                      # number of refused messages
-        self._silent_until = 0.0              # end of an emulated drop-out
+        self._silent_until = 0.0              # time in seconds at which an emulated drop-out ends
         self.server_heard = time.monotonic()
         self._loyalty = Loyalty(settings.heartbeat.limit)
         self._order = Order(settings.heartbeat.limit)
@@ -122,12 +122,12 @@ class WorkerNode(ManagedNode):
         self._computed: tuple[Array, SgdConfig] | None = None  # gradient for the state machine
         self.link = settings.shaped_link()
         if not settings.link_epoch:
-            self.link.hold()                  # no delay until the training begins
+            self.link.hold()                  # emulate no delay until the training begins
         self.meter = open_meter(settings.power, time.monotonic())
         self._open_topics()
 
     def _open_topics(self) -> None:
-        """Make the topics, the timers and the guard conditions that wake this thread."""
+        """Make the topics, the timers, and the guard conditions that wake the ROS executor."""
         self._out: dict[type, Any] = {
             Chunk: self.create_publisher(RowChunk, 'push', qos.CHUNK),
             Ack: self.create_publisher(RowAck, 'pull_ack', qos.CHUNK),
@@ -189,7 +189,7 @@ class WorkerNode(ManagedNode):
     # -- called by the training thread (rog_core.worker.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> Compute | None:
-        """Register, wait for the first order, and return it; None: the run ends first.
+        """Register, wait for the first order, and return it; return None if the run ends before.
 
         :raises NoServerError: no server has accepted the robot within ``patience`` seconds.
         """
@@ -198,7 +198,7 @@ class WorkerNode(ManagedNode):
         return self._wait(time.monotonic() + self.patience)
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
-        """Push a gradient, pull, wait for the next order, and return it; None: the run is over."""
+        """Push a gradient, pull, and return the next order; return None if the run is over."""
         self._computed = gradient, sgd
         self._ready.trigger()
         return self._wait()
@@ -227,7 +227,7 @@ class WorkerNode(ManagedNode):
             self._close_sources()
 
     def watch(self, sources: Sequence[Source]) -> None:
-        """Feed data sources from their topics, and report their state, until the run is over."""
+        """Pass topic messages to the data sources, and report their state, until the run ends."""
         self.watched = Watch(self, sources)
         if self._is_over:  # the user has ended the run already
             self._close_sources()
@@ -317,7 +317,7 @@ class WorkerNode(ManagedNode):
         """
         assert self._signature is not None
         if ours and message.count <= self.registration.count:
-            return False  # an old status, repeated
+            return False  # a repetition of an old status
         if not self._signature.proves(message):
             self.dropped += 1
             self.get_logger().warning('dropped a status of the parameter server: it is not signed '
@@ -390,7 +390,7 @@ class WorkerNode(ManagedNode):
         return time.monotonic() < self._silent_until
 
     def is_cut_off(self, now: float) -> bool:
-        """Return whether an emulated drop-out or dead link keeps all messages away."""
+        """Return whether an emulated drop-out or a dead emulated link blocks all messages."""
         return self.is_silent or self.link.is_dead(now)
 
     def report(self, state: str = '') -> None:

@@ -1,4 +1,4 @@
-"""Registers the robot with a parameter server; with a key, both prove their identity."""
+"""Registers the robot with a parameter server; in a fleet with a key, both prove their identity."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Registration:
         if response.accepted:
             self._refused_since = math.inf
         elif response.incarnation and self._key is not None:
-            self.process = response.incarnation  # the request named a server process that is gone
+            self.process = response.incarnation  # name this new server process in the next request
         else:
             node.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)

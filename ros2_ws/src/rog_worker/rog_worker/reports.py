@@ -48,14 +48,15 @@ class Reports:
         if state:  # send a last status without delay, because the process may end soon
             if not link.is_dead(now):
                 self._publish(state)
-        # A waiting status gets its values only when it is sent, so a second one is not needed.
+        # A waiting status gets its values only when it is sent, so a second waiting status is not
+        # needed.
         elif not self._waits:
             self._waits = not link.is_dead(now)
             link.send(STATUS_BYTES, self._publish, now, lossy=True)
             self._node.set_alarm()
 
     def wait_until_heard(self) -> None:
-        """Wait at most `qos.LAST_WORDS` until all present subscribers have the last status."""
+        """Wait at most `qos.LAST_WORDS` until all present subscribers received the last status."""
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def _publish(self, state: str = '') -> None:

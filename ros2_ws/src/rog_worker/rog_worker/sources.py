@@ -1,4 +1,4 @@
-"""Feeds the data sources of a task from the topics of this robot, and reports their state."""
+"""Passes messages of the robot's topics to the data sources of a task, and reports their state."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LEVELS = {'ok': DiagnosticStatus.OK, 'warn': DiagnosticStatus.WARN, 'error': Dia
 
 
 class Watch:
-    """The data sources of a robot. The thread that spins the node calls `look` once a second.
+    """The data sources of a robot; the thread that spins the node calls `look` once a second.
 
     The type of a topic is known only when somebody publishes it. So `look` subscribes to a topic
-    once it has a publisher.
+    as soon as the topic has a publisher.
     """
 
     def __init__(self, node: Node, sources: Sequence[Source]) -> None:
@@ -31,11 +31,11 @@ class Watch:
 
     @property
     def starved(self) -> bool:
-        """Whether a source gave no data for training at the last call of `look`."""
+        """Whether a source had no data for training when `look` was last called."""
         return 'error' in self._levels.values()
 
     def close(self) -> None:
-        """Tell the sources that the run is over."""
+        """Close the sources, because the run is over."""
         for source in self._sources:
             source.close()
 
@@ -83,7 +83,8 @@ class Watch:
         self._levels[report.name] = report.level
         if report.level != before:
             log, line = self._node.get_logger(), f'{report.name}: {report.message}'
-            # Three calls, because rclpy expects the same severity each time from one line of code.
+            # Three calls, because rclpy raises an error if one line of code logs with several
+            # severities.
             if report.level == 'ok':
                 log.info(line)
             elif report.level == 'warn':

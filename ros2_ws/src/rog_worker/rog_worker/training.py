@@ -71,7 +71,7 @@ class Training:
             self._evaluate(node.machine.iteration if node.machine else 0)
 
     def _evaluate(self, iteration: int) -> None:
-        """Evaluate the present model of this robot, after ``iteration`` iterations."""
+        """Evaluate the robot's present model; ``iteration``: number of finished iterations."""
         self.node.evaluation = iteration, measure(self.task, self.model)
 
 
@@ -128,7 +128,7 @@ class RobotNode(WorkerNode):
             self.error = str(error)
         except BaseException as error:  # includes the SystemExit of a task
             self.error = failure(training.task, error)
-            # After `stop`, do not raise: the error may come from the removal of the node.
+            # After `stop` is set, do not raise: the removal of the node may have caused the error.
             if not self.stop.is_set():
                 raise
         finally:

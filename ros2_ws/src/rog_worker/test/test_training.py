@@ -66,14 +66,14 @@ class Seeing(Line):
 
 
 class Exiting(Line):
-    """A task that exits like a script that calls sys.exit."""
+    """A task that raises SystemExit, as a script that calls sys.exit does."""
 
     def loss(self, model, batch):
         raise SystemExit(3)
 
 
 class Robot:
-    """Replacement for the worker node; the run ends after ``iterations``."""
+    """Replacement for the worker node; the run ends after ``iterations`` iterations."""
 
     def __init__(self, iterations, evaluate_every=0, task='Line'):
         self.settings = from_flat(WorkerSettings, {

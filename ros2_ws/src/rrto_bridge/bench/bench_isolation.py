@@ -32,7 +32,7 @@ from processes import Domain  # noqa: E402
 # Duration of a turn in seconds. It must be less than 10 seconds: after 10 seconds of
 # silence, DDS considers a stopped process dead.
 TURN = 4.0
-SETTLE = 0.5      # seconds; inferences that begin in this first part of a turn do not count
+SETTLE = 0.5      # seconds at the start of a turn; inferences that begin in this time do not count
 NEIGHBOURS = ('idle', 'honest', 'hostile')
 TICK = os.sysconf('SC_CLK_TCK')
 
@@ -60,7 +60,7 @@ with torch.no_grad():
 
 
 def spent(pid):
-    """Return the CPU seconds of a process and its descendants, including ended ones."""
+    """Return the CPU seconds of a process and its descendants, including ended descendants."""
     try:
         fields = Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()
         children = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
@@ -74,7 +74,7 @@ def children(pid):
 
 
 class Neighbour:
-    """A process that runs only in its turns, and is stopped otherwise."""
+    """A process that runs only in its turns; between its turns it is paused (SIGSTOP)."""
 
     def __init__(self, process):
         self.process = process

@@ -7,13 +7,13 @@ three kinds of logs:
 
 - `steady`: there are two kinds of passes, each of 229 calls like those of ResNet-50.
   The two kinds alternate in Thue-Morse order.
-- `volatile`: the passes repeat, but one tensor of each pass has no role, so FullCheck
-  refuses again and again.
-- `wanted`: every call is wanted.
+- `volatile`: the passes repeat, but each pass has other weights, so FullCheck refuses
+  again and again.
+- `wanted`: each call is a wanted call, whose value the program needs at once.
 
 `append_s`: seconds for appending the same calls to a list, for comparison. `--cases`:
 number of generated logs on which the oracle of test/ checks the answers of the search.
-The search must accept half of them and refuse the other half.
+The search must accept half of these logs and refuse the other half.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def measure(kind, size):
 
 
 def judge(cases):
-    """Count the answers of the search on generated logs; return the number per kind."""
+    """Run the search on generated logs; return the number of its answers of each kind."""
     counts = {'cases': cases, 'false_acceptance': 0, 'false_rejection': 0, 'late': 0}
     for seed in range(cases):
         steady = seed % 2 == 0

@@ -199,9 +199,9 @@ def whisper(device):
 # -- detection -----------------------------------------------------------------------------------
 
 def detection_operators():
-    """Define nms and roi_align for the CPU.
+    """Define nms and roi_align for the CPU, if torchvision's C++ library is not loaded.
 
-    Torchvision's wheel has them only in its C++ library.
+    Torchvision's wheel has these operators only in this library.
     """
     if OPERATORS:
         return
@@ -362,7 +362,7 @@ def loader_with_workers(device):
 
 @client()
 def t5_beams(device):
-    """Run a beam search: an encoder, and three candidates that exchange their caches."""
+    """Run an encoder, then a beam search whose three candidates exchange their caches."""
     t = transformers()
     model = t.T5ForConditionalGeneration(t.T5Config(
         vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
@@ -526,7 +526,7 @@ def small_gpt2(layers=2):
 
 @client()
 def gpt2_offloaded(device):
-    """Run GPT-2 with weights on the CPU, which are copied to the device for each layer."""
+    """Run GPT-2 with its weights on the CPU; each layer first copies its weights to the device."""
     accelerate = importlib.import_module('accelerate')
     model = accelerate.cpu_offload(small_gpt2(), execution_device=torch.device(device))
 

@@ -5,7 +5,7 @@ import remote
 from fleet_testing import mostly_long
 
 
-# In `rpc` the program waits for every call; `replay` works like `async` until it knows a sequence.
+# In `rpc` the program waits for every call; `replay` works like `async` until it finds a sequence.
 # The tests of test_modes.py run in all modes.
 @pytest.fixture(params=mostly_long(remote.MODES, 'rpc', 'replay'))
 def mode(request):

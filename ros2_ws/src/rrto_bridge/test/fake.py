@@ -1,7 +1,7 @@
-"""A program's device in three forms: direct, call by call, and through the replay machines.
+"""Two devices for test programs: `Direct` executes calls itself, `Offload` uses replay.
 
-Tensors are numpy arrays of int64. Programs are written once against `Device`, and must return the
-same values on each form.
+Tensors are numpy arrays of int64. Programs are written once, against `Device`, and must return the
+same values on both devices.
 """
 
 import random
@@ -29,7 +29,7 @@ class Executor:
     def __init__(self):
         self.tensors, self.lost = {}, {}
         self.generator = np.random.default_rng(0)
-        # number of bytes that runs hold; the limit of this number
+        # number of bytes that the tensors of runs need, and the maximum of this number
         self.used, self.limit = 0, 1 << 60
         self.kernels = {
             'add': Kernel(lambda a, k: ((a[0] + a[1],), None)),
@@ -122,7 +122,7 @@ class Executor:
 
 
 class Tensor:
-    """A tensor that a program holds."""
+    """A program's reference to a tensor on the device; the tensor is freed with its reference."""
 
     __slots__ = ('device', 'handle', 'meta')
 

@@ -31,7 +31,8 @@ from rrto_bridge.protocol.wire import decode, encode
 from rrto_msgs import msg, srv
 
 PATIENCE = 60.0    # maximum time in seconds of each wait
-# Number of tensors that have one type and few different shapes, so that they often fit each other.
+# Number of float32 tensors with only four different shapes. An operator often accepts several of
+# them together.
 FIT = 20
 INTEGERS = (0, 1, -1, 2, 3, 7, -2, 64, 1000, -1000, 2**31 - 1, -2**31, 2**31, 2**62, -2**63)
 FLOATS = (0.0, 1.0, -1.0, 0.5, 1e-5, 1e30, float('inf'), float('-inf'), float('nan'))
@@ -67,7 +68,7 @@ class Fuzzer:
         self.number = 0
 
     def uploads(self):
-        """Draw the first tensors: some fit each other, and every operator accepts some of them."""
+        """Yield uploads: `FIT` tensors of four shapes, then tensors of random types and shapes."""
         for handle in self.handles[:40]:
             dtype = torch.float32 if handle <= FIT else getattr(torch, self.chance.choice(DTYPES))
             shape = (1, 8, 8, 8)[-1 - handle % 4:] if handle <= FIT else self.chance.choice(SHAPES)
@@ -150,7 +151,7 @@ class Fuzzer:
 
 
 class Session:
-    """A session with a link of its own, as a program has."""
+    """The peer's session on a server; like a program's session, it has its own topics."""
 
     def __init__(self, node, server, program):
         self.node, self.program = node, program
@@ -215,7 +216,7 @@ class Session:
             self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
 
     def send(self, message):
-        """Send a message and wait for the reply; return the reason if there is no reply."""
+        """Send a message and wait for the reply; return '', or the reason why no reply came."""
         with self.changed:
             before = self.replies
             self.sender.offer(message)
@@ -227,13 +228,13 @@ class Session:
             return self.error
 
     def flood(self, count):
-        """Send frames without waiting for acknowledgements, and frames that no client sends."""
+        """Send `count` frames that no client would send, without waiting for acknowledgements."""
         for number in range(count):
             frame = Frame(self.sender.next + number, number % 3 == 0, bytes(number * 100 % 61440))
             self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
 
     def close(self):
-        """Say goodbye to the server and remove the topics."""
+        """Tell the server that the session ends, and remove the topics."""
         self.acks.publish(to_ros(SendAck('', self.incarnation, self.receiver.next, 'it ends')))
         for publisher in (self.up, self.acks):
             self.node.destroy_publisher(publisher)

@@ -20,7 +20,7 @@ def meta(size):
 
 @dataclass
 class Item:
-    """One call of the unit, that is, of the pass that repeats.
+    """One call of a unit; a unit is the list of the calls of one pass.
 
     Each item of `inputs` is ('own', i) for the result of item i of this pass, ('last', i) for the
     result of item i of the previous pass, or ('weight', k).
@@ -35,10 +35,10 @@ class Item:
 
 @dataclass
 class Log:
-    """A log, with the facts that a right answer of the search must match.
+    """A log of calls, and facts about it with which a result of the search is checked.
 
     `frees[i]`: handles that are freed after call i. `clean[e]`: number of equal passes in a row
-    that end at call e. `length`: number of calls in the unit. `carried`: number of results of the
+    that end at call e. `length`: number of calls in a pass. `carried`: number of results of the
     previous pass that a pass uses.
     """
 
@@ -86,7 +86,7 @@ def unit(chance, size):
         if chance.random() < 0.3:
             items.append(Item(HTOD, size=64))
     compute(max(1, size // 2))
-    # The last result depends on the first result. Therefore no cut between them leaves two
+    # The last result depends on the first result. Therefore a pass cannot be cut into two
     # independent parts.
     items.append(Item(OPS[0], [('own', 0 if not prefetch else 1),
                                next(('own', k) for k in reversed(range(len(items)))

@@ -33,7 +33,7 @@ def name_of(op):
 
 
 def samples_of(op):
-    """Return the first samples of an operator: float32 if it has them, else its first type."""
+    """Return the first samples of an operator, of float32 if possible, else of another type."""
     dtype = min(op.dtypes, key=lambda t: (t != torch.float32, str(t)), default=None)
     torch.manual_seed(1)
     return list(itertools.islice(op.sample_inputs('cpu', dtype), SAMPLES))
@@ -109,7 +109,7 @@ def judge(op):
 
 def table(mode, said=lambda line: None):
     """Return for each verdict the names and texts of the operators with this verdict."""
-    import remote  # imported here, because `saved_results` uses no device in its process
+    import remote  # imported here, because `saved_results` needs this module without `remote`
     remote.start(mode)
     found = {}
     for op in operators():

@@ -4,7 +4,7 @@ from rrto_bridge.protocol.record import HTOD
 
 
 def exact(value):
-    """Return an argument with its type, but without handles."""
+    """Return the type and the value of an argument; every handle becomes 'tensor'."""
     if type(value) is tuple:
         return tuple(exact(v) for v in value)
     if type(value).__name__ == 'Ref':

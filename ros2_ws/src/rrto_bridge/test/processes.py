@@ -1,4 +1,4 @@
-"""Starts a server and programs as processes in a DDS domain of the test."""
+"""Starts a server and programs as processes, in a DDS domain that only the test uses."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ PROGRAMS = Path(__file__).with_name('programs')
 
 
 class Domain:
-    """The environment of the processes.
+    """Starts processes in one DDS domain.
 
     `close` ends the processes that still run after the test.
     """

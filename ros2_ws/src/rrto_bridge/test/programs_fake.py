@@ -11,7 +11,7 @@ OPS = ('add', 'mul', 'weight', 'buffer', 'view_write', 'track', 'track_named', '
 
 
 class Stopped(Exception):
-    """Raised when the program gives up a pass."""
+    """Raised when the program stops in the middle of a pass."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Pass:
 
 
 class Program:
-    """Models with weights, buffers that are written in place, a state, and a schedule of passes."""
+    """A random program: its models use weights, a state, and buffers that are written in place."""
 
     def __init__(self, seed, models, length, prefetch=False):
         chance = random.Random(seed)
@@ -40,7 +40,7 @@ class Program:
         self.prefetch = prefetch
 
     def run(self, device, schedule):
-        """Return what the program prints."""
+        """Run one pass for each item of `schedule`; return the values that the program prints."""
         self.weights = [device.put(np.full((1, 4), k + 2)) for k in range(4)]
         self.buffers = [device.put(np.full((3, 4), k)) for k in range(2)]
         self.state = device.put(np.zeros((1, 1), np.int64))

@@ -19,7 +19,7 @@ torch.set_num_threads(1)   # the number of threads decides how sums are rounded
 
 
 class Mortal(InProcess):
-    """A server in this process that is lost after `lives` waits."""
+    """A server in this process; it is lost after the client has waited for it `lives` times."""
 
     def __init__(self, machine, lives):
         super().__init__(machine)
@@ -52,7 +52,7 @@ def _engine(mode, lives, journal):
 def another(mode, lives=1 << 60):
     """Make a new server, to which the program connects next, and return its engine."""
     global _next
-    assert _device.connection.engine   # connect to the present engine first
+    assert _device.connection.engine   # this access connects the program to the present engine
     _next = _engine(mode, lives, True)
     return _next
 
@@ -65,7 +65,8 @@ def start(mode, lives=1 << 60, journal=False):
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()
-    # If a library was imported since the last freeze, freeze its objects too; see conftest.py.
+    # So many objects exist only after the import of a library. Freeze them, so that the garbage
+    # collector skips them; see conftest.py.
     if len(gc.get_objects()) > 50_000:
         gc.freeze()
     remote.released.clear()

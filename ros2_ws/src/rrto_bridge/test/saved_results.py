@@ -5,11 +5,11 @@
     python saved_results.py compare FILE FILE
 
 Run the first or second line once on the GPU itself, and once as `rrto run -- python ...` with a
-server on the same GPU. Each writes the results to a file. The third line prints the names with
+server on the same GPU. Each run writes its results to a file. The third line prints the names with
 different results, then the number of names for each verdict.
 
-A file of results holds a tuple for each name: for each sample or inference either an error as a
-text, or the list of its results.
+A file of results maps each name to a tuple with one entry for each sample or inference. An entry
+is the list of the results, or an error as a text.
 """
 
 import sys
@@ -19,11 +19,11 @@ import clients
 import opinfo
 import torch
 
-INFERENCES = 6   # inferences of each program; the first are recorded, the last replayed
+INFERENCES = 6   # inferences of each program; enough that the last inferences are replayed
 
 
 def plain(value):
-    """Return a result as a tensor in memory of its own, or as a text."""
+    """Return a result as a tensor that shares no memory with the result, or as a text."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     value = value.detach()

@@ -99,7 +99,7 @@ def test_what_is_right_gives_what_pytorch_gives(op, args, kwargs):
 
 
 def test_products_of_groups_are_zero_where_there_is_no_group():
-    """PyTorch itself does not write the output of rows or columns that belong to no group."""
+    """Output rows and columns of no group are zero; PyTorch itself does not write them."""
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     for _ in range(20):
         for args in ((ROWS, MATRICES, ends), (MATRICES, ROWS.t(), ends)):
@@ -111,9 +111,10 @@ def test_products_of_groups_are_zero_where_there_is_no_group():
 
 @pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])
 def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
-    """PyTorch itself would give `out` the new shape, for which the memory of `out` is too small.
+    """If the memory for a result is missing, `out` keeps its shape and its values.
 
-    The next operator would then access memory outside `out`.
+    PyTorch itself would give `out` the new shape. The next operator would then access memory
+    outside `out`.
     """
     out = torch.ones(2, 3)
     size = (2**62, 1.0) if op.startswith('fft') else ([2**31, 2**31],)
@@ -123,7 +124,7 @@ def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
 
 
 def test_operators_of_plain_numbers_are_refused():
-    """`aten.remainder.int(1, 0)` would crash the process."""
+    """The server refuses operators of plain numbers: `aten.remainder.int(1, 0)` would crash it."""
     for name in ('remainder.int', 'floor_divide.int', 'eq.str', 'add.str'):
         with pytest.raises(Refused):
             resolve(f'aten.{name}')
@@ -144,7 +145,10 @@ def test_what_is_not_named_is_refused(name):
                                 'aten.empty_strided.default', 'aten.new_empty_strided.default',
                                 'aten.empty.out', 'aten.empty_like.default'])
 def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
-    """Without zeros, a program could read freed tensors, and replays could give other results."""
+    """The server zeroes new memory; otherwise a program could read freed tensors of others.
+
+    Replays could also give other results.
+    """
     context = Context(CPU, 1 << 20)
     with torch.inference_mode():
         for _ in range(20):
@@ -171,7 +175,10 @@ def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
 
 
 def test_operators_of_a_pytorch_with_cuda_run_on_a_cpu():
-    """PyTorch's default build on a robot sends CUDA's operators, such as cuDNN's batch norm."""
+    """A server without a GPU runs CUDA's operators, such as cuDNN's batch norm.
+
+    PyTorch's default build on a robot sends these operators.
+    """
     args = (X, SIX * 2, SIX, SIX, SIX * 3, False, 0.1, 1e-5)
     out, mean, rstd, reserve = call('cudnn_batch_norm.default', *args)
     expected = torch.native_batch_norm(*args)

@@ -37,7 +37,7 @@ def test_a_path_of_the_program_comes_behind_ours():
     assert words('python app.py', OURS)[1] == OURS
 
 
-# Python before 3.11 has no option -P, so a program with -I keeps its arguments.
+# Python before 3.11 has no option -P, which replaces -I. There, a command with -I stays unchanged.
 SAFE = sys.version_info >= (3, 11)
 
 

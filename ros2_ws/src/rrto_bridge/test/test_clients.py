@@ -1,6 +1,7 @@
-"""Real programs from PyPI with random weights equal plain PyTorch on the CPU, bit for bit.
+"""Programs with libraries from PyPI return the same bits on the device as on the CPU.
 
-Programs whose library is not installed are skipped; docs/rrto.md says what to install.
+Their models have random weights. Programs whose library is not installed are skipped; docs/rrto.md
+says what to install.
 """
 
 import clients

@@ -159,9 +159,9 @@ def chain(length, views):
 
 @pytest.mark.parametrize('views', [False, True])
 def test_a_run_counts_what_it_holds_at_a_time(views):
-    """A run holds at most the input and two tensors at the same time, 32 bytes each.
+    """A run needs memory for at most the input and two tensors at a time, 32 bytes each.
 
-    After the last step it holds the input and one tensor.
+    After the last step it needs memory for the input and one tensor.
     """
     for limit, answer in ((96, ''), (95, 'OutOfMemory: full')):
         machine, executor = server()

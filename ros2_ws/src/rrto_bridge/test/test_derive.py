@@ -1,4 +1,4 @@
-"""Sequences for other batch sizes follow from one sequence whose arguments contain sizes."""
+"""Sequences for other batch sizes are derived from one sequence whose arguments contain sizes."""
 
 import pytest
 from rrto_bridge.client.infer import sketch as infer

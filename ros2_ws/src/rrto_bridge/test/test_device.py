@@ -364,9 +364,10 @@ def test_what_an_operator_of_the_robot_needs_is_fetched_together_and_let_go(mode
 
 
 def test_what_surrounds_an_operator_of_the_robot_is_replayed(replay):
-    """The operator's result varies in shape, and so do all shapes that depend on it.
+    """The calls before and after an operator that runs on the robot are replayed.
 
-    The shapes before this operator do not vary.
+    The shape of the operator's result varies, and so do all shapes that depend on it. The shapes
+    before this operator do not vary.
     """
     torch.manual_seed(0)
     layer, other = nn.Linear(6, 6), nn.Linear(6, 6)

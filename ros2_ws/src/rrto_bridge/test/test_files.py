@@ -1,4 +1,4 @@
-"""Saving and loading weights: what PyTorch would load onto CUDA arrives on the device."""
+"""Programs save and load weights; what PyTorch would load onto CUDA is loaded onto the device."""
 
 import io
 import itertools

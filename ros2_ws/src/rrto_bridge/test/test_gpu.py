@@ -1,4 +1,4 @@
-"""The server's executor on a GPU; the tests are skipped where there is none."""
+"""The server's executor on a GPU; on a machine without a GPU these tests are skipped."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_values_cross_and_come_back(context):
 
 
 def test_random_operators_draw_from_a_generator_of_the_gpu():
-    """Attention, dropout and `randn` use the state of the GPU's generator, not of the CPU's."""
+    """Attention, dropout and `randn` use a generator on the GPU, not the generator of the CPU."""
     first, second = (Context(torch.device('cuda:0'), 1 << 30) for _ in range(2))
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
     drawn = []
@@ -62,7 +62,7 @@ def test_batch_norm_of_cudnn_runs_as_what_it_is(context):
 
 
 def test_a_packed_sequence_has_its_batch_sizes_on_the_cpu(context):
-    """A program's batch sizes arrive as a tensor of the GPU, which PyTorch's kernels refuse."""
+    """PyTorch's kernels refuse batch sizes on the GPU, so the server moves them to the CPU."""
     lstm = torch.nn.LSTM(3, 5)
     packed = torch.nn.utils.rnn.pack_sequence([torch.rand(4, 3), torch.rand(2, 3)])
     with torch.no_grad():

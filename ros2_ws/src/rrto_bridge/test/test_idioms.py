@@ -312,9 +312,10 @@ def test_integers_are_counted_where_a_program_sees_cuda():
 
 @pytest.mark.parametrize('function', [torch.softmax, torch.log_softmax])
 def test_half_precision_is_normalised_in_single_precision(function):
-    """The attention of the library transformers converts half to single precision in this way.
+    """Softmax with `dtype=float32` converts a half-precision tensor before it computes.
 
-    On CUDA, one operator does the conversion and the normalisation.
+    The attention of the library transformers calls softmax in this way. On CUDA, one operator does
+    the conversion and the normalisation.
     """
     remote.start('replay')
     scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).half()

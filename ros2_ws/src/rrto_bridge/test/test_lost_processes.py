@@ -33,8 +33,7 @@ with torch.no_grad():
 '''
 
 
-# With this profile, a process that does not say goodbye stays in the ROS graph for longer than the
-# tests wait.
+# With this profile, a process that is killed stays in the ROS graph for longer than the tests wait.
 FORGETS_NOBODY = (cyclone_profile(ReachConfig()) + ',<CycloneDDS><Domain><Discovery><LeaseDuration>'
                   '900s</LeaseDuration></Discovery></Domain></CycloneDDS>')
 
@@ -69,7 +68,7 @@ def test_a_killed_program_leaves_nothing_on_the_server(domain, server):
 
 @pytest.mark.long
 def test_a_program_starts_beside_its_own_server():
-    """The program waits when it needs the server.
+    """A program that needs its server waits until this server has started.
 
     If the server does not start, the program gets an error.
     """
@@ -88,7 +87,7 @@ def test_a_program_starts_beside_its_own_server():
 
 @pytest.mark.long
 def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, server, monkeypatch):
-    """In this case, `rrto run` ends the server that it has started itself."""
+    """If `rrto run` finds another server, it ends the server that it has started itself."""
     ended = subprocess.Popen(['true'])
     ended.wait()
     monkeypatch.setitem(domain.env, 'RRTO_STARTING', str(ended.pid))
@@ -203,7 +202,10 @@ def test_a_server_that_loses_the_process_that_starts_the_others_starts_another_o
 
 @pytest.mark.long
 def test_a_server_that_is_killed_at_its_start_leaves_no_folder(tmp_path):
-    """`rrto run` kills the server that it has started, if it finds another server."""
+    """A fork server deletes the server's folder if the server is killed while it starts.
+
+    `rrto run` kills the server that it has started, if it finds another server.
+    """
     folder = tmp_path / 'folder'
     folder.mkdir()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -219,7 +221,10 @@ def test_a_server_that_is_killed_at_its_start_leaves_no_folder(tmp_path):
 
 @pytest.mark.long
 def test_a_server_that_ends_leaves_the_graph_with_all_its_processes(domain, monkeypatch):
-    """Otherwise a program that ends would wait for processes in the graph that do not answer."""
+    """When a server ends, the processes of its programs leave the ROS graph.
+
+    Otherwise a program that ends would wait for processes that no longer answer.
+    """
     monkeypatch.setitem(domain.env, 'CYCLONEDDS_URI', FORGETS_NOBODY)
     monkeypatch.setitem(domain.env, 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
     ended = domain.server('g')
@@ -295,7 +300,7 @@ def test_two_servers_of_one_name_are_refused(domain, server):
 
 @pytest.mark.long
 def test_memory_that_the_server_does_not_have_is_an_error_of_cuda(domain, server):
-    """The error occurs in a call, and within a replayed run; another program is not affected."""
+    """A program gets the error in a single call and in a replayed run; others get no error."""
     other = loop(domain, 's')
     code, out, err = domain.run('--server', 's', '--', sys.executable, '-c', '''
 import torch
@@ -322,7 +327,7 @@ print(attempt(lambda: infer(10)))
 
 @pytest.mark.long
 def test_an_error_in_the_links_thread_ends_the_wait(domain, server):
-    """After any error in the thread, the program gets an error at once and does not wait."""
+    """After an error in the link's thread, the program gets an error at once and does not wait."""
     program = ('import torch; from rrto_bridge.program.remote import Hook; '
                'x = torch.ones(2).cuda(); x.cpu(); '
                'Hook.dispatch.__self__.connection.engine.port.receiver.take = None; (x + 1).cpu()')

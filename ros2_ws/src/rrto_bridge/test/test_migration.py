@@ -16,7 +16,7 @@ from rrto_bridge.protocol.errors import RrtoError
 
 
 def held(**tensors):
-    """Return a context that holds these tensors, with the handles 1, 2, 3, ..."""
+    """Return a context that contains these tensors, with the handles 1, 2, 3, ..."""
     context = Context(torch.device('cpu'), 1 << 30)
     for handle, tensor in enumerate(tensors.values(), 1):
         context.add(handle, tensor)

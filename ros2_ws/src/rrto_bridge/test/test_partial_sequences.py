@@ -13,7 +13,7 @@ LAYERS = 8
 
 
 def data(found, number):
-    """Return an input with this many elements that are not zero."""
+    """Return an input with `found` elements that are not zero."""
     return np.array([[number + 1] * found + [0] * (6 - found)])
 
 
@@ -87,7 +87,10 @@ def test_shapes_that_begin_to_vary():
 
 
 def until(device, rounds):
-    """Return the output of inferences that loop until a value is large enough."""
+    """Run inferences with a loop that reads a value in each round; return the outputs.
+
+    `rounds`: for each inference, the number of rounds of its loop.
+    """
     own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
     printed = []
     for number, count in enumerate(rounds):
@@ -116,9 +119,10 @@ M = Meta((1, 4), (4, 1), 'float32')
 
 
 def two_stages(device, found, keep=None):
-    """Return the output of two selections of fixed sizes, with an `nms` on the robot in between.
+    """Run inferences of two stages, with an `nms` on the robot in between; return the outputs.
 
-    The second stage begins with an input, and uses tensors of the first stage.
+    `found`: for each inference, the number of results of `nms`. The second stage begins with an
+    input, and uses tensors of the first stage.
     """
     own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
     printed, kept = [], []
@@ -160,7 +164,7 @@ def test_what_follows_a_size_that_comes_again_and_again_is_replayed_too():
 
 
 class Program:
-    """Writes calls into a PartialSequences."""
+    """Sends calls to a `PartialSequences`; `found` contains the sequences that it finds."""
 
     def __init__(self):
         self.partial = PartialSequences(3)

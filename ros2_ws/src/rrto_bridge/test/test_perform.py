@@ -1,4 +1,4 @@
-"""The server executes what is allowed, within limits, and survives all other messages."""
+"""The server executes allowed requests within its limits, and survives all other messages."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What the device cannot do raises a one-line error; all other results equal those of a CPU."""
+"""An unsupported operation raises a one-line error; all other results equal those of a CPU."""
 
 import errno
 import importlib

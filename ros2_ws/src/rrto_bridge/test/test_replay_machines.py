@@ -1,4 +1,4 @@
-"""Whatever a program does, it gets the values that the device itself would return."""
+"""For every program, the replay machines return the values that direct execution returns."""
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ SETTINGS = examples(150)
 
 
 def both(program, schedule, seed=0, infer=None):
-    """Check that the program returns the same values through the machines as on `Direct`.
+    """Check that the program returns the same values on `Offload` as on `Direct`.
 
-    Return the device.
+    Return the `Offload` device.
     """
     expected = program.run(Direct(), schedule)
     device = Offload(seed, infer)
@@ -111,7 +111,7 @@ def test_one_round_trip_and_no_single_call_in_steady_state():
         assert infer_once(number) == (data(number) * 81 + 27 + 18 + 9 + 4).tolist()
     trips, single, messages, runs = count()
     assert (trips, single, runs) == (200, 0, 200)
-    assert messages <= 3 * 200               # Finish, Free and Start are sent in one message
+    assert messages <= 3 * 200               # Finish, Free and Start, in one message per pass
 
 
 def test_values_needed_in_between_cost_one_round_trip_each():
@@ -418,7 +418,7 @@ def test_a_rival_that_was_ruled_out_does_not_come_back():
 def test_a_run_opens_at_a_boundary_only():
     device = Offload()
     own = weights(device)
-    for _ in range(26):  # without an input the sequence is known after 24 passes
+    for _ in range(26):  # without an input, the search finds the sequence after 24 passes
         device.item(device.sum(own[0]))
     runs = device.machine.runs
     assert runs > 0
@@ -452,9 +452,10 @@ def test_what_is_kept_now_and_then_is_kept_for_good():
 
 @pytest.mark.parametrize('order', ['AAB', 'AB', 'ABBB', 'AABBBBBB'])
 def test_a_pass_may_use_what_a_replayed_one_left(order):
-    """One model runs on key frames.
+    """A pass may use a tensor that a replayed pass of another model has made.
 
-    Another model runs on the remaining frames and uses the features of the latest key frame.
+    One model runs on key frames. Another model runs on the remaining frames and uses the features
+    of the latest key frame.
     """
     def program(device):
         own, other, printed = weights(device), weights(device), []

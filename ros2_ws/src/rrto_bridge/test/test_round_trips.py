@@ -1,4 +1,4 @@
-"""How often an inference with a known sequence waits for the server; the replay must not stop.
+"""Counts the round trips of inferences whose sequence has been found; their replay must not stop.
 
 clients.py has programs that use libraries from PyPI.
 """
@@ -87,7 +87,7 @@ def sizes(device):
 
 
 def library(device):
-    """Use an operator that a library wrote in Python for all devices."""
+    """Use an operator that a library implements in Python for all devices."""
     model = layers().to(device)
 
     def infer(k):
@@ -113,7 +113,7 @@ def speech(device):
 
 
 def seeds(device):
-    """Set one seed at the beginning of each inference and three seeds later.
+    """Set one seed at the beginning of each inference, and three further seeds during it.
 
     The seeds differ in each inference.
     """

@@ -1,4 +1,4 @@
-"""The `rrto` command refuses in one line what cannot be measured or run."""
+"""The `rrto` command prints a one-line error if it cannot measure or run what is requested."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""The search accepts a sequence only after R repetitions, at the end of the last repetition."""
+"""The search accepts a sequence only after enough repetitions, at the end of the last one."""
 
 import pickle
 
@@ -14,7 +14,7 @@ ITEM = 'aten._local_scalar_dense.default'
 
 
 class Program:
-    """Writes calls into a search; `found` is the last result."""
+    """Sends calls to a search; `found` is the last result of the search."""
 
     def __init__(self, **options):
         self.search = Search(**options)

@@ -1,4 +1,4 @@
-"""A recorded pass becomes steps with roles; steps become the calls of another pass."""
+"""`build` makes steps from a recorded pass; `instantiate` makes another pass's calls from steps."""
 
 from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Persistent, Ref
 from rrto_bridge.protocol.sequence import Bound, Own, build, instantiate

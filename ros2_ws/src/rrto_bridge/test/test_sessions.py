@@ -20,7 +20,7 @@ from rrto_bridge.server.session import End, SessionMachine
 
 
 class Program:
-    """A client, its stream, and the session at the server; `now` is the time."""
+    """A client, its stream, and its session at the server; `now` is the time in seconds."""
 
     def __init__(self, limit=1 << 20):
         self.session = SessionMachine('a', 1, Limits(memory=1, lease=5.0), 0.0)
@@ -184,7 +184,10 @@ def test_a_frame_that_no_client_sends_ends_the_session(frame, why):
 
 
 def test_who_does_not_take_its_replies_is_not_executed_further():
-    """Without this rule, the waiting replies of a program could fill the server's memory."""
+    """The server stops executing messages of a client that does not acknowledge its replies.
+
+    Otherwise the waiting replies could fill the server's memory.
+    """
     session = SessionMachine('a', 1, Limits(), 0.0)
     for number in range(20):
         session.on_frame(1, Frame(number, True, b'N'), 0.0)
@@ -235,7 +238,7 @@ def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_pro
     def come(now):
         return [a for k in range(8) for a in server.on_open(request(f'p{k}', now), now)[1]]
 
-    # When a fleet starts, its first four programs do not wait.
+    # The first four programs start at once, so that a fleet of four need not wait.
     assert come(0) == [Begin(f'p{k}', 0) for k in range(4)]
     assert [server.on_time(now) for now in (0.5, 1.0, 1.5, 3.0, 9.0)] == [
         [], [Begin('p4', 0)], [], [Begin('p5', 0), Begin('p6', 0)], [Begin('p7', 0)]]

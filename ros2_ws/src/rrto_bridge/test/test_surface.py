@@ -251,7 +251,10 @@ print(torch.distributed.tensor.DTensor.__module__, (torch.ones(2).cuda() + 2).su
 
 
 def test_the_first_call_imports_nothing_that_a_program_has_no_use_for():
-    """PyTorch looks up `DTensor` in the first call; importing its module would take a second."""
+    """The first call does not import the module of `DTensor`, which would take a second.
+
+    PyTorch looks up `DTensor` in the first call.
+    """
     code = SPARED.format(folder=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True, check=True,
                           timeout=LIMIT)

@@ -1,4 +1,4 @@
-"""Threads share the device; the calls of each inference stay together, so that it is replayed."""
+"""Threads share the device; the calls of each inference stay together, so replay is possible."""
 
 import threading
 
@@ -26,7 +26,7 @@ def in_threads(*works):
 
 @pytest.mark.parametrize('threads', [2, 4])
 def test_threads_with_a_model_each_are_replayed_as_one_is(mode, threads, monkeypatch):
-    monkeypatch.setattr(turns, 'GAP', 1.0)   # long enough for a busy machine
+    monkeypatch.setattr(turns, 'GAP', 1.0)   # seconds; long enough for a busy machine
     engine = remote.start(mode)
     models = [model(k) for k in range(threads)]
     inputs = [torch.rand(2, 8 + k) for k in range(threads)]
@@ -58,7 +58,10 @@ def test_a_value_within_an_inference_does_not_end_it(monkeypatch):
 
 
 def test_a_thread_waits_for_no_other_that_waits_for_it():
-    """One thread uploads, another computes; each waits for the other without holding the device."""
+    """While a thread waits for another thread, the other thread can use the device.
+
+    One thread uploads, and another computes.
+    """
     remote.start('replay')
     layer = model(0).cuda()
     given, done = threading.Semaphore(0), threading.Semaphore(0)

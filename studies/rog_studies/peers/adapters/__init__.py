@@ -1,4 +1,4 @@
-"""One program per peer, as a user would write it after the peer's tutorial.
+"""One program for each peer, written as in the peer's tutorial.
 
 An adapter runs in the Python environment of its peer, where nothing of this suite is
 installed:

@@ -33,7 +33,7 @@ FILE = 'kept.npz'  # file with the saved state of a robot, in the folder of its 
 
 
 def main() -> None:
-    """Run the role that the arguments name."""
+    """Run as the server or as a robot, as ``--role`` says."""
     options = arguments((('--worker', {'action': 'store_true'}),))
     if options.role == 'server':
         store = dist.TCPStore(options.server, PORT, is_master=True, wait_for_workers=False)
@@ -84,7 +84,7 @@ def train(folder: Path, robot: int) -> None:
 
 
 def _backward_seconds(task: Task, model: nn.Module) -> float:
-    """Return the seconds of one backward pass on this machine; they count towards the pace."""
+    """Return the seconds of one backward pass on this machine; `train` waits for this much less."""
     loss = task.loss(model, next(task.batches()))
     began = time.monotonic()
     loss.backward()

@@ -132,7 +132,7 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def main() -> None:
-    """Run the role that the arguments name."""
+    """Run as the server or as a robot, as ``--role`` says."""
     options = arguments((('--strategy', {'default': 'fedavg', 'choices': ('fedavg', 'fedadam')}),))
     os.environ['FLWR_TELEMETRY_ENABLED'] = '0'
     if options.role == 'robot':

@@ -1,8 +1,8 @@
 """hivemind: robots average their models among themselves; the server only helps to find peers.
 
 The program follows hivemind's quickstart "Decentralized Training" and its guide "Running across the
-Internet". Every robot takes steps on its own model. Whenever the robots have trained `local_steps`
-batches each, on average, they average their models in the background.
+Internet". Every robot takes steps on its own model. When the robots together have trained
+`local_steps` batches per robot, they average their models in the background.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IDENTITY, PEERS, TRAINED = 'identity', 'peers.txt', 'trained.txt'
 
 
 def main() -> None:
-    """Run the role that the arguments name."""
+    """Run as the server or as a robot, as ``--role`` says."""
     options = arguments()
     if options.role == 'server':
         # With the key in the file IDENTITY, a restarted server has the same name as before.
@@ -82,7 +82,7 @@ def train(folder: Path, robot: int, robots: int, again: bool) -> None:
 def _initial_peers(path: Path) -> list[str]:
     """Return the addresses in the file ``path``, which the server writes.
 
-    Robots on several machines share no disk; there, an operator would copy the addresses.
+    Robots on several machines share no disk; there, a person would copy the addresses.
 
     :raises SystemExit: the server does not write the file within `START_LIMIT` seconds.
     """

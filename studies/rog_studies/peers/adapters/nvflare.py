@@ -38,7 +38,7 @@ ROUNDS = 1_000_000    # more rounds than a run can make; the study ends the run
 STRAGGLERS = 10  # seconds that a round waits for the last site; the default of ScatterAndGather
 # seconds for the transfer of a model; from "High-Latency Networks" in the guide
 TASK_LIMIT = 600.0
-# seconds within which the startup kits must exist, and for which a job waits for robots
+# maximum seconds until the startup kits exist, and until all robots are connected for a job
 START_LIMIT = 180.0
 ADMIN = 'admin@study.org'
 KITS, READY = 'kits', 'ready'
@@ -61,7 +61,7 @@ builders:
 
 
 def fedavg(folder: Path, robots: int, weights: Path) -> FedJob:
-    """Return the job of FedAvg; ``weights``: a file with the weights at the beginning."""
+    """Return the job of FedAvg; ``weights``: a file with the initial weights."""
     least = max(robots - 1, 1)  # if one robot is missing or late, the others continue
     settings = Task(folder).settings
     job = BaseFedJob(name='fedavg', min_clients=least)
@@ -83,14 +83,14 @@ def fedavg(folder: Path, robots: int, weights: Path) -> FedJob:
 
 
 def fedbuff(folder: Path, robots: int, weights: Path) -> FedJob:
-    """Return the job of FedBuff; ``weights``: a file with the weights at the beginning."""
+    """Return the job of FedBuff; ``weights``: a file with the initial weights."""
     return CollabRecipe('fedbuff', server=Server(str(folder), str(weights)),
                         client=Site(str(folder)), min_clients=max(robots - 1, 1),
                         sync_task_timeout=START_LIMIT).finalize()
 
 
 def main() -> None:
-    """Run the role that the arguments name."""
+    """Run as the server or as a robot, as ``--role`` says."""
     options = arguments((('--workflow', {'default': 'fedavg', 'choices': ('fedavg', 'fedbuff')}),))
     ready = options.folder / 'work' / SERVER / READY
     if options.role == 'robot':

@@ -101,7 +101,7 @@ class Server:
 
 
 def _ask(client: Any, version: int, model: Model, pause: float = 0.0) -> tuple[Model, int, int]:
-    """Let a site train a version of the model, after ``pause`` seconds.
+    """Wait ``pause`` seconds, then let a site train a version of the model.
 
     Returns the trained model, the number of steps, and the number of the version.
     """

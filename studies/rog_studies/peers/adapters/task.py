@@ -1,8 +1,9 @@
 """The task of the study for a peer's program: network, data, optimiser, pace, and a journal.
 
-This module needs only PyTorch and numpy, as a user of the peer would. The study writes the
-files that this module reads. So every peer starts with the same weights, and in every
-program robot I gets the same batches in the same order. The folder of a run holds
+This module needs only PyTorch and numpy, because this suite is not installed in the environment of
+a peer. The study writes the files that this module reads. So every peer starts with the same
+weights, and in every program robot I gets the same batches in the same order. The folder of a run
+holds
 
     data/task.json      the settings, see `Settings`
     data/weights.npz    name of the parameter -> its first value
@@ -12,7 +13,7 @@ program robot I gets the same batches in the same order. The folder of a run hol
     snapshots/NAME/     models that `Journal.snapshot` has written
     work/NAME/          working directory of a process; keeps its files when the process is killed
 
-The study evaluates the snapshots after the run, so the evaluation takes no time from a peer.
+The study evaluates the snapshots after the run, so a peer needs no time for the evaluation.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def arguments(options: tuple[tuple[str, dict], ...] = ()) -> argparse.Namespace:
 def own_address(server: str) -> str:
     """Return this machine's address on the network that leads to the server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((server, 9))  # this call sends nothing, so any port will do
+        probe.connect((server, 9))  # this call sends nothing, so the port does not matter
         address: str = probe.getsockname()[0]
         return address
 
@@ -256,7 +257,7 @@ class DigitNet(nn.Module):
 
 
 class ConvMlp(nn.Module):
-    """A small relative of ConvMLP (Li et al., 2021): 613,642 parameters for ten classes."""
+    """A small variant of ConvMLP (Li et al., 2021): 613,642 parameters for ten classes."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()

@@ -5,8 +5,8 @@ The replicas use LocalSGD or DiLoCo over gloo.
 The program follows torchft's README, its `train_diloco.py` and the training loops of
 its `local_sgd_integ_test`. A robot's process is torchrun's agent, as in the README. The
 agent starts this program as a worker, and starts it again after each failure. The
-replicas exchange their models after every `local_steps` batches. A replica that comes
-back gets the state of another replica. If there is no other replica, it continues from
+replicas exchange their models after every `local_steps` batches. A replica that starts
+again gets the state of another replica. If there is no other replica, it continues from
 the state that it has saved itself.
 """
 
@@ -34,7 +34,7 @@ from .task import Journal, Task, arguments, own_address, save
 
 LIGHTHOUSE_PORT, STORE_PORT = 29510, 29511
 # Time limit of an exchange in seconds. An exchange of 2.5 MB among four robots takes 60 s on
-# a link of 1 Mbit/s; torchft's default of 60 s would discard every exchange with such a robot.
+# a link of 1 Mbit/s; torchft's default of 60 s would discard every exchange over this link.
 EXCHANGE = 120.0
 # Time limit of a quorum in seconds. torchft's documentation advises more than the time between
 # two exchanges, and 1 h or more for DiLoCo.
@@ -45,7 +45,7 @@ NEW_UTS = 0x04000000   # CLONE_NEWUTS of unshare(2): a namespace for the host na
 
 
 def main() -> None:
-    """Run the role that the arguments name."""
+    """Run as the server or as a robot, as ``--role`` says."""
     options = arguments((('--method', {'default': 'localsgd', 'choices': ('localsgd', 'diloco')}),
                          ('--worker', {'action': 'store_true'})))
     if options.role == 'server':
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def train(folder: Path, robot: int, method: str) -> None:
-    """Train until the study ends this process, or torchft gives up."""
+    """Train until the study ends this process, or until torchft raises an error."""
     logging.basicConfig(level=logging.INFO, format='%(asctime)s %(name)s %(message)s')
     torch.set_num_threads(1)
     task = Task(folder, robot)
@@ -144,9 +144,9 @@ def _keep(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], man
 
 
 def _be_a_host(name: str) -> None:
-    """Give this process and its children a host name of their own, as a robot has.
+    """Give this process and its children a separate host name, because robots are separate hosts.
 
-    torchft tells the host name to the other replicas, and here all robots run on one host.
+    torchft sends the host name to the other replicas, and here all robots run on one host.
 
     :param name: the host name. It is the address of the robot, so others need not look it up.
     """

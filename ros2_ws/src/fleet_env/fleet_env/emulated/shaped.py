@@ -55,7 +55,7 @@ class ShapedLink:
 
     def send(self, nbytes: int, publish: Callable[[], None], now: float, lossy: bool = False
              ) -> None:
-        """Call ``publish`` once the link has carried ``nbytes``.
+        """Call ``publish`` when the link has carried ``nbytes``.
 
         :param lossy: True: a dead link drops the message, as a radio does. False: the message
             waits, as in a reliable connection.
@@ -80,7 +80,7 @@ class ShapedLink:
 
     @property
     def deadline(self) -> float:
-        """Time at which `release` has something to do; infinity means never."""
+        """Return the earliest time at which `release` has work to do; infinity if it has none."""
         return self._queue[0][0] if self._queue else math.inf
 
     def is_dead(self, now: float) -> bool:

@@ -28,7 +28,7 @@ class Stragglers:
         self._rng = np.random.default_rng([seed, rank, *b'stragglers'])
 
     def next(self) -> Pause:
-        """Return the pause before the next gradient; a robot that drops out is not also late."""
+        """Return the pause before the next gradient: the robot is late, drops out, or neither."""
         # Always draw both numbers, so that one probability does not change the draws of the other.
         late, away = self._rng.random(2)
         if away < self._config.drop_probability:

@@ -1,4 +1,4 @@
-"""A link that follows a trace; it carries packets first in, first out. Sans-I/O."""
+"""A link whose rate follows a trace; packets leave it first in, first out. Sans-I/O."""
 
 import math
 
@@ -10,10 +10,11 @@ _MBIT_PER_BYTE = 8e-6
 class TokenBucket:
     """Compute when each packet leaves the link.
 
-    The rate of the trace fills the bucket. An idle link saves no tokens. So the bytes that leave
-    in any interval never exceed the integral of the rate over the interval, plus the packet that is
-    under way when the interval begins. The link is never idle while a packet waits, and keeps the
-    order of packets. For a trace of n samples, every call costs O(log n).
+    The rate of the trace fills the bucket. Capacity that an idle link does not use is lost. So
+    the bytes that leave in any interval never exceed the integral of the rate over the interval,
+    plus the packet that is under way when the interval begins. The link is never idle while a
+    packet waits, and keeps the order of packets. For a trace of n samples, every call costs
+    O(log n).
 
     :param trace: rate of the link; a rate of 0 lets nothing through.
     :param start: time, on the caller's clock in seconds, at which the trace begins.
@@ -31,8 +32,8 @@ class TokenBucket:
     def offer(self, nbytes: int, now: float) -> float:
         """Queue ``nbytes`` at time ``now``; return the time at which the last byte leaves.
 
-        The result is infinite if the rest of the trace has rate 0. Time does not go back: if an
-        earlier call has given a later time than ``now``, that later time is used.
+        The result is infinite if the rest of the trace has rate 0. If an earlier call gave a later
+        time than ``now``, this later time replaces ``now``.
 
         :raises ValueError: ``nbytes`` is negative.
         """
@@ -59,7 +60,7 @@ class TokenBucket:
         return self.trace.rate(now - self.start)
 
     def idle_at(self) -> float:
-        """Return the time at which all queued bytes have left; infinite for a dead link."""
+        """Return the time at which all queued bytes have left; infinite if some never leave."""
         return self._departure
 
     def clear(self, now: float) -> None:

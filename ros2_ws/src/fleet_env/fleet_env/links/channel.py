@@ -50,12 +50,13 @@ class Channel:
         self._left_at = _NEVER
 
     def offer(self, robot: str, uplink: bool, nbytes: float, item: Any, now: float) -> bool:
-        """Queue ``item`` on one flow at time ``now``.
+        """Queue ``item`` at time ``now`` in one direction of a robot's link.
 
-        Return False if the flow drops the item because ``max_items`` items wait.
+        Return False, and drop the item, if ``max_items`` items already wait in this direction.
 
+        :param uplink: True: from the robot to the server. False: from the server to the robot.
         :param nbytes: size of the item in bytes; may be a fraction.
-        :raises ValueError: when ``nbytes`` is negative or the robot unknown.
+        :raises ValueError: ``nbytes`` is negative, or the robot is unknown.
         """
         if (robot, uplink) not in self._flows:
             raise ValueError(f'no link to {robot!r}; there are {", ".join(self.traces)}')
@@ -136,7 +137,7 @@ class _Air:
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):
         n = len(traces)
         self.time = start
-        self.used = 0.0               # air time that a flow gets if it is active from the start on
+        self.used = 0.0               # air time that a flow has got if it was always active
         self.active = 0               # number of flows that have data and a rate above 0
         self.flows = [tuple(_Flow(name, uplink, index) for uplink in (True, False))
                       for index, name in enumerate(traces)]
@@ -254,7 +255,7 @@ class _Air:
 
 
 class _Path:
-    """The samples of a trace; neighbours with equal rates are joined.
+    """The samples of a trace; successive samples with equal rates are joined.
 
     A place in the trace is (index of the sample, number of complete repetitions of the trace before
     it, time at which the sample ends).
@@ -269,12 +270,12 @@ class _Path:
         self.start, self.period = start, trace.period
 
     def find(self, now: float, hint: tuple[int, int, float]) -> tuple[int, int, float]:
-        """Return the place at time ``now``; ``hint``: an earlier place."""
+        """Return the place at time ``now``; ``hint``: the place at an earlier time."""
         if hint[1] >= 0 and now < hint[2]:
             return hint
         cycles, phase = divmod(now - self.start, self.period)
         place = self._place(bisect_right(self.times, phase) - 1, int(cycles))
-        while place[2] <= now:  # can happen because of rounding
+        while place[2] <= now:  # because of rounding, a place may end before `now`
             place = self.after(place)
         return place
 

@@ -67,7 +67,7 @@ PROFILES: dict[str, LinkProfile] = {
     'outdoor_fades': LinkProfile(
         mean=73.3, quantiles=_OUTDOOR,
         slow_share=.7145, slow_time=3.196, fast_time=1.07, calm=.491),
-    # An edge network whose rate wanders between 3 and 5 MB/s (DGH-GC, Section 6.1).
+    # An edge network whose rate varies between 3 and 5 MB/s (DGH-GC, Section 6.1).
     'edge': LinkProfile(
         mean=32.0, quantiles=tuple(24 + 16 * share for share in _SHARES),
         slow_share=.9, slow_time=10.0, fast_time=.1, calm=1.0),

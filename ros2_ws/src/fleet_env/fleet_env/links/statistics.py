@@ -37,9 +37,11 @@ def describe(trace: LinkTrace, step: float = 0.1,
              lags: tuple[float, ...] = (0.5, 10.0)) -> TraceStatistics:
     """Measure one period of ``trace``, sampled every ``step`` seconds.
 
-    Change intervals and spells depend on ``step``, so compare traces only at the same step.
+    Two results depend on ``step``: the time between changes, and the length of spells below
+    10 Mbit/s. So compare traces only at the same step.
 
-    :raises TraceError: the trace is so long that its times can hardly be seconds.
+    :raises TraceError: the trace has more than `MOST_SAMPLES` steps; perhaps its times are not in
+        seconds.
     """
     if trace.period / step > MOST_SAMPLES:
         raise TraceError(f'the trace lasts {trace.period:g} s, more than {MOST_SAMPLES} steps of '

@@ -1,7 +1,7 @@
 """A link trace: the rate of a link over time, piecewise constant and repeated for ever.
 
-A trace file has two columns, seconds and Mbit/s; ``#`` starts a comment. A sample holds until the
-next one. A sample of 0 means no link, never "no limit".
+A trace file has two columns, seconds and Mbit/s; ``#`` starts a comment. The rate of a sample
+applies until the next sample. A rate of 0 means no link, never "no limit".
 """
 
 import math
@@ -67,7 +67,7 @@ class LinkTrace:
 
     @property
     def mean(self) -> float:
-        """Mean rate over one period, Mbit/s."""
+        """Return the mean rate over one period, Mbit/s."""
         return float(self._carried[-1] / self.period)
 
     def rate_at(self, t: ArrayLike) -> Floats:
@@ -134,8 +134,8 @@ class LinkTrace:
 def read_trace(path: str | PathLike[str]) -> LinkTrace:
     """Read a trace file of ``seconds Mbit/s`` lines.
 
-    :raises TraceError: the file is unreadable or empty; or a line does not hold two finite numbers,
-        has a negative rate, or is not in order of time. The message names file and line.
+    :raises TraceError: the file is unreadable or empty; or a line does not consist of two finite
+        numbers, has a negative rate, or is not in order of time. The message names file and line.
     """
     name = fspath(path)
     try:

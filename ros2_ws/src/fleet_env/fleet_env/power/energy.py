@@ -4,7 +4,7 @@ from fleet_env.settings.power_model import STATES, PowerModel
 
 
 class EnergyMeter:
-    """Adds up the energy, and the seconds in each state; call `enter` at each change of state.
+    """Adds up the energy and the seconds in each state; call `enter` when the state changes.
 
     :param model: power per state.
     :param now: time of the start, seconds on the caller's clock. If a call gives an earlier time

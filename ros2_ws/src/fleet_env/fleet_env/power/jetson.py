@@ -56,6 +56,6 @@ def open_meter(model: PowerModel, now: float, state: str = 'stalled') -> EnergyM
         client = jtop()
         client.start()
         return JetsonEnergyMeter(client, now, state)
-    except Exception as error:  # jtop raises its own types when its service does not run
+    except Exception as error:  # jtop raises its own exceptions if its service is off
         _log.warning('jetson-stats does not answer (%s); power comes from the state model', error)
         return EnergyMeter(model, now, state)

@@ -1,13 +1,13 @@
 """Run records: the events of a run (``run.jsonl``), on robots or in virtual time.
 
-``run.jsonl`` holds one JSON object per line, in the order of writing. Every object has
+``run.jsonl`` contains one JSON object per line, in the order of writing. Every object has
 these fields:
 
     kind    start, iteration, evaluation, status, fault or stop
     t       seconds since the run began
     robot   name of the robot; empty for the fleet or the server
 
-Further fields depend on the kind: the class below with the name of the kind defines
+Further fields depend on the kind: for each kind, a class of the same name defines
 them. The metadata of a field gives its unit and meaning. An unknown number is NaN in
 Python and ``null`` in the file. Every line is appended by one write, so that several
 processes can write to one file. The schema's version is :data:`SCHEMA`; a reader
@@ -143,7 +143,7 @@ class RunWriter:
     def write(self, event: Event) -> None:
         """Append ``event`` as one line, by one write.
 
-        If the disk takes only a part of the line, remove this part again.
+        If the disk stores only a part of the line, this part is removed again.
 
         :raises RecordError: the disk is full or fails, or another file has replaced the record.
         """
@@ -152,7 +152,7 @@ class RunWriter:
         data = json.dumps(line, allow_nan=False).encode() + b'\n'
         try:
             written = os.write(self._file, data)
-            if written != len(data):  # remove the part, or the next line would continue it
+            if written != len(data):  # otherwise the next line would continue this incomplete line
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -160,7 +160,7 @@ class RunWriter:
         self._keep()
 
     def close(self) -> None:
-        """Close the file. The writer buffers nothing, so no event is lost if this is not called.
+        """Close the file; without this call no event is lost, because the writer buffers nothing.
 
         :raises RecordError: another file has replaced the record. In this case the record is now in
             a directory beside the run's directory, and the message names its new path.
@@ -179,7 +179,10 @@ class RunWriter:
             self._file = -1
 
     def _keep(self) -> None:
-        """Write the file again at its path, if somebody removed it."""
+        """Write the file again at its path, if somebody removed it.
+
+        :raises RecordError: another file has replaced the record, or it cannot be written again.
+        """
         try:
             there = os.stat(self.path)
         except OSError:
@@ -217,10 +220,10 @@ class RunWriter:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a record, and hold a shared lock on it while it is open.
+    """Open a record, with a shared lock until it is closed.
 
     If no other writer has the file open, remove an incomplete last line, because the next line
-    would continue it. Another writer could still be writing this line.
+    would continue it. Otherwise keep this line, because another writer may still be writing it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | flags, 0o644)

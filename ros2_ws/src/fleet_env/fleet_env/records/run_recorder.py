@@ -1,4 +1,4 @@
-"""Writes run records from the reports of the robots, on robots and in virtual time."""
+"""Writes run records from the robots' reports, for real runs and for virtual time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RobotReport:
 
 @dataclass
 class _Robot:
-    """What the recorder knows of one robot."""
+    """The recorder's data about one robot."""
 
     life: str = ''                                       # identity of the robot's present process
     present: Counter = field(default_factory=Counter)    # counters of the robot's present process

@@ -135,7 +135,7 @@ def _number(value: float | None) -> float:
 
 
 def finite(value: Any) -> Any:
-    """Return ``value`` with None in place of each float that JSON lacks (NaN, infinite)."""
+    """Return ``value``, in which None replaces each float that is NaN or infinite (not in JSON)."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -41,7 +41,7 @@ def setting(default: Any, description: str, unit: str = '', *, form: str = '', e
 
 
 class Text(str):
-    """Text from a command line, which may stand for a value of another type, such as a number."""
+    """Text from a command line, which is converted to the type of the setting, such as a number."""
 
 
 class Settings(BaseModel):
@@ -55,7 +55,7 @@ class Settings(BaseModel):
         field = cls.model_fields[info.field_name or '']
         kind = typing.get_origin(field.annotation) or field.annotation
         if value is None and (kind is dict or isinstance(field.default, Settings)):
-            value = {}  # a key without a value
+            value = {}  # the file contains the key without a value
         if isinstance(value, dict):
             if isinstance(field.default, Settings):  # an omitted key keeps the section's default
                 return {**dict(field.default), **value}
@@ -126,7 +126,7 @@ class Knob(NamedTuple):
 
 
 def parameter_name(path: Iterable[Any]) -> str:
-    """Return a setting's parameter name: section.name, or only name for `_WITHOUT_PREFIX`."""
+    """Return the parameter name section.name; leave a section of `_WITHOUT_PREFIX` out."""
     keys = [str(key) for key in path]
     return '.'.join(keys[keys[0] in _WITHOUT_PREFIX and len(keys) > 1:])
 
@@ -238,7 +238,7 @@ def _sentence(model: type[Settings], error: Any, name: str) -> str:
         return f'the key {name!r} is missing'
     if field is None:
         return f'unknown key {name!r}; {suggestion(error["loc"][-1], owner.model_fields)}'
-    if not field.description:  # a section
+    if not field.description:  # sections have no description
         return f'{name} must be {_KINDS[dict]}, not {_shown(value)}'
     knob = _knob((), field, None)
     if kind.endswith('_type'):

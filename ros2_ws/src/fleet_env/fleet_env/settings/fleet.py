@@ -16,7 +16,7 @@ DEVICE: dict[str, Any] = {'pattern': r'^(cpu|auto|cuda(:\d+)?)$',
 
 
 class TrainingConfig(Settings):
-    """What is trained and how."""
+    """The settings of the training: what is trained and how."""
 
     task: str = _('rog_tasks.cruda:Cruda', 'class of the task',
                   pattern=r'^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$',
@@ -69,7 +69,7 @@ class ChannelConfig(Settings):
 class LinkConfig(Settings):
     """The link between a robot and the server.
 
-    In both directions, the sender follows the trace of the link.
+    If the link is emulated, the sender of each direction follows the trace.
     """
 
     trace: str = _('outdoor', 'rate over time: a built-in trace (indoor, outdoor, outdoor_fades, '
@@ -114,7 +114,7 @@ class ReachConfig(Settings):
 
     @property
     def peer_list(self) -> list[str]:
-        """The addresses of the peers."""
+        """Return the addresses of the peers."""
         return [peer.strip() for peer in self.peers.split(',') if peer.strip()]
 
     @model_validator(mode='after')
@@ -134,7 +134,7 @@ class NetworkConfig(ReachConfig):
 
 
 class ServerConfig(Settings):
-    """The parameter server."""
+    """The settings of the parameter server."""
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints; 0: none', 's', ge=0.0)
@@ -185,7 +185,7 @@ class UpstreamConfig(ReachConfig):
 
 
 class StragglerConfig(Settings):
-    """How often a robot is late or drops out; each gradient is a new random draw."""
+    """How often a robot is late or drops out; a new random draw decides for each gradient."""
 
     probability: float = _(0.0, 'probability that a gradient takes longer', ge=0.0, le=1.0)
     time: float = _(0.0, 'additional duration of such a gradient', 's', ge=0.0)
@@ -265,7 +265,7 @@ class FleetConfig(FleetSettings):
 
     @property
     def capacities(self) -> dict[str, float]:
-        """Computing capacity of every robot, in order of rank."""
+        """Return the computing capacity of every robot, in order of rank."""
         return {robot.name: robot.capacity for robot in self.robots}
 
     def rank(self, name: str) -> int:

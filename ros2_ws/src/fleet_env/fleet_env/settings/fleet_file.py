@@ -116,9 +116,9 @@ def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
 
     A child fleet has the duration and the seed of the parent fleet.
 
-    :raises FleetFileError: one of four errors: the file of a child fleet cannot be read; it
-        contains the name of another robot of the parent fleet; a child fleet has child
-        fleets itself; or robots of two child fleets have the same data.
+    :raises FleetFileError: one of four errors: the file of a child fleet cannot be read; its
+        `upstream.robot` is not the name of this robot; a child fleet has child fleets itself;
+        or robots of two child fleets have the same data.
     """
     found = {robot.name: changed(read_fleet(robot.fleet), minutes=fleet.minutes, seed=fleet.seed)
              for robot in fleet.robots if robot.fleet}
@@ -163,7 +163,7 @@ def find_tasks(fleet: FleetConfig) -> None:
     """Let this process and its child processes import tasks from two further directories.
 
     These are the directory of the fleet file and the working directory. In this process, installed
-    modules have precedence.
+    modules come first.
     """
     for folder in dict.fromkeys((os.path.dirname(os.path.abspath(fleet.file)), os.getcwd())):
         if folder not in sys.path:
@@ -202,7 +202,7 @@ class _Document:
                 path.append(index)
                 node = node[index]
             elif isinstance(node, dict):
-                path.append(part)  # `fleet` refuses unknown keys later
+                path.append(part)  # the method `fleet` refuses unknown keys later
                 node = node.setdefault(part, {})
             else:
                 raise FleetFileError(f'the setting above {part!r} holds no keys', where)

@@ -11,7 +11,8 @@ from fleet_env.errors import FleetFileError, SettingError
 Path = tuple[str | int, ...]
 Lines = dict[Path, int]   # path of keys from the top of the file -> line; () is the top itself
 
-# Maximum number of values in a file. With aliases (*name) a few lines can stand for billions.
+# Maximum number of values in a file. With YAML aliases (*name), a few lines can produce billions
+# of values.
 _MOST = 100_000
 
 

@@ -29,7 +29,7 @@ CAMERAS = ('top', 'wrist')
 
 
 def prepare() -> Any:
-    """Make torchvision importable with PyTorch's CPU build, which lacks two schemas."""
+    """Make torchvision importable with PyTorch's CPU build, which lacks two operator schemas."""
     try:
         return importlib.import_module('torchvision')
     except RuntimeError:

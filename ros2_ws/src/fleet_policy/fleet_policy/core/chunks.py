@@ -50,7 +50,7 @@ class Planned:
 
 
 class ActionQueue:
-    """Holds chunks and returns the action for a tick.
+    """Stores chunks and returns the action for a tick.
 
     If several chunks have an action for a tick, the queue returns the action of the latest
     observation or, if ``half_life`` is not 0, the weighted mean of the actions.
@@ -65,7 +65,7 @@ class ActionQueue:
         self._chunks: list[Chunk] = []   # in ascending order of `Chunk.first`
 
     def add(self, chunk: Chunk, tick: int) -> str:
-        """Keep a chunk that arrives at ``tick``, unless it is late or repeated.
+        """Store a chunk that arrives at ``tick``, unless it is late or repeated.
 
         Return LATE if all ticks of the chunk are over, REPEATED if a chunk of the same
         observation is in the queue, otherwise TAKEN.
@@ -86,7 +86,7 @@ class ActionQueue:
         if self._half_life:
             return
         kept: list[Chunk] = []
-        # Drop a chunk if the chunk of a later observation has begun and lasts at least as long.
+        # Drop a chunk if another chunk, of a later observation, has begun and does not end earlier.
         for chunk in self._chunks:
             if chunk.first <= tick:
                 while kept and kept[-1].end <= chunk.end:

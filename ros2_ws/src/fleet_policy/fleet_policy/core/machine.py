@@ -8,9 +8,9 @@ The first action ends `waiting`. In `running` there is an action for the tick; i
 `starved` there is no action. After a fault the state is `safe`, and `reason` describes
 the fault. In `starved` and `safe` the robot does what the setting `safety` says.
 
-The machine requests new actions when the queue holds less than a share of a chunk. It
-asks the fastest of the places that answer. It asks a place other than the robot early
-enough for the answer to arrive before the robot must begin to compute.
+The machine requests new actions when the queue contains less than a share of a chunk. It
+asks the fastest of the places that answer. If this place is not the robot, the request is
+early enough for the answer to arrive before the robot must begin to compute.
 
 If the other places do not answer in time, the robot computes the actions itself. The
 robot begins while the queue still lasts long enough for this computation. So after the
@@ -39,7 +39,7 @@ TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): S
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
 REMEMBERED = 256     # maximum number of unanswered requests whose answers are still accepted
-RETRY = 10.0  # seconds after which the machine asks the slower place again, to measure its latency
+RETRY = 10.0  # seconds between requests that only measure the latency of a slower place
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class PolicyMachine:
         self.longest = 0                     # number of actions in the longest chunk so far
         self._queue = ActionQueue(s.half_life if s.aggregation == 'weighted' else 0.0)
         self._observed = -math.inf           # time of the latest observation
-        # Maps a request to (place, time of its observation, time of sending).
+        # Maps a request to (place, time of its observation, time of sending); times are in seconds.
         self._open: dict[int, tuple[str, float, float]] = {}
         self._number = 0
         self._sensors: dict[str, str] = {}   # maps a source of observations to its fault
@@ -165,7 +165,7 @@ class PolicyMachine:
         self._explain()
 
     def reset(self) -> None:
-        """Start again without actions and faults; ignore answers to earlier requests."""
+        """Drop all actions and faults, and start again; ignore answers to earlier requests."""
         self._latched = ''
         self._sensors.clear()
         self._queue.clear()
@@ -184,7 +184,7 @@ class PolicyMachine:
 
     def tick_of(self, seconds: float) -> int:
         """Return the tick in which a time lies."""
-        # The small addend keeps the time k / rate in tick k in spite of rounding.
+        # Add a small number, so that rounding does not move the time k / rate into tick k - 1.
         return math.floor(seconds * self.rate + 1e-6)
 
     @property
@@ -262,7 +262,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return for how many seconds the queue can last at most when a request is sent.
+        """Return the longest time in seconds that the queue can last at the moment of a request.
 
         ``latency``: seconds from a request to its answer.
         """

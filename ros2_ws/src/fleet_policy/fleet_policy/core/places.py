@@ -1,4 +1,4 @@
-"""What `PolicyMachine` knows of a place that computes actions: its latencies and requests."""
+"""The data of `PolicyMachine` about a place that computes actions: latencies and requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 
 ROBOT, SERVER = 'robot', 'server'
 KEPT = 8           # number of the latest latencies from which the next latency is estimated
-LATER = 3.0        # a request counts as lost after LATER times the longest of these latencies
+LATER = 3.0        # a request counts as lost after LATER times the longest of the KEPT latencies
 # A place gets no requests for FIRST_PENALTY seconds after the first loss. The time doubles with
 # each further loss, up to MOST_PENALTY seconds.
 FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0
@@ -30,7 +30,7 @@ class Place:
         self._not_before = -math.inf
 
     def begin(self) -> None:
-        """Forget the requests under way and the losses, but keep the measured latencies."""
+        """Clear the requests under way and the losses, but keep the measured latencies."""
         self.newest = self.sent = self._not_before = -math.inf
         self._under_way.clear()
         self._losses = 0
@@ -78,7 +78,7 @@ class Place:
         self.reason = ''
 
     def measured(self, seconds: float) -> None:
-        """Record the time of an inference without a request, such as a measurement at the start."""
+        """Record the duration of an inference without a request, as at the start of the node."""
         self._latencies.append(seconds)
 
     def failed(self, request: int, reason: str, now: float) -> None:

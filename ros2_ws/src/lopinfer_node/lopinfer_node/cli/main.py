@@ -16,9 +16,9 @@ VERBS = ('demo', 'profile', 'plan', 'compare', 'serve', 'bench')
 
 
 def make_parser(wanted: str = '') -> argparse.ArgumentParser:
-    """Return a parser of the verb ``wanted``; if it is unknown, of all verbs.
+    """Return a parser for the verb ``wanted``, or for all verbs if ``wanted`` is unknown.
 
-    Do not import the other verbs, because the imports of a verb may take seconds.
+    A parser for one verb does not import the other verbs, because these imports may take seconds.
     """
     parser = command_parser('lopinfer', 'Share one inference between a robot and a server.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')

@@ -1,7 +1,8 @@
 """A robot and a server on one machine with an emulated link: for the demo and the benches.
 
 The server is a separate process, the robot is this process; each computes on one thread. They
-exchange messages over DDS. `ShapedLink` emulates rate and delay of the link, as in fleets.
+exchange messages over DDS. `ShapedLink` emulates rate and delay of the link, as it does for
+fleets.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..ros.client_shell import ClientOptions
 from ..runtime.planner import TablePlanner
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
-# maximum time in seconds in which a server loads and measures the model and accepts plans
+# maximum seconds until a server is ready: it loads and measures the model, and accepts plans
 START = 120.0
 WARM_UP = 2         # number of requests at the start that are not measured
 DEVICE_ONLY = 'device-only'
@@ -62,7 +63,7 @@ class Measured:
 
     @property
     def median(self) -> float:
-        """Median latency, seconds."""
+        """Return the median latency in seconds."""
         return float(np.median(self.latency))
 
 
@@ -108,7 +109,7 @@ class Rig:
             self._temporary.cleanup()
 
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
-        """Run and measure `requests` shared inferences with the plans of one method.
+        """Run `requests` shared inferences with the plans of one method, and measure them.
 
         ``profile``: profile of the slowed robot. ``delay``: the planner assumes this delay of
         the link in each direction, in seconds.
@@ -143,8 +144,8 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.
             method: str, requests: int, alone: float) -> Measured:
     """Run requests one after the other and measure them.
 
-    The first `WARM_UP` requests do not count. ``alone``: expected latency in seconds if the
-    robot computes alone.
+    The times of the first `WARM_UP` requests do not count. ``want``: the correct outputs.
+    ``alone``: expected latency in seconds if the robot computes alone.
     """
     rows: list[Sequence[float]] = []
     estimate, offloaded, error = float('nan'), 0, 0.0

@@ -30,7 +30,7 @@ class Value:
 
     @property
     def extent(self) -> int:
-        """Return the number of indices along the axis; 1 for a tensor that is not divided."""
+        """Return the number of indices along `axis`; 1 for a tensor that is not divided."""
         return 1 if self.axis is None else self.shape[self.axis]
 
 
@@ -51,10 +51,11 @@ class Weight:
 class Division:
     """The division of a call into intervals of its output.
 
-    `axis`: the axis along which the result is divided; None: a side computes the whole result or
-    nothing. `footprints`: one for each of `Call.values`. `part(lo, hi, needs)` returns a function
-    that computes the output interval [lo, hi) from inputs that are cut to the intervals `needs`.
-    If `part` is None, the call itself computes an interval from the cut inputs.
+    `axis`: the axis along which the result is divided. With None, the result is not divided: a
+    side computes all of it or nothing. `footprints`: one for each of `Call.values`.
+    `part(lo, hi, needs)` returns a function that computes the output interval [lo, hi) from inputs
+    that are cut to the intervals `needs`. If `part` is None, the call itself computes an interval
+    from the cut inputs.
     """
 
     axis: int | None
@@ -67,8 +68,9 @@ class Division:
 class Call:
     """The call `overload(**arguments)`.
 
-    `pick` selects one of several results; None: there is a single result. `arguments` holds all
-    arguments, with the defaults of omitted arguments, so a rule need not know the defaults.
+    `pick` is the index of the result that the call uses if the operator has several results; None:
+    the operator has a single result. `arguments` holds all arguments, with the defaults of omitted
+    arguments, so a rule need not know the defaults.
     """
 
     overload: torch._ops.OpOverload
@@ -89,7 +91,7 @@ class Call:
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
-        """Return the input tensors, each once, in the order of the operator's schema."""
+        """Return the inputs of class `Value`, each once, in the order of the operator's schema."""
         found: dict[int, Value] = {}
         for name in (a.name for a in self.overload._schema.arguments):
             argument = self.arguments.get(name)
@@ -161,7 +163,8 @@ def indivisible(call: Call, is_global: bool | None = None) -> Division:
 def along(call: Call, axis: int, same: Sequence[Value] = ()) -> list[Footprint]:
     """Return footprints for a result divided along `axis`.
 
-    An index of the result needs the same index of the inputs `same`, and all other inputs whole.
+    An index of the result needs the same index of each input in `same`, and all indices of the
+    other inputs.
     """
     extent = call.shape[axis]
     return [identity(extent) if value in same else whole(extent, value.extent)
@@ -184,8 +187,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-# Operators without a rule, which one side computes whole. They are pure functions of tensors, so a
-# server can safely run them for a client.
+# Operators without a rule; one side computes such an operator whole. They are pure functions of
+# tensors, so a server can safely run them for a client.
 WHOLE = frozenset((
     'argmin', 'argsort', 'cdist', 'cummax', 'cumprod', 'diag_embed',
     'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',
@@ -203,7 +206,7 @@ WHOLE = frozenset((
 
 
 def divide(call: Call) -> Division:
-    """Apply the operator's rule; raise ModelError for an operator that is not known to be safe."""
+    """Divide a call by its operator's rule; raise ModelError if the operator is not allowed."""
     if call.overload.namespace != 'aten' or call.overload._schema.is_mutable:
         raise ModelError(f'operator {call.overload} is not a pure ATen operator')
     if random(call.overload, call.arguments):
@@ -229,5 +232,5 @@ def random(overload: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> boo
     return bool(arguments.get('train', True))
 
 
-# If their input cannot be divided, Table 4.1 of the thesis counts these operators as global.
+# Table 4.1 of the thesis counts these operators as global if their input cannot be divided.
 SINGLE_ROW_GLOBAL = frozenset(('linear', 'addmm', 'flatten', 'mm', 'matmul'))

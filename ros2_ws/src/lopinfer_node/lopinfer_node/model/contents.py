@@ -1,7 +1,7 @@
-"""Checksums of the memory of weights: detect writes that PyTorch does not count.
+"""Checksums of the memory of weights: detect writes that PyTorch's version counter misses.
 
-PyTorch does not count three kinds of writes: by another process through shared memory, by NumPy
-through an array on the same memory, and any write to a weight that was created in inference mode.
+The version counter misses three kinds of writes: by another process through shared memory, by
+NumPy through an array on the same memory, and to a weight that was created in inference mode.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Contents:
         self._next = 0
 
     def look(self, nbytes: int) -> str:
-        """Check a sample of each weight, and the next ``nbytes`` of all weights.
+        """Check a sample of each weight, and the next ``nbytes`` bytes of all weights together.
 
         Return the name of a weight that has changed, or ''. Successive calls together check all
         bytes.
@@ -58,9 +58,9 @@ def _middle(memory: memoryview) -> memoryview:
 
 
 def _memory(value: torch.Tensor | np.ndarray) -> memoryview | None:
-    """Return the bytes of a tensor or an array; None if they are not in contiguous host memory.
+    """Return the memory of a tensor or an array as bytes; None if it is no block of host memory.
 
-    If the elements have gaps between them, return the whole memory that contains them.
+    If the elements have gaps between them, the bytes include the gaps.
     """
     array = value if isinstance(value, np.ndarray) else _array(value)
     while array is not None and not array.flags.c_contiguous \
@@ -86,6 +86,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray | None:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
 
-    A contiguous tensor of one element may have any stride, which can prevent a view as bytes.
+    The stride must be set, because a contiguous tensor of one element may have any stride. Some
+    strides prevent a view as bytes.
     """
     return tensor.contiguous().as_strided((tensor.numel(),), (1,))

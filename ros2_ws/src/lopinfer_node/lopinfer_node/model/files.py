@@ -1,9 +1,10 @@
 """A traced model on disk and on the wire: graph.json and weights.safetensors, never a pickle.
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
-"arguments", "shape", "dtype", "place", "pick"}], "outputs": [...]}. Tensors in arguments are
-{"v": record} for a result and {"w": name} for a weight. The reader does not trust the files: it
-accepts only operators of an allow-list, and computes every shape again.
+"arguments", "shape", "dtype", "place", "pick"}], "outputs": [...]}. An argument {"v": number}
+stands for the result of the record with this number, and {"w": name} for a weight. The reader
+does not trust the files: it accepts only operators of an allow-list, and computes every shape
+again.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 
 
 def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory.
+    """Read the weights from a file into new memory.
 
-    Tensors that are mapped from the file would change with the file.
+    Tensors that are mapped from a file would change when the file changes.
     """
     with safe_open(str(path), 'pt') as file:   # `safe_open` checks the header of the file
         kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""Find what the code of a model reads besides its arguments.
+"""Find the objects that the code of a model reads besides its arguments.
 
 The search begins at the modules of the model and goes through their functions. It finds
 attributes, weights and submodules of modules. It also finds each list, dictionary or
@@ -62,7 +62,7 @@ class Picked:
 
 
 class _Owner:
-    """An object of which the search visits only the items that the code reads by name."""
+    """An object whose items the search visits only if the code of the model reads them by name."""
 
     def __init__(self, path: str, get: Callable[[str, Any], Any],
                  wanted: Callable[[], Iterable[str]], held: bool = True) -> None:
@@ -104,7 +104,7 @@ class Followed:
                       for owner in self._owners if owner.held and owner.names]
 
     def reads(self, name: str) -> bool:
-        """Return whether the code seems to read an attribute of this name."""
+        """Return whether the code of the model seems to read an attribute of this name."""
         return self._dynamic or name in self._names
 
     def _visit(self, path: str, value: Any) -> None:
@@ -176,7 +176,8 @@ class Followed:
             # Compare the names of the object's attributes too, because a new attribute may hide an
             # attribute of the class, or replace a default.
             self._computed(path, lambda: tuple(sorted(own.keys() & self._names)))
-            # The type is a subclass: `_visit` handles plain dictionaries, lists and sets.
+            # Here the type is a subclass, because `_visit` itself handles plain dictionaries, lists
+            # and sets.
             if isinstance(value, (dict, list, set)):
                 self._items(path, value)
             self._class(type(value))
@@ -191,7 +192,7 @@ class Followed:
             self._owners.append(_Owner(base.__qualname__, own.get, partial(self._of, own, ours)))
 
     def _of(self, own: Mapping[str, Any], ours: bool) -> list[str]:
-        """Return the names in a class's namespace ``own`` that the followed code may read.
+        """Return the names in a class's namespace ``own`` that the code of the model may read.
 
         These are the names that the code contains, and the special methods, which Python calls
         without their names. For a class of a library (not ``ours``), return only `forward`.
@@ -256,12 +257,12 @@ def _wrapped(value: Any) -> Any:
 def _cell(cells: dict[str, Any], name: str, default: Any) -> Any:
     try:
         return cells[name].cell_contents
-    except ValueError:   # the cell is still empty
+    except ValueError:   # the closure variable has no value yet
         return default
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Return the names that code uses, and the strings that may be names."""
+    """Yield the names that the code uses, and the strings in the code that may be names."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -271,7 +272,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Return whether the package of a class, function or module is not in `NO_STATE`."""
+    """Return whether to search a class, function or module: its package is not in `NO_STATE`."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', '')
     return str(name).partition('.')[0] not in NO_STATE
 

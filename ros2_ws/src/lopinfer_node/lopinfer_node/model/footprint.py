@@ -20,8 +20,8 @@ class Footprint:
     """Says which interval of one input each interval of an output needs.
 
     `extent`: number of indices of this input. `starts` and `ends` are int64 of shape (output
-    extent,) and never decrease. The output interval [a, b) needs [starts[a], ends[b - 1]); if this
-    interval is empty, it needs nothing. The indices that an output index needs may have gaps, or
+    extent,) and never decrease. The output interval [a, b) needs [starts[a], ends[b - 1]), or
+    nothing if this interval is empty. The indices that an output index needs may have gaps, or
     may decrease from one output index to the next. In that case `starts` and `ends` describe larger
     intervals that contain all needed indices: the smallest such intervals, or the whole input
     (`whole`).
@@ -50,7 +50,7 @@ class Footprint:
 
     @property
     def local(self) -> bool:
-        """Return whether some output index needs only a part of the input."""
+        """Return whether some output index needs only a part of the input; True for extent 1."""
         return self.extent == 1 or bool(self.starts[-1] > 0 or self.ends[0] < self.extent)
 
 
@@ -96,7 +96,8 @@ def window(outputs: int, extent: int, kernel: int, stride: int = 1, padding: int
            dilation: int = 1) -> Footprint:
     """Return the footprint of convolution and pooling.
 
-    Output index i needs the inputs i * stride - padding + dilation * r for r from 0 to kernel - 1.
+    Output index i needs the input indices i * stride - padding + dilation * r, for r from 0 to
+    kernel - 1.
     """
     start = np.arange(outputs) * stride - padding
     if dilation == 1:
@@ -112,7 +113,7 @@ def transposed_window(outputs: int, extent: int, kernel: int, stride: int = 1, p
                       dilation: int = 1) -> Footprint:
     """Return the footprint of transposed convolution.
 
-    Output index i needs every input j with j * stride - padding + dilation * r == i for some r from
+    Output index i needs input index j if j * stride - padding + dilation * r == i for some r from
     0 to kernel - 1.
     """
     at = np.arange(outputs)[:, None] + padding - dilation * np.arange(kernel)[None, :]

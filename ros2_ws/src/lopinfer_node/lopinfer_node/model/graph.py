@@ -21,9 +21,9 @@ from .footprint import Footprint
 class Kind(Enum):
     """The kind of a node."""
 
-    INPUT = 'input'        # an input of the model; the robot has it whole
+    INPUT = 'input'        # an input of the model; the robot has the whole tensor
     OPERATOR = 'operator'
-    OUTPUT = 'output'      # an output of the model; the robot needs it whole
+    OUTPUT = 'output'      # an output of the model; the robot needs the whole tensor
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class Node:
 
     @property
     def extent(self) -> int:
-        """Number of indices along `axis`; 1 for an indivisible tensor."""
+        """Return the number of indices along `axis`; 1 for an indivisible tensor."""
         return 1 if self.axis is None else self.shape[self.axis]
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Return the bytes of the whole tensor."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
 
     @property
     def bytes_per_index(self) -> int:
-        """Bytes of the tensor at one index along the axis."""
+        """Return the bytes of the tensor at one index along `axis`."""
         return self.bytes // self.extent
 
 
@@ -98,7 +98,7 @@ class Graph:
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """Return for each node the nodes that read its tensor."""
+        """Return for each node the indices of the nodes that read its tensor."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
             for source in node.inputs:
@@ -107,7 +107,7 @@ class Graph:
 
     @cached_property
     def extents(self) -> np.ndarray:
-        """Extent of each node, int64 of shape (nodes,)."""
+        """Return the extent of each node, int64 of shape (nodes,)."""
         return np.array([n.extent for n in self.nodes], np.int64)
 
     @cached_property
@@ -117,7 +117,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of all that a plan depends on: edges, footprints and shapes."""
+        """Return the SHA-256 of all that plans depend on: operators, edges, footprints, shapes."""
         state = hashlib.sha256()
         for n in self.nodes:
             state.update(repr((n.op, n.kind.value, n.inputs, n.shape, n.itemsize, n.axis,

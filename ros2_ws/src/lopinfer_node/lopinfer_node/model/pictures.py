@@ -10,12 +10,12 @@ import torch
 from . import zoo
 from .traced import Traced, trace
 
-# values of ImageNet, which most models expect
+# mean and standard deviation of each colour in ImageNet, which most models expect
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class OfImages(torch.nn.Module):
-    """A model whose input is pictures, uint8 (n, 3, rows, columns), which it normalises.
+    """A model that takes pictures, uint8 (n, 3, rows, columns), and normalises them.
 
     Each channel becomes (x / 255 - mean) / std. So each colour value crosses the link as one byte
     instead of four (float32), with the same result.

@@ -2,7 +2,7 @@
 
 Each check compares flat lists of all items that `follow` finds. The comparison runs in C, in less
 than a millisecond for a thousand modules. A background check looks, part by part, for changes that
-PyTorch does not count, such as writes of another process.
+PyTorch's version counter misses, such as writes of another process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Snapshot:
         # number of calls of the model in progress; each of these calls may still store results
         self._running = 0
         self._turn = 0
-        self._seen = ''      # change that a background check has found
+        self._seen = ''      # description of the change that a background check has found
         found = self._taken.followed
         for path, tensor in found.tensors.items():
             if tensor.is_inference() and tensor.device.type != 'cpu':
@@ -69,7 +69,7 @@ class Snapshot:
     def running(self) -> Iterator[None]:
         """Open a context for a run of the model.
 
-        What the code of the model stores in this context does not count as a change.
+        Items that the code of the model stores in this context do not count as a change.
         """
         with self._lock:
             self._running += 1
@@ -81,7 +81,7 @@ class Snapshot:
                 self._running -= 1
 
     def settle(self) -> None:
-        """Accept the present state of the model as unchanged."""
+        """Make the present state of the model the state with which later checks compare."""
         if not self._taken.unchanged():
             self._taken = _Taken(self._model, self._taken.ignored)
 
@@ -145,7 +145,7 @@ class _Held:
 
 
 class _Taken:
-    """All items that `follow` finds, except ``ignored`` items, and the lists to compare them.
+    """All items that `follow` finds, except ``ignored`` items, and lists for a fast comparison.
 
     ``ignored`` maps the path of a container to the keys of its ignored items.
     """
@@ -183,7 +183,7 @@ class _Taken:
         return None if kind == ITEMS and path in self.ignored else live
 
     def kept(self) -> dict[str, Collection[Any]]:
-        """Return the changed items outside of modules.
+        """Return the changed items that are not attributes of modules.
 
         The result maps the path of each container to the keys of its changed items.
         """

@@ -24,10 +24,10 @@ NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'} - {
 def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Undo what the model's code stored in its modules during the block.
 
-    After the block, the attributes of modules and of the objects in modules hold the same
-    objects as before. So do all lists, dictionaries, sets and deques in them. Tensors that
-    are not parameters have their former values again. Otherwise, a model that caches a
-    result would keep a tensor of the tracer, which has no values.
+    After the block, the attributes of modules and of the objects in modules refer to the same
+    objects as before the block. So do the items of all lists, dictionaries, sets and deques in
+    them. Tensors that are not parameters have their former values again. Otherwise, a model that
+    caches a result would keep a tensor of the tracer, which has no values.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
@@ -68,7 +68,7 @@ def _restore(value: Any, former: Any) -> None:
 
 
 def refuse_hooks(model: torch.nn.Module) -> None:
-    """Raise ModelError for hooks, because they may have side effects that a server cannot have."""
+    """Raise ModelError for hooks, because a server cannot perform the side effects of a hook."""
     hooks = [(name or 'the model', hooks_of(module)) for name, module in model.named_modules()]
     for name, found in [('every module', every_hook()), *hooks]:
         for hook in found.values():

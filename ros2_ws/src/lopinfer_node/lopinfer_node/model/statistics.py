@@ -109,8 +109,8 @@ class _Rewriter:
 def _mean(w: _Rewriter, call: Call) -> Ref | None:
     """Rewrite a mean: add the sums of all parts, and divide by the number of elements.
 
-    Returns the new result, or None if the mean is not over the divided axis or the axis is too
-    short.
+    Return the new result. Return None if the mean is not over the divided axis, or if this axis
+    has too few indices.
     """
     value = call.values[0]
     rank = len(value.shape)
@@ -142,8 +142,8 @@ def _averaged(w: _Rewriter, value: Value, dims: list[int], kept: bool) -> Ref | 
 def _softmax(w: _Rewriter, call: Call) -> Ref | None:
     """Rewrite a softmax: compute the maximum over all parts, the exponentials, and their sum.
 
-    Returns the new result, or None if the softmax is not along the divided axis or the axis is too
-    short.
+    Return the new result. Return None if the softmax is not along the divided axis, or if this
+    axis has too few indices.
     """
     value = call.values[0]
     axis = value.axis
@@ -161,8 +161,8 @@ def _softmax(w: _Rewriter, call: Call) -> Ref | None:
 def _attention(w: _Rewriter, call: Call) -> Ref | None:
     """Rewrite attention: attend to each part of the keys, then combine the results.
 
-    Returns the new result, or None for attention with a mask, with grouped heads, with too few
-    keys, or with keys and values that are not divided along their positions.
+    Return the new result. Return None for attention with a mask, with grouped heads or with too
+    few keys, and if keys and values are not divided along their positions.
     """
     names = ('query', 'key', 'value')
     if any(not isinstance(call.arguments[n], Value) for n in names) \

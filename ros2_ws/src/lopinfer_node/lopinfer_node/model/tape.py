@@ -21,8 +21,8 @@ class Ref:
 class Record:
     """One call, or one input of the model (then `overload` is None).
 
-    `arguments` hold a `Ref` or a `Weight` in place of a tensor. `pick` selects one of several
-    results.
+    `arguments` contain a `Ref` or a `Weight` in place of each tensor. If the call has several
+    results, `pick` is the index of the result that this record stands for.
     """
 
     overload: torch._ops.OpOverload | None
@@ -35,7 +35,7 @@ class Record:
 
 @dataclass
 class Tape:
-    """Records in topological order; `outputs` refer to records or hold constant tensors."""
+    """Records in topological order; each of `outputs` refers to a record or holds a constant."""
 
     records: list[Record] = field(default_factory=list)
     outputs: list[Ref | Weight] = field(default_factory=list)

@@ -13,7 +13,7 @@ from ..errors import ModelError
 from .calls import Weight
 from .tape import Ref, Tape
 
-VERSION = 1   # version of the format
+VERSION = 1   # version of the format of `graph.json`
 
 KINDS: dict[str, type] = {'dtype': torch.dtype, 'layout': torch.layout,
                           'memory_format': torch.memory_format}

@@ -45,7 +45,10 @@ _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
 class _Aliased(Exception):
-    """An in-place operator writes through a view, so the graph must be made functional first."""
+    """An in-place operator writes through a view.
+
+    So the graph must first be made functional.
+    """
 
 
 def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
@@ -53,7 +56,7 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
     """Trace a call of `model` with the tensors `inputs`.
 
     `structure` describes how the arguments (args, kwargs) of the call contain these tensors.
-    Raises ModelError with the reason and the place in the model.
+    Raise ModelError, with the reason and the place in the model, if the call cannot be traced.
     """
     training = [name or 'the model' for name, m in model.named_modules() if m.training]
     if training:
@@ -133,7 +136,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _sources(program: Any) -> dict[str, Weight | str]:
-    """Return what each placeholder represents: a weight, 'input' or 'constant'."""
+    """Return for each placeholder what it represents: a weight, 'input' or 'constant'."""
     found: dict[str, Weight | str] = {}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -248,7 +251,7 @@ class _Reader:
         name = target.overloadpacket.__name__
         if name.endswith(('batch_norm', 'instance_norm', '_legit')) and (
                 bound.get('training') or bound.get('use_input_stats')) and (
-                # this writes to the statistics, but the schema does not show it
+                # this operator writes to its statistics, but its schema does not show the write
                 bound.get('running_mean') is not None):
             raise ModelError(f'{place}: {target} changes its statistics: a request would depend '
                              'on the previous one')
@@ -258,7 +261,7 @@ class _Reader:
                 raise ModelError(f'{place}: {target} is random: robot and server would differ')
             self.env[node] = bound['input'] if 'input' in bound else bound['self']
             return
-        if name == 'detach_':   # the model makes a constant by torch.tensor(...)
+        if name == 'detach_':   # torch.tensor(...) in the code of the model causes this call
             self.env[node] = bound['self']
             return
         if name in _LIKE and not (name == 'view' and 'dtype' in bound):
@@ -278,7 +281,8 @@ class _Reader:
             return
         example = node.meta['val']
         if isinstance(example, (list, tuple)):
-            self.env[node] = (target, bound, place, example)   # its items become records later
+            # several results; `_item` handles them
+            self.env[node] = (target, bound, place, example)
             return
         self.env[node] = self._add(Record(target, bound, tuple(example.shape), example.dtype,
                                           place), _alias(target, bound))
@@ -309,7 +313,7 @@ class _Reader:
         names = {a.name: a.kwarg_only for a in target._schema.arguments}
         plain = [real(a) for name, a in bound.items() if not names[name]]
         result = target(*plain, **{name: real(a) for name, a in bound.items() if names[name]})
-        # a number, which is an item of a constant
+        # the result is a number: an item of a constant tensor
         if not isinstance(result, (torch.Tensor, list, tuple)):
             return result
         made = [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(
@@ -380,10 +384,7 @@ class _Reader:
 
 
 def _why(target: Any) -> str:
-    """Return why a call of `target` cannot be recorded.
-
-    `target` is not an operator on tensors.
-    """
+    """Return why a call of `target`, which is not an operator on tensors, cannot be recorded."""
     if isinstance(target, type):
         return (f'the model returns a {target.__name__}; it must return tensors, or tuples, lists '
                 'or dictionaries of tensors')
@@ -397,8 +398,8 @@ def _why(target: Any) -> str:
 def _alias(target: torch._ops.OpOverload, bound: dict[str, Any]) -> int | None:
     """Return the index of the record that may share memory with the operator's result.
 
-    Return None if there is none. The operator's schema says which argument can share its
-    memory with the result.
+    Return None if there is no such record. The operator's schema says which argument can share
+    its memory with the result.
     """
     if all(r.alias_info is None for r in target._schema.returns):
         return None
@@ -436,9 +437,9 @@ def _line_of(node: torch.fx.Node) -> str:
 
 
 def _live(tape: Tape) -> Tape:
-    """Return the tape without the records on which no output depends, and with its used weights.
+    """Return the tape with only those records and weights on which an output depends.
 
-    The records of inputs stay, and come first.
+    The records of inputs always stay, and come first.
     """
     records = tape.records
     needed = {o.index for o in tape.outputs if isinstance(o, Ref)}
@@ -472,6 +473,9 @@ def _leaves(made: Record) -> list[Any]:
 
 
 def _tensors(arguments: Mapping[str, Any]) -> list[Any]:
-    """Return the leaves of arguments; a `Ref` or a `Weight` counts as a leaf."""
+    """Return the arguments, and the items nested in them, as a flat list.
+
+    A `Ref` or a `Weight` is one item of the list.
+    """
     return pytree.tree_leaves(list(arguments.values()),
                               is_leaf=lambda a: isinstance(a, (Ref, Weight)))

@@ -50,26 +50,26 @@ class Traced:
 
     @property
     def inputs(self) -> list[Record]:
-        """Records of the model's inputs, in order."""
+        """Return the records of the model's inputs, in order."""
         return [r for r in self.tape.records if r.overload is None]
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Constant tensors by name."""
+        """Return the constant tensors by name."""
         return self.tape.weights
 
     @cached_property
     def fingerprints(self) -> dict[str, bytes]:
-        """Eight bytes for each constant tensor.
+        """Return name -> eight bytes for each constant tensor.
 
-        They are a hash of the name, the type, the shape and the content of the tensor.
+        The bytes are a hash of the name, the type, the shape and the content of the tensor.
         """
         return {name: fingerprint(name, tensor)
                 for name, tensor in sorted(self.tape.weights.items())}
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over graph, calls and weights; models with equal digests give equal results."""
+        """Return the SHA-256 of graph, calls and weights; equal digests mean equal results."""
         state = hashlib.sha256(as_json(self.name, self.axes, self.tape).encode())
         for mark in self.fingerprints.values():
             state.update(mark)
@@ -121,7 +121,7 @@ class Traced:
     def run(self, known: dict[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the model's results; compute missing tensors and add them to ``known``.
 
-        ``known``: whole tensors by node; it must contain at least the inputs.
+        ``known``: whole tensors by the index of their node; it must contain at least the inputs.
         """
         wanted = [o.index for o in self.tape.outputs if isinstance(o, Ref)]
         needed: set[int] = set()
@@ -136,7 +136,7 @@ class Traced:
         return self.outputs(known.__getitem__)
 
     def outputs(self, whole: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return the model's results; ``whole`` returns the whole tensor of a node.
+        """Return the model's results; ``whole(node)`` returns the whole tensor of a node.
 
         The results are copies, because the caller may write to them. The tensors themselves were
         made in inference mode, which does not allow writes.
@@ -217,7 +217,8 @@ def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],
     else:
         _verify_results(traced, _calls(traced, others), differing)
     again = _run(model, [leaf.clone() for leaf in leaves], structure)[0]
-    # If two runs of the traced calls differ, allow for rounding.
+    # If two runs of the traced calls differ, the kernels are not deterministic. Then allow for
+    # rounding.
     rounding = 0.0 if _equal(_calls(traced, leaves), mine) else 1e-5
     if not _equal(again, wanted, rounding):
         raise ModelError(f'{traced.name}: the results differ for the same inputs; does the model '
@@ -266,7 +267,7 @@ def _calls(traced: Traced, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ..
 
 
 def _others(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return other inputs with values in a similar range, such as the same elements, shuffled."""
+    """Return other inputs with values in a similar range, for example the same values, shuffled."""
     draw = torch.Generator().manual_seed(0)
     return [_other(leaf.cpu(), draw).to(leaf.device) for leaf in leaves]
 
@@ -335,10 +336,10 @@ def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
 
 
 def divided(name: str, tape: Tape) -> Traced:
-    """Return the model divided along the input axes that make most operators divisible.
+    """Return the model with its inputs divided so that as many operators as possible are divisible.
 
-    If several choices are equally good, choose the outermost axes, because slices along an outer
-    axis are the largest contiguous pieces of memory.
+    If several choices of axes are equally good, choose the outermost axes, because slices along an
+    outer axis are the largest contiguous pieces of memory.
     """
     shapes = [r.shape for r in tape.records if r.overload is None]
     options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]

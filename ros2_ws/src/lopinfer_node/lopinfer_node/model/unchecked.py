@@ -1,4 +1,4 @@
-"""Checks that a server needs and that PyTorch's kernels omit.
+"""Checks of a call's arguments that a server needs and that PyTorch's kernels omit.
 
 With invalid arguments a kernel ends its process or returns the content of other memory. Some faults
 depend on the values in a request, so a trial of the model does not find them.

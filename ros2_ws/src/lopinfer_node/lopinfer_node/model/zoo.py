@@ -11,7 +11,7 @@ import torch
 from ..errors import ModelError
 
 IMAGE = (1, 3, 224, 224)
-# library objects, kept because PyTorch removes the operators of a deleted library
+# the libraries that `torchvision` defines; PyTorch would remove the operators of a deleted library
 _KEPT: list[Any] = []
 
 
@@ -63,12 +63,13 @@ def _torchvision(name: str, pretrained: bool) -> torch.nn.Module | None:
     builder = package.models.get_model_builder(name)
     options: dict[str, Any] = {'weights': 'DEFAULT' if pretrained else None}
     if 'weights_backbone' in inspect.signature(builder).parameters:
-        options['weights_backbone'] = None   # otherwise an untrained model downloads a backbone
+        # otherwise torchvision downloads weights of the backbone even for an untrained model
+        options['weights_backbone'] = None
     return builder(**options)
 
 
 def _timm(name: str, pretrained: bool) -> torch.nn.Module | None:
-    torchvision()   # timm imports torchvision
+    torchvision()   # defines missing schemas, because timm imports torchvision
     try:
         timm = importlib.import_module('timm')
     except ModuleNotFoundError:

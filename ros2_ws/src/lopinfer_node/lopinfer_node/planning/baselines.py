@@ -144,7 +144,7 @@ def _layer_score(p, w, on_server):
 
 @kernel
 def _cross(particle, other, rng):
-    """Copy a random range of the operators' sides from another particle."""
+    """Copy a random range of the operators' sides from the particle `other` to `particle`."""
     a, b = rng.integers(0, len(particle)), rng.integers(0, len(particle))
     particle[min(a, b):max(a, b) + 1] = other[min(a, b):max(a, b) + 1]
 

@@ -1,8 +1,10 @@
 """Evaluate plans in microseconds for the search.
 
-Each operator of such a plan has two cuts. The module converts a graph and its costs to
-flat arrays only once. The kernels release the GIL, and their compiled code is cached on
-disk. A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
+These plans have two cuts per operator. The module converts a graph and its costs to flat
+arrays only once. Its compiled functions, the kernels, release the GIL, and their code is
+cached on disk.
+
+A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
 indices below `most`, and the server only indices from `least` on. `settle` derives the
 cuts from the bounds, from the last operator to the first. Each side computes what its
 own consumers need (halos included), as far as its bound allows. Needed indices beyond
@@ -126,7 +128,7 @@ def _flat(graph: Graph) -> dict[str, np.ndarray]:
 
 def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = None,
             weight: float = 0.0, deadline: float = np.inf, small_transfers: bool = True) -> Problem:
-    """Return graph, costs, link and objective as a `Problem`; cache what only the graph decides."""
+    """Return graph, costs, link and objective as a `Problem`; cache what only `graph` decides."""
     power = power or PowerModel()
     large = [small_transfers and n.bytes > graph.input_bytes for n in graph.nodes]
     return Problem(
@@ -138,7 +140,7 @@ def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = N
 
 
 def work(nodes: int) -> Work:
-    """Return scratch memory for one thread."""
+    """Return working arrays for a graph of `nodes` nodes; each thread needs its own arrays."""
     types = {'crosses': np.bool_, **dict.fromkeys(('begin', 'end', 'sent_from', 'sent_to',
                                                    'arrival'), np.float64)}
     return Work(**{name: np.zeros((2, nodes), types.get(name, np.int64)) for name in Work._fields})
@@ -210,7 +212,7 @@ def _widen(w, side, u, lo, hi):
 
 @kernel
 def crossing(w, source, v):
-    """Return the interval [lo, hi) of v that crosses from side `source`; empty if lo >= hi."""
+    """Return the indices [lo, hi) of node v's output that side `source` sends; none if lo >= hi."""
     if source == DEVICE:
         return w.lo[SERVER, v], min(w.hi[SERVER, v], w.cut[SERVER, v])
     return max(w.lo[DEVICE, v], w.cut[DEVICE, v]), w.hi[DEVICE, v]
@@ -220,7 +222,7 @@ def crossing(w, source, v):
 def schedule(p, w):
     """Compute all times from the cuts and needs in `w`.
 
-    Returns (latency in s, bytes that cross, seconds of computing on both sides).
+    Return (latency in s, bytes that cross, seconds of computing on both sides).
     """
     free = np.zeros(2)
     busy_to = np.zeros(2)
@@ -305,9 +307,8 @@ def _pass(p, w, v, latest):
 def _next(begin, end, used, i, now):
     """Find the first used span, from span `i` on, that has not ended at time `now`.
 
-    Return the number of the span, whether the span has begun, and a time. The time is the end
-    of a span that has begun, and the beginning of any other span. The time is infinite if
-    there is no such span.
+    Return the number of the span, whether the span has begun, and a time. If the span has begun,
+    the time is its end, otherwise its beginning. The time is infinite if there is no such span.
     """
     while i < len(begin) and (not used[i] or end[i] <= now):
         i += 1

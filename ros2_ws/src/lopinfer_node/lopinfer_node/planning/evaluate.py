@@ -43,22 +43,22 @@ class Outcome:
 
     @property
     def mean(self) -> float:
-        """Mean latency, seconds."""
+        """Return the mean latency in seconds."""
         return float(self.latency.mean())
 
     @property
     def std(self) -> float:
-        """Standard deviation of the latency, seconds."""
+        """Return the standard deviation of the latency in seconds."""
         return float(self.latency.std())
 
     @property
     def p95(self) -> float:
-        """95th percentile of the latency, seconds."""
+        """Return the 95th percentile of the latency in seconds."""
         return float(np.percentile(self.latency, 95))
 
     @property
     def joules(self) -> float:
-        """Mean energy of a request, J."""
+        """Return the mean energy of a request in J."""
         return float(self.energy.mean())
 
 
@@ -114,7 +114,7 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
     """Estimate the requests of one method, one after the other, in one period of a recorded link.
 
     :param table: one plan per bandwidth of `table.BANDWIDTHS`.
-    :param trace: rates in Mbit/s; a controller measures these rates times `EFFICIENCY`.
+    :param trace: recorded rates in Mbit/s; the share `EFFICIENCY` of a rate is left for tensors.
     :param foresight: give each request the plan that is fastest at the rate during the request. No
         real controller knows this rate. The result shows what a perfect prediction would achieve.
     :raises ValueError: the number of plans differs from the number of bandwidths.

@@ -1,10 +1,9 @@
-"""LOSS: the local operation scheduling strategy of the thesis.
+"""LOSS, the local operation scheduling strategy: Algorithm 5 of the thesis (4.4.3).
 
-It is described in 4.4.3, Algorithm 5. The search starts from the baselines. A beam
-search over the operators in topological order finds where to cross the link. A
-large-neighbourhood search around the critical path refines the plan. The search can
-stop at any time, and its random choices depend only on its seed. The plan is never
-worse than a baseline if the search's own timeline estimates both.
+The search starts from the baselines. A beam search over the operators in topological
+order finds where to cross the link. A large-neighbourhood search around the critical path
+refines the plan. The search can stop at any time, and its random choices depend only on
+its seed. The plan is never worse than a baseline if the search's own timeline estimates both.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # maximum number of beams without a boundary that are kept at each position
+WIDTH = 6              # maximum number of beams that the search keeps unchanged at each position
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
 # at a boundary, all live tensors together have at most ALIVE times the bytes of the
 # inputs
@@ -73,7 +72,7 @@ class Search:
 
     @property
     def best(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds (most, least) of the best plan that obeys the rule of `small_transfers`."""
+        """Return bounds (most, least) of the best plan that obeys the rule of `small_transfers`."""
         return self._beams[0]
 
     def construct(self, known: Sequence[Plan] = ()) -> None:
@@ -85,7 +84,7 @@ class Search:
         self._beams = [(m.copy(), s.copy()) for m, s in zip(most, least, strict=True)]
 
     def offer(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Continue only with the best of the ``candidates`` and the bounds found so far."""
+        """Keep only the best bounds among the ``candidates`` and the bounds found so far."""
         most, least = min([*self._beams, *candidates], key=self._value)
         self._beams = [(most.copy(), least.copy())]
 
@@ -145,10 +144,9 @@ def bounds(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 def positions(problem: Problem) -> np.ndarray:
     """Return the positions, int64, in topological order, at which a boundary may help.
 
-    There are at most POSITIONS. At each of these positions few bytes are alive. The amount
-    of computing between two neighbouring positions is about equal. A tensor is alive after
-    position i if it is made at or before i and used after i. At none of the positions is a
-    tensor alive that must stay on its side.
+    A tensor is alive after position i if it is made at or before i and used after i. The function
+    returns at most POSITIONS positions with about equal amounts of computing between them. At each
+    of these positions few bytes are alive, and all tensors that are alive may cross the link.
     """
     nodes = len(problem.kind)
     alive = np.zeros(nodes + 1)

@@ -1,7 +1,8 @@
-"""Plans: which interval of every operator each side computes, and what then crosses the link.
+"""Plans: which interval of every operator each side computes, and which intervals cross the link.
 
 A plan may run only after `check` has verified from the footprints that every operator gets all its
-inputs (thesis 4.4.2 and 4.4.3). Transfers are not stored: both sides derive the same list.
+inputs (thesis 4.4.2 and 4.4.3). A plan does not store its transfers: both sides derive the same
+list.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ class Plan:
 
     @cached_property
     def needs(self) -> np.ndarray:
-        """The smallest interval with all indices that each side needs of each tensor.
+        """Return the smallest interval with all indices that each side needs of each tensor.
 
-        int64 of shape (2, nodes, 2).
+        The result is int64 of shape (2, nodes, 2).
         """
         needs = np.zeros_like(self.own)
         for node in self.graph.nodes:
@@ -113,7 +114,7 @@ class Plan:
         return needs
 
     def missing(self, side: int, node: int) -> Iterator[Interval]:
-        """Return the intervals, at most two, that `side` needs of a tensor and does not compute."""
+        """Yield the intervals of a tensor, at most two, that `side` needs but does not compute."""
         (lo, hi), (start, end) = self.needs[side, node], self.own[side, node]
         if start == end:
             if lo < hi:
@@ -138,8 +139,8 @@ class Plan:
     def held(self, side: int, node: int) -> Interval:
         """Return the interval of a tensor that `side` has after all transfers to `side`.
 
-        It is the smallest interval with all indices that the side computes or that operators on
-        this side need.
+        It is the smallest interval with all indices that `side` computes or that operators on
+        `side` need.
         """
         lo, hi = self.interval(side, node)
         start, end = (int(x) for x in self.needs[side, node])

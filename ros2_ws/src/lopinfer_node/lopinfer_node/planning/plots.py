@@ -21,8 +21,8 @@ from ..model.graph import Graph, Kind
 from .plan import DEVICE, SERVER
 from .timeline import Segment, Timeline
 
-# Each row has a class of operators, its colour, and words. An operator belongs to the
-# first class that has a word contained in the operator's name. Colour-blind people can
+# Each row has the name of a class of operators, its colour, and words. An operator belongs to
+# the first class with a word that is a part of the operator's name. Colour-blind people can
 # distinguish the colours.
 _CLASSES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ('convolution', '#0072b2', ('conv',)),
@@ -66,7 +66,7 @@ def draw_timeline(graph: Graph, views: Sequence[View], path: str | Path) -> None
     with styled():
         figure = new_figure(PAGE, .45 + 1.2 * len(views))
         panels = np.atleast_1d(figure.subplots(len(views), sharex=True))
-        panels[0].set_xlim(0, end * 1.01)   # all panels share this axis
+        panels[0].set_xlim(0, end * 1.01)   # sets the limits of all panels, which share the axis
         figure.draw_without_rendering()     # widths of texts and boxes are known from here on
         for axes, view in zip(panels, views, strict=True):
             _panel(axes, graph, view)
@@ -220,7 +220,7 @@ def _boxes(axes: Axes, start: Any, end: Any, row: int, colors: list[str]) -> Non
 
 def _label_transfers(axes: Axes, timeline: Timeline) -> None:
     """Write the size into each transfer that has room for it."""
-    width = axes.get_window_extent().width / axes.figure.dpi * 72   # width in points
+    width = axes.get_window_extent().width / axes.figure.dpi * 72   # width of the panel in points
     per_ms = width / (axes.get_xlim()[1] - axes.get_xlim()[0])
     for transfer, (_, start, end, _) in zip(timeline.plan.transfers, timeline.transfers,
                                             strict=True):
@@ -232,7 +232,7 @@ def _label_transfers(axes: Axes, timeline: Timeline) -> None:
 
 
 def _draw_path(axes: Axes, path: Sequence[Segment]) -> None:
-    """Outline each uninterrupted piece of the critical path on its row; connect them by lines."""
+    """Outline each connected part of the critical path on its row; join the parts by lines."""
     stretches: list[tuple[int, float, float]] = []
     for segment in path:
         row = (0 if segment.side == DEVICE else 3) if segment.transfer < 0 \

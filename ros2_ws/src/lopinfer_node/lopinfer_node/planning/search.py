@@ -1,10 +1,12 @@
 """The two searches of LOSS as kernels: beam search, large-neighbourhood search.
 
-Both work on bounds (`compiled.py`). A tensor is alive at position i if it is made at or
-before i and used after i. At a *boundary* at position i, a part of every tensor that is
+Both searches work on bounds (`compiled.py`). A tensor is alive at position i if it is made at
+or before i and used after i. At a *boundary* at position i, a part of every tensor that is
 alive there may cross the link. An upward boundary concerns the first `fraction` of the
-indices of each tensor: the server receives those that it does not compute. A downward
-boundary concerns the remaining indices: the device receives those that it does not compute.
+indices of each tensor: the server receives the indices among them that it does not compute.
+A downward boundary concerns the remaining indices: the device receives the indices among them
+that it does not compute.
+
 Between two boundaries each side computes what it needs, so both sides compute the halos. If
 the operators between the boundaries are *held*, the same fraction also bounds these
 operators. Then every halo crosses the link.
@@ -94,12 +96,12 @@ def _bound_one(p, most, least, v, direction, fraction):
 def beam_search(p, w, positions, width, most, least):
     """Run phase I, the beam search of Algorithm 5.
 
-    It goes over the operators in topological order. `most`, `least`: int64 (beams, nodes),
-    bounds of complete plans from which the search starts. At every position each beam is
-    kept unchanged, or gets a boundary there with all later operators on one side. The
-    search keeps the best of these complete plans. A boundary can shorten the critical path
-    of the beam only if the path contains an operator between the last boundary and this
-    position. So the search does not try other boundaries. Return the bounds of the best
+    Each beam is a complete plan, given by its bounds. `most`, `least`: int64 (beams, nodes), bounds
+    of the plans from which the search starts. The search goes over the operators in topological
+    order. At every position it keeps each beam unchanged, and also puts a boundary there with all
+    later operators on one side. Then it selects the best of all these plans. A boundary can shorten
+    the critical path of the beam only if the path contains an operator between the last boundary
+    and this position. So the search does not try other boundaries. Return the bounds of the best
     `width` plans, best first.
     """
     beams, nodes = most.shape
@@ -172,7 +174,7 @@ def _mark(p, w, value, on_path):
 
 @kernel
 def _extend(p, most, least, last, position, way):
-    """Extend a beam in one way; return the number of global operators that the extension places."""
+    """Extend a beam as `way` says; return the number of global operators that this places."""
     _, direction, side, held, step = way
     place(p, most, least, last + 1, position + 1, APART)
     several = place_globals(p, most, least, last + 1, position + 1, side)
@@ -209,9 +211,9 @@ def _expand(p, w, most, least, last, position, parent, before, ways, values):
 
 @kernel
 def _select(values, ways, width):
-    """Select the best row of each direction and step, and the best `width` rows without boundary.
+    """Select rows: the best of each direction and step, and the best `width` with no new boundary.
 
-    Returns the numbers of these rows, best first.
+    Return the numbers of the selected rows, best first.
     """
     kept = np.zeros(len(values), np.int64)
     used = np.zeros(len(values), np.bool_)

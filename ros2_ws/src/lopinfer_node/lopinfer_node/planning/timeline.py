@@ -1,9 +1,8 @@
-"""Estimate one inference under a plan.
+"""Estimate one inference under a plan: schedule, latency, critical path, overlap and energy.
 
-The estimate has the schedule, latency, critical path, overlap and energy. This module is
-the event-driven simulator of the thesis (4.4.3). Each processor runs its operators in
-topological order. Each direction of the link sends tensors in the order in which they
-are computed, which is also the topological order. So one pass over the operators gives
+This module is the event-driven simulator of the thesis (4.4.3). Each processor runs its
+operators in topological order. Each direction of the link sends tensors in the order in which
+they are computed, which is also the topological order. So one pass over the operators gives
 the exact schedule. `compiled.py` computes the same schedule faster for the search, but
 accepts only plans that consist of cuts.
 """
@@ -125,7 +124,7 @@ class Timeline:
 
 def estimate(graph: Graph, plan: Plan, costs: Costs, link: Link,
              power: PowerModel | None = None) -> Timeline:
-    """Return the timeline of one inference; `plan` must be valid (`plan.check`)."""
+    """Return the timeline of one inference with `plan`, which must be valid (`plan.check`)."""
     schedule = _Schedule(graph, plan, costs, link)
     latency = schedule.latency
     busy, length = _busy(schedule, latency)
@@ -146,10 +145,10 @@ class _Schedule:
         self.start = np.full((2, len(graph)), np.nan)
         self.end = np.full((2, len(graph)), np.nan)
         self.rows = np.zeros((len(plan.transfers), 4))
-        # These are for the critical path. `waited` maps (side, node) to the transfer for which
-        # this computation waited. `before` maps (side, node) to the node that the side computed
-        # before this node. `queue` maps a transfer to the earlier transfer for which it waited.
-        # None means that there was no wait, or no earlier node.
+        # The critical path needs these dictionaries. `waited` maps (side, node) to the transfer for
+        # which this computation waited. `before` maps (side, node) to the node that the side
+        # computed before this node. `queue` maps a transfer to the earlier transfer for which it
+        # waited. None means that there was no wait, or no earlier node.
         self.waited: dict[tuple[int, int], int | None] = {}
         self.before: dict[tuple[int, int], int | None] = {}
         self.queue: dict[int, int | None] = {}
@@ -243,8 +242,8 @@ class _Schedule:
 def _busy(schedule: _Schedule, latency: float) -> tuple[np.ndarray, np.ndarray]:
     """Return which of (device, server, uplink, downlink) are busy in each interval between events.
 
-    Returns bool (4, intervals), and the lengths of the intervals in s, float64 (intervals,). The
-    time after the result does not count.
+    The two results are bool (4, intervals), and the lengths of the intervals in s, float64
+    (intervals,). The time after the result of the inference does not count.
     """
     if not np.isfinite(latency):
         return np.zeros((4, 0), bool), np.zeros(0)

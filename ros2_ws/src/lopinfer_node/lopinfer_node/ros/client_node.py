@@ -1,4 +1,4 @@
-"""The client as a ROS 2 node, which receives images and publishes results."""
+"""The client as a ROS 2 node: it receives images and publishes the model's results."""
 
 from __future__ import annotations
 

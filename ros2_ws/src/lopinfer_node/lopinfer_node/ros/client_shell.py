@@ -100,20 +100,20 @@ class Client:
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
         self.node = node
         self.traced = traced
-        self._digest = traced.digest  # computed now, because the digest of many weights takes long
+        self._digest = traced.digest  # takes long, so it is computed before the first request
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options
         self._changed = threading.Condition()   # lock of `machine` and `_link`
-        self._turn = threading.Lock()  # held during an inference, so that one runs at a time
+        self._turn = threading.Lock()  # held during an inference: only one inference runs at a time
         self._link = options.link
         # messages that have left the emulated link and must be published
         self._ready: list[Piece | Ack] = []
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
-        # (client, future) of each service call that has no answer yet; all are about the table
-        # `_about`
+        # (client, future) of each service call that has no answer yet; all of these calls
+        # concern the plan table `_about`
         self._calls: list[tuple[Any, Any]] = []
         self._about: Any = None
         self._closing = False
@@ -135,8 +135,8 @@ class Client:
     def close(self) -> None:
         """Stop the threads; call this before the node is destroyed.
 
-        The method does not wait for a running job, which can take minutes; the job's result is
-        ignored.
+        The method does not wait for a running background job, which can take minutes. The result of
+        such a job is ignored.
         """
         with self._changed:
             self._closing = True
@@ -236,7 +236,7 @@ class Client:
         self._step(self.machine.on_time)
 
     def _step(self, event: Callable[[float], Sequence[Action]]) -> None:
-        """Pass an event to the machine, perform its actions, and wake a waiting request.
+        """Pass an event to the state machine, perform its actions, and wake a waiting request.
 
         Messages are published outside the lock, because publishing may block.
         """
@@ -280,9 +280,8 @@ class Client:
         """Call a service.
 
         ``about``: the plan table that the call concerns, or None. A call is repeated until there
-        is an answer, and the first answer counts, also an answer to an earlier call. If only the
-        answer to the latest call counted, a server that answers more slowly than calls are
-        repeated would never be heard.
+        is an answer, and the first answer counts, even if it belongs to an earlier call. Otherwise,
+        if the server takes longer to answer than the time between two calls, no answer would count.
         """
         ready = client.service_is_ready()
         if not ready or about is not self._about:
@@ -344,7 +343,8 @@ class Client:
         reason = ''
         try:
             nbytes = sum(w.numel() * w.element_size() for w in self.traced.parameters.values())
-            # Ask first: if the server refuses the model, the model need not be written to disk.
+            # Announce the size first: if the server refuses the model, the client need not write
+            # the model to disk.
             announce(self._digest, nbytes, self._send_part)
             with tempfile.TemporaryDirectory() as folder:
                 save(self.traced, Path(folder))
@@ -374,7 +374,7 @@ class Client:
                 compiled = {plan: self._program(plan) for plan in set(table.plans)}
                 made = replace(table, programs=[compiled[plan] for plan in table.plans])
                 self._step(partial(self.machine.on_plans_made, made))
-        # a user's planner may raise any error; the robot continues alone
+        # A user's planner may raise any error. The robot then continues alone.
         except Exception as error:
             reason = f'no plans: {type(error).__name__}: {error}'
             self.node.get_logger().error(reason)

@@ -20,7 +20,8 @@ BYTES = {'rgb8': 3, 'bgr8': 3, 'rgba8': 4, 'bgra8': 4, 'mono8': 1}
 def image_tensor(image: Any, size: tuple[int, int]) -> torch.Tensor:
     """Convert a ROS image to uint8 (1, 3, rows, columns) of red, green and blue; scale to ``size``.
 
-    Raises LopinferError if the encoding is unknown or the data has the wrong size.
+    ``size``: (rows, columns). Raise LopinferError if the encoding is unknown or the data has the
+    wrong size.
     """
     if image.encoding not in CHANNELS:
         raise LopinferError(f"image encoding must be one of {', '.join(CHANNELS)}, got "

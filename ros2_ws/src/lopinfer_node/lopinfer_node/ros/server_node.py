@@ -40,7 +40,8 @@ class ServerNode(ManagedNode):
             torch.set_num_threads(settings.threads)
         device = torch_device(settings.device)
         if device.type == 'cuda':
-            # On a GPU, PyTorch would round the inputs of convolutions to 10 bits; robots do not.
+            # By default PyTorch rounds the inputs of convolutions on a GPU to 10 bits (TF32). The
+            # results would then differ from those that a robot's CPU computes.
             torch.backends.cudnn.allow_tf32 = False
         folder = Path(settings.directory or '~/.cache/lopinfer').expanduser()
         self.server = Server(self, ServerOptions(
@@ -62,7 +63,10 @@ class ServerNode(ManagedNode):
         self.server.pause(True)
 
     def shutdown(self) -> None:
-        """Refuse new requests; the process ends when the running requests are finished."""
+        """Refuse new requests, and let the process end when the running requests are finished.
+
+        The process waits for these requests at most `DRAIN` seconds.
+        """
         if self.configured:
             self.server.pause(True)
         self._ends_at = time.monotonic() + DRAIN * self.configured
@@ -70,5 +74,8 @@ class ServerNode(ManagedNode):
 
     @property
     def drained(self) -> bool:
-        """Return whether the node was shut down, and is idle or has waited `DRAIN` seconds."""
+        """Return whether the process may end: after `shutdown`, with no running request.
+
+        After `DRAIN` seconds the process may end even if a request is running.
+        """
         return self.done and (time.monotonic() >= self._ends_at or not self.server.busy)

@@ -83,7 +83,7 @@ class _Topics:
         """Publish ``value`` on its topic; do nothing if the topics have been removed."""
         try:
             (self.down if isinstance(value, Piece) else self.acks).publish(to_ros(value))
-        except Exception:  # rclpy raises several types if the publisher was destroyed
+        except Exception:  # rclpy raises errors of several types if the publisher was destroyed
             if not self.removed:
                 raise
 
@@ -109,7 +109,7 @@ class Server:
         self._topics: dict[str, _Topics] = {}
         # maps a client to its plan table that is not prepared yet
         self._tables: dict[str, PlansRequest] = {}
-        # Messages that have left the emulated link, but are not published yet.
+        # messages that have left the emulated link and must be published
         self._ready: list[tuple[_Topics, Piece | Ack]] = []
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
@@ -134,7 +134,7 @@ class Server:
             jobs.shutdown(wait=False, cancel_futures=True)
 
     def pause(self, paused: bool) -> None:
-        """Stop accepting requests, or accept them again."""
+        """Stop accepting requests if ``paused``, otherwise accept them again."""
         with self._changed:
             self.machine.paused = paused
 
@@ -198,7 +198,7 @@ class Server:
         self._step(self.machine.on_time)
 
     def _step(self, event: Callable[[float], Sequence[Action]]) -> None:
-        """Pass an event to the machine, perform its actions, and wake the computing thread.
+        """Pass an event to the state machine, perform its actions, and wake the computing thread.
 
         Messages are published outside the lock, because publishing may block.
         """
@@ -259,7 +259,7 @@ class Server:
             if not reason:
                 self._models[digest] = self.store.load(digest, self.options.device)
                 costs = trial.profile.fixed, trial.profile.per_share
-        except Exception as error:  # an error of the model concerns only its clients
+        except Exception as error:  # an error in one model concerns only the clients of this model
             reason = f'the model cannot be served: {error}'
             # Delete only a model that is itself at fault. Any other error is a fault of this
             # machine (no more files or processes), or comes from the end of the server.
@@ -284,7 +284,7 @@ class Server:
         trial = self._trier(folder)
         try:
             trial.save(path)
-        except OSError as error:   # then the model is tried again next time
+        except OSError as error:   # then the trial runs again when the model is prepared next
             self.node.get_logger().warning(f'cannot keep the measurements of the model: {error}')
         return trial
 
@@ -332,7 +332,7 @@ def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | 
                   ) -> list[Prepared]:
     """Check the plans of a request and return their programs, one for each bin.
 
-    Raises PlanError for an invalid plan, RemoteError for an invalid table.
+    Raise PlanError for an invalid plan, RemoteError for an invalid table.
     """
     prepared: dict[Plan, Prepared] = {}
     table = []

@@ -13,14 +13,14 @@ from ..planning.plan import DEVICE, Plan
 from .execution import AnyProgram
 from .feedback import Feedback
 
-# a rate that is below a table's bandwidth by at most this (bytes/s) counts as equal to it
+# A rate counts as equal to a bandwidth of the table if it is at most this many bytes/s below it.
 BIN_SLACK = 0.25e6
-# a plan replaces the chosen plan of the table only if it is faster by this share
+# Another plan replaces the plan that the table has chosen only if it is faster by this share.
 HYSTERESIS = 0.02
-TRY = 0.1  # the estimate of an unmeasured plan is lowered by this share, so that the plan is tried
-# An answer counts as late after LATER times the longest latency of recent requests. It never counts
-# as late before LEAST_WAIT seconds after the expected time, or before the robot alone would have
-# finished the request.
+TRY = 0.1  # share by which the estimate of an unmeasured plan is lowered, so that the plan is tried
+# An answer counts as late after LATER times the longest latency of recent requests, but not
+# before LEAST_WAIT seconds after the expected time, and not before the robot alone would have
+# finished the request. `PlanChoice.patience` limits this wait.
 LATER = 1.25
 LEAST_WAIT = 0.02
 
@@ -30,10 +30,10 @@ class PlannedTable:
     """The best of ``plans`` for each pair of bandwidths of uplink and downlink.
 
     ``bandwidths``: bytes/s, ascending, for both directions. ``chosen``: int (up, down),
-    index of the best plan. ``estimates``: float (up, down), latency in seconds that is
-    expected of this plan (NaN: unknown). ``others`` and ``other_estimates`` (alternatives,
-    up, down): index and expected latency of other plans. They replace the chosen plan if it
-    proves slower than its estimate.
+    index of the best plan. ``estimates``: float (up, down), expected latency of the best plan
+    in seconds (NaN: unknown). ``others`` and ``other_estimates`` (alternatives, up, down):
+    index and expected latency of other plans. One of these plans replaces the chosen plan if
+    the chosen plan proves slower than its estimate.
     """
 
     bandwidths: Sequence[float]
@@ -75,8 +75,8 @@ class PlanChoice:
         Return its expected latency in seconds: the estimate, corrected by measurements.
 
         The plan that the table has chosen is used unless another plan is faster by the share
-        `HYSTERESIS`. Once the chosen plan has been measured, requests also try every other plan
-        that is possibly faster.
+        `HYSTERESIS`. Once the chosen plan has been measured, requests also try other plans that
+        may be faster.
 
         :param rates: rates of uplink and downlink, bytes/s.
         """
@@ -115,10 +115,11 @@ class PlanChoice:
         time plus ``deadline``, whichever is longer. A request that waits so long and then runs
         alone takes about three times the expected time. After enough measurements the request
         waits less, because an answer that takes longer than all recent answers is unlikely to
-        come soon. The request always waits at least as long as the robot alone would compute,
+        come soon. But within this limit it waits at least as long as the robot alone would compute,
         because after giving up, the robot must spend this computing time anyway.
 
         :param known: expected time in seconds.
+        :param deadline: seconds beyond the expected time.
         """
         most = max(2 * known, known + deadline)
         longest = self.estimate * self._feedback.longest(self.plan, now)

@@ -49,7 +49,7 @@ CALL_LIMIT = 2.0       # seconds without an answer after which a call is repeate
 SOON = 0.2
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
-# longest time in seconds for which the robot works alone after consecutive fallbacks
+# maximum seconds for which the robot works alone after several fallbacks in a row
 MAX_PENALTY = 30.0
 
 
@@ -156,7 +156,7 @@ class ClientMachine:
         self._again = -math.inf            # time of the next call or probe
         self._heard = -math.inf            # time of the latest answer from the server
         self._probed = -math.inf           # time of the latest probe
-        self._checking = 0  # an answer to this packet, or to a later packet, ends CHECKING
+        self._checking = 0  # an acknowledgement of this packet or a later packet ends CHECKING
         self._penalties = 0                # number of consecutive fallbacks
         self._not_before = -math.inf       # time before which the server is not used
         self._number = 0
@@ -199,11 +199,11 @@ class ClientMachine:
         return [MakePlans(reply.fixed, reply.per_share)]
 
     def on_no_service(self, now: float) -> None:
-        """Handle a call that found no service: repeat it soon, because discovery needs time."""
+        """Handle a call that found no service: call again soon, because discovery needs time."""
         self._again = now + SOON
 
     def on_uploaded(self, reason: str, now: float) -> list[Action]:
-        """Handle the end of the upload; ``reason`` says why it failed, '' if it succeeded."""
+        """Handle the end of the upload; ``reason``: why the upload failed, '' if it succeeded."""
         if self.state == UPLOADING:
             self._enter(OPENING, reason)
             self._again = now + (CALL_LIMIT if reason else 0.0)
@@ -338,7 +338,7 @@ class ClientMachine:
         return self._request is not None and self._request.done
 
     def end(self, now: float, started: float) -> list[Action]:
-        """Finish a request whose result is complete; ``started``: time at which it began."""
+        """Finish a request and record its times; ``started``: time at which the request began."""
         report = self.report
         report.latency = now - started
         self.choice.note(report.latency - report.check, now)

@@ -1,6 +1,6 @@
-"""One inference on one side: which steps may run, and what each step sends.
+"""One inference on one side: which steps may run, and which transfers each step sends.
 
-This follows Algorithms 6 and 7 of the thesis.
+This module follows Algorithms 6 and 7 of the thesis.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Execution:
         return True
 
     def runnable(self) -> range:
-        """Return the next steps that may run, up to the first step that sends.
+        """Return the next steps that may run, up to the first step that sends a transfer.
 
         The range may be empty.
         """

@@ -38,17 +38,17 @@ class LinkEstimate:
     max_piece: int = MAX_PIECE
     rate: float = INITIAL_RATE
     round_trip: float = 0.02
-    known: bool = False       # whether a train has been measured
-    delivered: int = 0        # bytes that have arrived
+    known: bool = False       # whether the rate of a train has been measured
+    delivered: int = 0        # bytes of pieces that the receiver has acknowledged
     backoff: float = 1.0      # factor on the time-out; each time-out that fires doubles it
     _trips: deque[float] = field(default_factory=lambda: deque([0.02], 64), repr=False)
     _delays: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
     _backed_off: float = -math.inf
     _last: tuple[int, float] = (-1, 0.0)   # newest packet, and the time of its arrival
     _before: float = math.inf              # estimate before the present train; infinite: unknown
-    _bytes: float = 0.0  # bytes of this train, older bytes weighted less; `_seconds`: likewise
+    _bytes: float = 0.0  # weighted bytes of this train; `_seconds`: weighted time
     _seconds: float = 0.0
-    _length: float = 0.0                   # bytes of this train, without weights
+    _length: float = 0.0                   # plain sum of the train's bytes
 
     @property
     def piece_bytes(self) -> int:
@@ -74,13 +74,14 @@ class LinkEstimate:
                now: float) -> None:
         """Update the estimate with the acknowledgement of ``packet``.
 
-        ``arrived``: time at which the packet arrived, by the receiver's clock.
+        ``sent_at`` and ``now``: times at which the packet was sent and its acknowledgement arrived.
         ``delivered_then``: bytes that had been acknowledged when the packet was sent.
+        ``arrived``: time at which the receiver got the packet, by the receiver's clock.
         """
         trip = max(now - sent_at, 1e-6)
-        # The bytes that have arrived in this round trip give a lower limit of the link's rate.
+        # The bytes acknowledged during this round trip give a lower limit of the link's rate.
         # Without this limit, a window that is too small to keep the link busy would never grow,
-        # because there would be no train.
+        # because a train needs a busy link.
         self.rate = max(self.rate, (self.delivered - delivered_then) / trip)
         self._trips.append(trip)
         weight = 1 / 8 if self.backoff == 1 else 1.0
@@ -89,11 +90,12 @@ class LinkEstimate:
         self._delays.append(arrived - sent_at)
         former, former_arrived = self._last
         if packet <= former:
-            # A later packet arrived first, so the time between the arrivals does not show the rate.
+            # A packet that was sent later has already arrived. The order has changed on the way,
+            # so the time between the arrivals does not show the rate.
             return
         self._last = packet, arrived
-        # If this packet was sent before the packet before it arrived, the link was busy between
-        # the two arrivals, and the train continues.
+        # The sender sent this packet before the preceding packet arrived. So the link was busy
+        # between the two arrivals, and the train continues.
         if packet == former + 1 and sent_at <= former_arrived - min(self._delays):
             self._extend(nbytes, max(arrived - former_arrived, 1e-6))
         else:
@@ -118,7 +120,7 @@ class LinkEstimate:
         self.rate, self.known = max(self.rate, MIN_RATE), True
 
     def timed_out(self, now: float) -> None:
-        """Reduce the window and extend the time-out.
+        """Reduce the rate estimate, and so the window, and extend the time-out.
 
         Call this when a piece was not acknowledged in time.
         """

@@ -25,10 +25,12 @@ def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence
             progress: Progress | None = None, slowdown: float = 1.0) -> Profile:
     """Measure each operator `repeats` times at each share, and fit a line to the medians.
 
-    A share is the part of an operator's result that is computed. Every pass runs the whole model in
-    order, so caches are as warm as in an inference. The function calls `progress(done, passes)`
-    after each pass. `slowdown`: factor by which pauses emulate a slower robot (`slow.py`); after a
-    pause, caches are colder.
+    A share is the fraction of an operator's result that is computed. Every pass runs the whole
+    model in order, so the caches are as warm as in an inference. After each pass the function calls
+    `progress(done, passes)`.
+
+    `slowdown`: factor by which pauses emulate a slower robot (`slow.py`). After a pause, the caches
+    are colder than in an inference.
     """
     sizes = [_sizes(traced, share) for share in shares]
     actual = np.array(sizes) / traced.graph.extents
@@ -64,9 +66,9 @@ def _sizes(traced: Traced, share: float) -> list[int]:
 class _Pass:
     """One pass over the whole model.
 
-    Each operator computes the interval [0, size) of its result, and this computation is timed. If
-    size is smaller than the operator's extent, the operator then computes its whole result, without
-    timing, because the operators after it need the whole result.
+    For each operator, the pass times the computation of the interval [0, size) of the result. If
+    size is smaller than the operator's extent, the operator then computes its whole result without
+    timing, because later operators need the whole result.
     """
 
     def __init__(self, traced: Traced, sizes: list[int], slowdown: float) -> None:
@@ -87,7 +89,7 @@ class _Pass:
         self.device = next(iter(traced.parameters.values()), torch.empty(0)).device
 
     def run(self) -> np.ndarray:
-        """Run one pass; return the seconds that each node took, float64 (nodes,)."""
+        """Run one pass; return the seconds that each operator took, float64 (nodes,)."""
         graph = self.traced.graph
         values: dict[int, torch.Tensor] = {}
         marks: list[tuple[int, Any, Any]] = []
@@ -124,7 +126,7 @@ class _Pass:
     def _seconds(self, marks: list[tuple[int, Any, Any]]) -> np.ndarray:
         found = np.zeros(len(self.traced.graph))
         if self.device.type == 'cuda' and marks:
-            marks[-1][2].synchronize()   # wait for this pass, not for other work of the GPU
+            marks[-1][2].synchronize()   # wait only for this pass, not for other work on the GPU
         for index, begin, end in marks:
             found[index] = begin.elapsed_time(end) / 1e3 if self.device.type == 'cuda' \
                 else (end - begin) * self.slowdown

@@ -44,7 +44,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """One transmission of a part."""
+    """One transmission of a part, which becomes one packet."""
 
     part: _Part
     at: float
@@ -61,21 +61,22 @@ class Outbox:
         self.bytes_sent = 0
         self.next_packet = 0
         self._waiting: deque[_Part] = deque()
-        # maps packet numbers, ascending, to transmissions in flight
+        # packets that are sent and neither acknowledged nor lost: packet number -> transmission,
+        # in ascending order
         self._flight: dict[int, _Sent] = {}
-        # latest packets that count as lost; their acknowledgements may still come
+        # the latest packets that count as lost; an acknowledgement may still arrive for them
         self._late: dict[int, _Sent] = {}
-        self.in_flight = 0         # bytes sent, neither acknowledged nor lost
+        self.in_flight = 0         # bytes that were sent and are neither acknowledged nor lost
 
     def clear(self) -> None:
-        """Drop all offered transfers; pieces in flight still count for the window."""
+        """Drop all queued transfers; pieces that are on the way still count for the window."""
         self._waiting.clear()
         for sent in self._flight.values():
             sent.part.repeat = False
 
     @property
     def idle(self) -> bool:
-        """Return whether no piece waits and none is in flight."""
+        """Return whether no piece waits to be sent or to be acknowledged."""
         return not self._waiting and not self._flight
 
     def offer(self, route: Route, transfer: int, data: Buffer) -> None:
@@ -96,7 +97,10 @@ class Outbox:
                                        bytes(nbytes // pieces), repeat=False))
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Handle an acknowledgement; raise RemoteError if the packet was never sent."""
+        """Handle an acknowledgement.
+
+        Raises RemoteError if no packet with this number was sent.
+        """
         if not 0 <= ack.packet < self.next_packet or not math.isfinite(ack.arrived):
             raise RemoteError(f'acknowledged packet must be below {self.next_packet}, got '
                               f'{ack.packet}')
@@ -111,7 +115,7 @@ class Outbox:
             self._lose(packet)
 
     def _arrive(self, packet: int) -> _Sent | None:
-        """Mark a packet as arrived and return its transmission; None if it was marked before."""
+        """Mark a packet as arrived; return its transmission, or None if it is no longer known."""
         sent = self._flight.pop(packet, None)
         if sent is not None:
             self.in_flight -= len(sent.part.data)
@@ -125,7 +129,7 @@ class Outbox:
     def _lose(self, packet: int) -> None:
         """Count a packet as lost.
 
-        If its acknowledgement comes later, the packet counts as arrived.
+        If its acknowledgement arrives later, the packet counts as arrived after all.
         """
         sent = self._late[packet] = self._flight.pop(packet)
         if len(self._late) > MASK_BITS:

@@ -23,14 +23,14 @@ from .measure import measure
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
-# Seconds that each transfer takes in addition to its bytes, because threads at both ends
-# must wake each other. The value was measured on loopback.
+# Seconds that each transfer takes in addition to the time for its bytes: threads at both ends
+# must wake each other. The value was measured on a loopback connection.
 MESSAGE = 0.001
-# A plan replaces a simpler plan only if it saves the share MARGIN of the simpler plan's latency,
-# plus TRANSFER seconds for each additional transfer.
+# A plan replaces a simpler plan only if its latency is lower by this share of the simpler plan's
+# latency, plus TRANSFER seconds for each additional transfer.
 MARGIN = 0.05
 TRANSFER = 0.5e-3
-# bandwidths of the first table, bytes/s
+# bandwidths in bytes/s of the first table, which is made from a short measurement
 FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))
 
 
@@ -38,10 +38,10 @@ FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))
 class TablePlanner:
     """Makes a plan table with one of `METHODS`, or estimates the latencies of a given table.
 
-    ``profile``: profile of this machine. If it is None, measure this machine; the
-    measurement emulates a machine that is ``slowdown`` times slower. ``latency``: delay of
-    the link in each direction, in seconds. ``message``: seconds that each transfer takes in
-    addition to its bytes.
+    ``profile``: profile of this machine. If it is None, the planner measures this machine, and
+    emulates a machine that is ``slowdown`` times slower. ``latency``: delay of the link in each
+    direction, in seconds. ``message``: seconds that each transfer takes in addition to the time
+    for its bytes.
     """
 
     method: str = LOSS
@@ -55,12 +55,13 @@ class TablePlanner:
 
     def __call__(self, traced: Traced, fixed: np.ndarray, per_share: np.ndarray
                  ) -> Iterator[PlannedTable]:
-        """Plan for a server with the profile ``fixed``, ``per_share``; yield one table or two.
+        """Plan for one server, from the server's profile; yield one table or two.
 
-        The server's profile is in seconds per operator. Measuring and searching take seconds, or
-        minutes on a busy machine. So if this machine has no profile, the first of two tables comes
-        from a short measurement and has at most two plans: the whole model on the robot, and the
-        whole model on the server.
+        The profile is ``fixed`` (seconds of each operator) and ``per_share`` (additional seconds
+        for the whole result). Measuring this machine and searching for plans take seconds, or
+        minutes on a busy machine. So if this machine has no profile, a first table comes from a
+        short measurement. It has at most two plans: the whole model on the robot, and the whole
+        model on the server.
         """
         if self.profile is None and self.table is None and self.method == LOSS:
             own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
@@ -91,13 +92,13 @@ class TablePlanner:
     def _by_rates(self, table: PlanTable, costs: Costs) -> PlannedTable:
         """Return the plan and its alternatives for each pair of bandwidths, up and down.
 
-        The search assumes links with equal rates in both directions. For other links, a plan
-        that was made for another bandwidth may be better than the plan for the uplink's
-        bandwidth. There are three kinds of plans:
+        The search assumes links with equal rates in both directions. For other links, a plan that
+        was made for another bandwidth may be better than the plan for the uplink's bandwidth. There
+        are three kinds of plans:
 
-        - The simplest plans run the whole model on one side.
-        - A layer plan runs each operator whole on one side. It replaces the better simplest plan
-          only if it is better by a margin.
+        - A simple plan runs the whole model on one side.
+        - A layer plan runs each operator whole, on one side or the other. It replaces the better
+          simple plan only if it is better by a margin.
         - A plan of LOSS replaces the best plan of the first two kinds only if it is better by a
           margin.
 
@@ -105,7 +106,7 @@ class TablePlanner:
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
-        if self.method != LOSS:      # use only the plans of the baseline
+        if self.method != LOSS:      # a baseline uses only its own plans
             plans = searched
             seconds, _ = self._grids(graph, plans, costs, table.bandwidths)
             chosen = np.repeat([plans.index(p) for p in table.plans], bins).reshape(bins, bins)
@@ -121,14 +122,14 @@ class TablePlanner:
         best = [np.where((kinds == k)[:, None, None], score, np.inf).argmin(0) for k in range(3)]
         chosen = best[0]
         for other in best[1:]:
-            with np.errstate(invalid='ignore'):   # a dead link gives inf - inf
+            with np.errstate(invalid='ignore'):   # over a dead link both scores can be infinite
                 gain = _at(score, chosen) - _at(score, other)
             chosen = np.where((kinds[other] > 0) & (gain > self._margin(
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        # A request measures only its latency. So a plan has alternatives only if the objective is
-        # the latency.
+        # Requests measure their latency and nothing else. So only a plan for the lowest latency can
+        # be compared with alternatives.
         if not self._fastest:
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)

@@ -1,4 +1,7 @@
-"""Run one side's part of a plan: make one `Program` per plan, and one `Run` per inference."""
+"""Run one side's part of a plan.
+
+Each plan has one `Program`, and each inference has one `Run`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a 
 
 @dataclass(frozen=True)
 class Step:
-    """One operator that one side computes; the steps of a side are in the order of the graph.
+    """One operator that one side computes; each side keeps its steps in the order of the graph.
 
     The step may run when the transfers `waits` have been delivered. After the step, the transfers
-    `sends` may be sent. The inputs of the model are steps without arithmetic.
+    `sends` may be sent. An input of the model is a step that computes nothing.
     """
 
     node: int
@@ -36,19 +39,19 @@ class Step:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """Arithmetic of a step, with the intervals of its input values."""
+    """The computation of a step, with the intervals of its inputs."""
 
     sources: tuple[tuple[int, Interval, int | None], ...]
     run: Arithmetic | None
     own: Interval
-    last: tuple[int, ...]      # tensors to free after this step
+    last: tuple[int, ...]      # nodes whose tensors no later step uses
 
 
 def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]
                ) -> Arithmetic:
-    """Return the function that computes the interval [lo, hi) of operator `index`.
+    """Return the function that computes the interval [lo, hi) of the output of operator `index`.
 
-    `needs`: for each input of the operator, the interval that the function gets.
+    `needs`: for each input of the operator, the interval that the caller passes to the function.
     """
     node, nodes = traced.graph.nodes[index], traced.graph.nodes
     call, division = traced.calls[index], traced.divisions[index]
@@ -60,7 +63,7 @@ def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Int
 
 
 class Program:
-    """The work of `side` in each inference with `plan`.
+    """The part of `plan` that `side` computes in each inference.
 
     The constructor first checks the plan (`plan.check`), so every program is valid.
     """
@@ -98,8 +101,8 @@ class Program:
     def _mark_last_uses(self) -> None:
         """Mark the step at which each intermediate tensor is used last.
 
-        The run frees the tensor after this step. It keeps the inputs, because the robot may have to
-        finish the request alone.
+        A run frees the tensor after this step. A run never frees the model's inputs, because the
+        robot may have to finish the request alone.
         """
         seen: set[int] = set()
         nodes = self.traced.graph.nodes
@@ -114,7 +117,7 @@ class Program:
             self._compiled[at] = _Compiled(c.sources, c.run, c.own, tuple(last))
 
     def start(self, inputs: Sequence[torch.Tensor] | None = None) -> Run:
-        """Begin one inference; only the robot's side passes the inputs."""
+        """Begin one inference; the server's side passes no inputs."""
         if self.side == DEVICE:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)
@@ -123,21 +126,21 @@ class Program:
 class Run:
     """One inference on one side; `deliver` and `piece` may run in parallel with one `compute`.
 
-    `deliver` keeps the tensors in the host's memory. The next `compute` copies them to the GPU, if
-    the side uses one.
+    `deliver` keeps the received tensors in the host's memory. If this side uses a GPU, the next
+    `compute` copies them to the GPU.
     """
 
     def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None) -> None:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
-        # Each entry has a node and its delivered elements, which are still in the host's memory.
+        # a node and its delivered elements, which are still in the host's memory
         self._arrived: deque[tuple[int, Stretch]] = deque()
         self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
-                # PyTorch may have delayed a conjugation or a negation of the tensor.
+                # PyTorch may have postponed a conjugation or a negation of the tensor; do it now.
                 own = tensor.detach().resolve_conj().resolve_neg()
                 self._stretches[index] = [(0, extent, own.contiguous())]
         self._inputs = dict(self._stretches)
@@ -170,7 +173,7 @@ class Run:
                 if axis is None or (start, end) == need:
                     return tensor
                 return tensor.narrow(axis, lo - start, hi - lo)
-        if lo == hi:  # nothing is needed: an empty slice of the right shape
+        if lo == hi:  # nothing is needed: return an empty tensor of the right shape
             made = self.program.traced.tape.records[node]
             shape = [0 if i == axis else n for i, n in enumerate(made.shape)]
             return torch.empty(shape, dtype=made.dtype, device=self._device)
@@ -184,7 +187,7 @@ class Run:
         return torch.cat(cuts, axis)
 
     def piece(self, transfer: int) -> memoryview:
-        """Return the bytes of an outgoing transfer; its step must have run."""
+        """Return the bytes of an outgoing transfer; the step that sends it must have run."""
         t = self.program.plan.transfers[transfer]
         with torch.inference_mode():
             tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
@@ -207,7 +210,7 @@ class Run:
         self._arrived.append((t.node, (t.lo, t.hi, tensor)))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return the model's results; the robot's side has them after its last step."""
+        """Return the model's results; on the robot's side they are complete after its last step."""
         self._place()
         return self.program.traced.outputs(self._whole)
 
@@ -218,7 +221,7 @@ class Run:
     def finish_alone(self) -> tuple[torch.Tensor, ...]:
         """Compute all missing tensors on this side, from the inputs and the complete tensors.
 
-        A tensor that is only partly on this side is computed again as a whole.
+        If this side has only a part of a tensor, the whole tensor is computed again.
         """
         self._place()
         complete: dict[int, torch.Tensor] = {}

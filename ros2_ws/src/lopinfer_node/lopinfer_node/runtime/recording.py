@@ -1,10 +1,12 @@
-"""Record what one side did and when, to compare the times with an estimate.
+"""Record the times at which one side computes and sends, to compare them with an estimate.
 
-The estimate is a `timeline.Timeline`. The file has one JSON object per line. `side`: 0
-device, 1 server. `run`: counts the inferences of the side. `what`: `compute` for the
-step at `index`, or `send` or `receive` for the transfer at `index`. `start` and `end`:
-seconds of the machine's monotonic clock. Two processes on one machine share this clock,
-so a transfer lasts from its `send` in one file to its `receive` in the other file.
+The estimate is a `timeline.Timeline`. The file has one JSON object per line:
+
+- `side`: 0 is the device (the robot), 1 the server.
+- `run`: number of the inference on this side.
+- `what`: `compute` for the step at `index`, or `send` or `receive` for the transfer at `index`.
+- `start` and `end`: seconds of the machine's monotonic clock. Two processes on one machine share
+  this clock. So a transfer lasts from its `send` in one file to its `receive` in the other file.
 """
 
 from __future__ import annotations
@@ -84,8 +86,8 @@ class _RecordedRun:
 
 
 def recorded(program: AnyProgram, side: int, recording: Recording | None) -> AnyProgram:
-    """Return a program that records its runs.
+    """Return ``program`` with a recording of its runs.
 
-    If there is no recording, return ``program``.
+    If ``recording`` is None, return ``program`` unchanged.
     """
     return program if recording is None else RecordedProgram(program, side, recording)

@@ -1,9 +1,9 @@
 """The server's protocol, without I/O.
 
-It handles models, and clients with their plan tables and requests. The server does not
-choose plans: each request contains the number of its plan. A new request of a client
-replaces the previous request of this client. A client's messages affect only the
-session of that client.
+The server handles models and clients; each client has a plan table and at most one request. The
+server does not choose plans: each request contains the number of its plan. A new request of a
+client replaces the client's previous request. A client's messages affect only this client's
+session.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class _Session:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Steps to compute now, for the request of one client."""
+    """Steps that the shell must compute now, for the request of one client."""
 
     client: str
     execution: Execution
@@ -179,8 +179,8 @@ class Work:
 class ServerMachine:
     """State machine of the server.
 
-    The methods for events return actions; `work` returns steps to compute. ``stored``: digests of
-    the models whose files are stored.
+    The `on_...` methods handle events and return actions; `work` returns steps to compute.
+    ``stored``: digests of the models whose files are on the disk.
     """
 
     def __init__(self, incarnation: int, stored: Collection[str] = (),
@@ -190,10 +190,10 @@ class ServerMachine:
         self.dropped: Counter[str] = Counter()
         self.requests = 0
         self.paused = False  # whether new requests are refused; running requests are finished
-        self.changed = False        # whether `work` may return other steps; the shell resets it
+        self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        # maps a client to its session; the client whose steps were computed latest is last
+        # maps a client to its session; the client whose steps were computed last is at the end
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     @property
@@ -209,7 +209,7 @@ class ServerMachine:
     # -- models and clients ----------------------------------------------------------------------
 
     def on_open(self, request: OpenRequest, now: float) -> tuple[OpenReply, list[Action]]:
-        """Handle a client's request to serve a model."""
+        """Handle a client's request to open a model; return the reply and the actions."""
         refusal = self._refusal(request, now)
         if refusal:
             return OpenReply(REFUSED, refusal), []
@@ -230,12 +230,12 @@ class ServerMachine:
 
     @property
     def models(self) -> list[str]:
-        """Return the digests of the models that are served or being prepared."""
+        """Return the digests of the models that are ready, being prepared or refused."""
         return list(self._models)
 
     @property
     def used(self) -> int:
-        """Return the bytes reserved for models and requests."""
+        """Return the bytes that are reserved for models, plans and requests."""
         return sum(m.loaded for m in self._models.values()) + \
             sum(s.plans_bytes + s.reserved for s in self._sessions.values())
 
@@ -253,9 +253,9 @@ class ServerMachine:
               ) -> tuple[str, list[Action]]:
         """Reserve memory for a model.
 
-        ``loaded``, ``request`` and ``plan``: bytes of the model, of a request and of a plan.
-        Returns (reason, actions). The reason says why there is not enough memory; '' if there is
-        enough. The actions unload other models first.
+        ``loaded``, ``request`` and ``plan``: bytes of the model, of each request and of each plan.
+        Returns (reason, actions). The reason says why the memory is not enough, or is '' if it is
+        enough. The actions unload other models, which makes room for this model.
         """
         model = self._models[digest]
         reason, actions = self._make_room(f'{model.name} and one request of it', loaded + request)
@@ -264,10 +264,11 @@ class ServerMachine:
         return reason, actions
 
     def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
-        """Unload unused models, the oldest first, until enough bytes are free.
+        """Unload unused models, the oldest first, until ``nbytes`` bytes are free.
 
-        Returns (reason, actions). The reason says why enough bytes cannot become free; '' if they
-        can. The actions unload the models.
+        ``what`` names the use of the bytes in the reason. Returns (reason, actions). The reason
+        says why there is not enough room, or is '' if there is enough. The actions unload the
+        models.
         """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}
@@ -339,9 +340,10 @@ class ServerMachine:
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
                  ) -> None:
-        """Handle the end of a preparation.
+        """Handle the end of a model's preparation.
 
-        ``fixed``, ``per_share``: the model's profile. ``reason``: why the model is refused, or ''.
+        ``fixed``, ``per_share``: the model's profile. ``reason``: why the model is refused, or ''
+        if it is ready.
         """
         model = self._models[digest]
         model.status, model.reason = (REFUSED if reason else READY), reason
@@ -373,7 +375,7 @@ class ServerMachine:
                        ) -> tuple[int, str, list[Action]]:
         """Start to check and compile a table, if there is memory for its plans."""
         model = self._models[request.digest]
-        numbers = 4 * max(1, len(model.fixed))   # how many numbers encode one plan
+        numbers = 4 * max(1, len(model.fixed))   # number of integers that encode one plan
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
         session.asked, session.plans, session.refusal = request, (), ''
         session.plans_bytes = session.reserved = 0
@@ -389,7 +391,8 @@ class ServerMachine:
                  ) -> list[Action]:
         """Handle the end of `PreparePlans`.
 
-        ``table``: the plans, in the order of ``request``. ``reason``: why they are refused, or ''.
+        ``table``: the checked plans, in the order of ``request``. ``reason``: why the plans are
+        refused, or '' if they are valid.
         """
         session = self._sessions.get(request.client)
         if session is None or session.asked is not request:
@@ -476,7 +479,7 @@ class ServerMachine:
         return self._send(session, now)
 
     def work(self) -> Work | None:
-        """Return the next steps to compute, or None; clients take turns."""
+        """Return the next steps to compute, or None if there are none; the clients take turns."""
         for name, session in self._sessions.items():
             if session.execution is not None:
                 steps = session.execution.runnable()
@@ -487,7 +490,7 @@ class ServerMachine:
 
     def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
                     now: float) -> list[Action]:
-        """Send ``pieces``, after the steps of ``work`` have been computed in ``seconds``."""
+        """Send ``pieces``, the results of ``work``; computing its steps has taken ``seconds``."""
         session = self._sessions.get(work.client)
         if session is None or session.execution is not work.execution:
             return []  # the client has begun another request, or has gone
@@ -499,7 +502,10 @@ class ServerMachine:
         return self._send(session, now)
 
     def on_failed(self, work: Work) -> None:
-        """Handle a failure of the steps of ``work``; the client finishes its request alone."""
+        """Drop the request of ``work`` after an error in its steps.
+
+        The client gets no result and finishes the request alone.
+        """
         session = self._sessions.get(work.client)
         if session is not None and session.execution is work.execution:
             session.execution = None

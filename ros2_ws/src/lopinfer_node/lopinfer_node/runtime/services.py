@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import RemoteError
 
-PROTOCOL = 2  # version; both sides must use the same version
-REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # `status` in lopinfer_msgs/Open and SetPlans
+PROTOCOL = 2  # version of the protocol; both sides must use the same version
+REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # values of `status` in Open and SetPlans
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ def number(fingerprint: bytes) -> int:
 
 def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: Iterable[str],
                      other_hashes: Iterable[int]) -> str:
-    """Return a text about the first difference between two models' parameters; '' if equal."""
+    """Return a text that names the first difference between the parameters of two models.
+
+    Returns '' if the parameters are equal.
+    """
     mine, theirs = list(zip(names, hashes, strict=True)), list(zip(other_names, other_hashes,
                                                                    strict=True))
     for (name, value), (other, its) in zip(mine, theirs, strict=False):
@@ -73,10 +76,10 @@ def first_difference(names: Iterable[str], hashes: Iterable[int], other_names: I
 def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
     """Encode the plans of a table for `PlansRequest`; encode equal plans only once.
 
-    ``own``: intervals of each plan, int64 of shape (2, nodes, 2). The messages call the
-    position of a plan in this list its *bin*. Return (bins, plans): ``bins`` gives for each
-    bin the position of its plan among the distinct plans, and ``plans`` is a flat int32 array
-    of the distinct plans.
+    ``own``: the intervals of each plan, int64 of shape (2, nodes, 2). The messages call the
+    position of a plan in this list its *bin*. Returns (bins, plans): ``bins[b]`` is the position
+    of bin b's plan among the distinct plans, and ``plans`` is a flat int32 array of the distinct
+    plans.
     """
     distinct: dict[bytes, int] = {}
     bins = [distinct.setdefault(o.tobytes(), len(distinct)) for o in own]
@@ -85,7 +88,7 @@ def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
 
 
 def decode_plans(bins: Iterable[int], flat: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Return the list ``own`` that `encode_plans` has encoded.
+    """Return the list ``own`` from the result of `encode_plans`; ``nodes``: nodes of the graph.
 
     Raises RemoteError if the numbers are invalid.
     """

@@ -11,31 +11,31 @@ import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # seconds; a shorter pause is not worth its overhead
+SHORTEST = 1e-3   # seconds; pauses that are due are added up until they exceed this
 
 
 def computing_time() -> float:
-    """Return the reading, in seconds, of a clock that measures the computing time.
+    """Return the time, in seconds, of a clock that measures how long this program computes.
 
-    If one thread computes, the clock is the processor time of the calling thread. This clock
-    excludes the time of other processes; otherwise the pauses would also multiply that time.
-    If several threads compute, the clock is the wall clock, because the calling thread waits
-    for the other threads.
+    If PyTorch computes with one thread, the clock is the processor time of the calling thread. This
+    clock excludes the time of other processes, so the pauses do not multiply that time. If several
+    threads compute, the clock is the wall clock, because the calling thread only waits for the
+    others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class Pause:
-    """Sleeps so that computing takes ``factor`` times as long; makes few pauses."""
+    """Sleeps so that computing takes ``factor`` times as long; combines short pauses."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._owed = 0.0
 
     def after(self, seconds: float, at_once: bool = False) -> None:
-        """Add the pause for ``seconds`` of computing; sleep if all due pauses exceed `SHORTEST`.
+        """Add the pause for ``seconds`` of computing; sleep when the due pauses exceed `SHORTEST`.
 
-        ``at_once``: sleep now for all the time that is due.
+        ``at_once``: sleep now, even if the due pauses are shorter.
         """
         self._owed += seconds * (self._factor - 1)
         if self._owed > (0 if at_once else SHORTEST):
@@ -61,7 +61,10 @@ class SlowProgram:
 
 
 class _SlowRun:
-    """A slowed run: it sleeps after computations, at the latest before it sends or ends."""
+    """A slowed run.
+
+    It sleeps after computations. Before the run sends or ends, all pauses are over.
+    """
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:
         self.deliver, self.piece = run.deliver, run.piece

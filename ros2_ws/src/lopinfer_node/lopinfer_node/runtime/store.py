@@ -3,8 +3,9 @@
     <directory>/<digest>/graph.json, weights.safetensors      complete
     <directory>/<digest>.part/...                             still arriving
 
-A file arrives in parts. Before each part, the server names the offset at which the part must begin.
-So no part is sent twice, even after a lost call or a restart, or if two robots send the model.
+A client sends each file in parts. Before each part, the server names the offset at which the part
+must begin. So the server stores no part twice, even after a lost call or a restart, or if two
+robots send the same model.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Store:
 
     def use(self, digest: str) -> Path:
         """Return the folder of a complete model, and mark it as used now."""
-        with contextlib.suppress(OSError):   # the folder may be read-only
+        with contextlib.suppress(OSError):   # a read-only folder can't be marked
             os.utime(self.path(digest))
         return self.path(digest)
 
@@ -86,7 +87,7 @@ class Store:
         return traced
 
     def add(self, traced: Traced) -> None:
-        """Store a model that this machine has made."""
+        """Store a model that was traced or loaded on this machine."""
         if traced.digest not in self.digests():
             folder = self.directory / f'{traced.digest}.part'
             shutil.rmtree(folder, ignore_errors=True)
@@ -100,9 +101,9 @@ class Store:
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:
-        """Store a part of a file; refuse a file that is too large or lies outside the store.
+        """Store one part of a file; refuse an unknown file name and a file that is too large.
 
-        ``served``: digests of models that must not be deleted.
+        ``served``: digests of models that must not be deleted to make room.
         """
         if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
             return UploadReply(False, f"'{request.file}' of model '{request.digest}' is not a file "
@@ -138,9 +139,9 @@ class Store:
         return UploadReply(True, '', received, self._complete(folder))
 
     def _make_room(self, served: Collection[str]) -> bool:
-        """Delete the oldest models until there is room for one more.
+        """Delete the least recently used models until there is room for one more.
 
-        Return whether there is room.
+        Models in ``served`` are not deleted. Returns whether there is room.
         """
         folders = [p for p in self.directory.iterdir()
                    if re.fullmatch(r'[0-9a-f]{64}(\.part)?', p.name)]
@@ -153,7 +154,7 @@ class Store:
         return len(idle) >= surplus
 
     def _append(self, path: Path, request: UploadRequest) -> int:
-        """Append the part if it begins where the file ends; return the size of the file."""
+        """Append the part if its offset is the end of the file; return the size of the file."""
         path.touch()
         os.utime(path.parent)
         received = path.stat().st_size
@@ -177,7 +178,10 @@ class Store:
 
 
 def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadReply]) -> None:
-    """Ask whether weights of this size may be sent; raise RemoteError if the server refuses."""
+    """Ask the server whether it accepts weights of ``nbytes`` bytes.
+
+    Raises RemoteError if the server refuses.
+    """
     reply = call(UploadRequest(digest, WEIGHTS, '', nbytes, 0, b''))
     if not reply.accepted:
         raise RemoteError(f'the server refuses the model: {reply.reason}')
@@ -186,7 +190,7 @@ def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadRep
 def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> None:
     """Send both files of a model, each from the first byte that the server lacks.
 
-    Raise RemoteError if the server refuses. Pass on the errors that ``call`` raises.
+    Raises RemoteError if the server refuses the model, and every error that ``call`` raises.
     """
     for name in FILES:
         path = folder / name

@@ -1,8 +1,8 @@
 """Try a model in a separate process before a server serves the model.
 
 A robot may send a model that needs too much memory or time, or that ends its process.
-Such a model ends only the trial. After a successful trial, the server reserves the
-memory that the trial has used.
+In a trial, such a model ends only the trial's process, not the server. After a successful
+trial, the server reserves the memory that the trial has used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
@@ -39,11 +39,11 @@ from .measure import SHARES, measure
 from .program import Program
 
 LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
-# target for the seconds that measuring takes; a slow model is measured fewer times
+# seconds that the measurement should take; a slow model is measured fewer times
 MEASURING = 30.0
 TURNS = 9          # maximum number of passes over the model at each share
-ROOM = 64 << 20  # the trial is always allowed at least this many bytes beyond the limit of a model
-MAX_TEXT = 1000    # maximum characters of a reason, which may contain long names from the robot
+ROOM = 64 << 20  # the trial's process may use at least this many bytes more than `memory`
+MAX_TEXT = 1000    # maximum characters of an error text, which may contain long names
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,13 @@ class Trier:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a trial in this process."""
+    """Run a trial in this process, and print its result."""
     die_with(int(arguments[5]))
     folder, device = Path(arguments[0]), torch.device(arguments[1])
     memory, longest = int(arguments[3]), float(arguments[4])
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
-    warm_up(torch.device('meta'))     # load 70 MB of code now, before the model's memory counts
+    warm_up(torch.device('meta'))     # load 70 MB of code before the model's memory is measured
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)
@@ -173,7 +173,8 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
 def _plan_bytes(traced: Traced) -> int:
     """Return how many bytes a plan needs.
 
-    The function measures a plan that divides each divisible operator in the middle.
+    The result is the memory of an example: a plan that divides each divisible operator in the
+    middle.
     """
     whole = [n.is_global or n.extent == 1 for n in traced.graph.nodes]
     cuts = np.where(whole, 0, traced.graph.extents // 2)
@@ -192,7 +193,7 @@ def _too_large(memory: int) -> str:
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Return the bytes that this process uses on the device: now, and the maximum so far."""
+    """Return the bytes that this process uses now on the device, and the maximum so far."""
     if device.type == 'cuda':
         return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     status = Path('/proc/self/status').read_text()

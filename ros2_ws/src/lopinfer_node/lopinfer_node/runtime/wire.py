@@ -1,8 +1,8 @@
-"""Messages of client and server in an inference: pieces and acknowledgements.
+"""Messages between client and server in an inference: pieces and acknowledgements.
 
 A piece is one part of one transfer of a plan. Every piece contains the number of its
-plan, which comes from the plan's digest. So the server can begin a request when the
-first piece arrives, without any other message.
+plan, which comes from the plan's digest. So the server can begin a request with whichever
+piece arrives first.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Piece:
         return zlib.crc32(self.data, zlib.crc32(header))
 
     def sealed(self) -> Piece:
-        """Return the same piece with its checksum."""
+        """Return a copy of the piece with the right checksum."""
         return replace(self, check=self.checksum())
 
     def verify(self) -> None:
-        """Raise RemoteError if the piece does not match its checksum."""
+        """Raise RemoteError if the piece has invalid sizes or a wrong checksum."""
         if not (self.part < self.parts and len(self.data) <= MAX_PIECE):
             raise RemoteError(f'piece has part {self.part} of {self.parts} with '
                               f'{len(self.data)} bytes')
@@ -70,7 +70,7 @@ class Ack:
 
     ``arrived`` is a time in seconds of the receiver's clock. Bit k of ``mask`` says whether
     the packet with the number (``packet`` minus 1 minus k) has also arrived. ``rate``:
-    measured rate of pieces in the other direction, in bytes/s; 0 if it is not measured yet.
+    measured rate of the pieces in the other direction, in bytes/s; 0 before a measurement.
     """
 
     incarnation: int
@@ -82,24 +82,24 @@ class Ack:
 
 
 def parts_of(size: int, piece_bytes: int) -> int:
-    """Return the number of pieces of a transfer of ``size`` bytes."""
+    """Return into how many pieces a transfer of ``size`` bytes is divided."""
     least = -(-size // MAX_PARTS)
     return max(1, -(-size // max(least, min(piece_bytes, MAX_PIECE))))
 
 
 def bounds(size: int, part: int, parts: int) -> tuple[int, int]:
-    """Return where a part of a transfer lies: first byte, and the byte after the last byte."""
+    """Return the bytes [lo, hi) of a transfer that belong to number ``part`` of ``parts``."""
     step = -(-size // parts)
     return min(part * step, size), min((part + 1) * step, size)
 
 
 def plan_number(digest: bytes) -> int:
-    """Return eight bytes of a plan's digest as the number that pieces carry."""
+    """Return the first eight bytes of a plan's digest, as the number in every piece."""
     return int.from_bytes(digest[:8], 'little')
 
 
 class Arrivals:
-    """Tracks the packets that have arrived, and makes the acknowledgement of each."""
+    """Records which packets have arrived, and makes their acknowledgements."""
 
     def __init__(self) -> None:
         self._newest = -1
@@ -107,7 +107,7 @@ class Arrivals:
         self._bits = 0
 
     def note(self, piece: Piece, now: float, status: int = OK, rate: float = 0.0) -> Ack:
-        """Mark a piece as arrived; return its acknowledgement."""
+        """Mark the packet of a piece as arrived; return its acknowledgement."""
         behind = self._newest - piece.packet
         if behind < 0:
             self._bits = (self._bits << min(-behind, HISTORY) | 1) & ((1 << HISTORY) - 1)
@@ -132,9 +132,9 @@ class Inbox:
         self._complete: set[int] = set()
 
     def take(self, piece: Piece) -> bytearray | None:
-        """Store a part; return the whole transfer if the part completes it.
+        """Store a part; if it completes its transfer, return the whole transfer, else None.
 
-        Raises RemoteError, and changes nothing, for a part that does not fit the plan.
+        Raises RemoteError, and changes nothing, if the part does not fit the plan.
         """
         size = self._sizes.get(piece.transfer)
         if size is None:

@@ -25,7 +25,8 @@ from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
 
-# NOTE: nothing is wrong here, but on another network the user would have to change something.
+# NOTE: nothing is wrong now, but the user must change something before robots on other machines
+# can join.
 GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 
@@ -34,14 +35,14 @@ CLOCK = 0.5           # largest allowed difference, in seconds, between the cloc
 ROOM = 1_000_000_000  # free space on the disk, in bytes, that a run and its checkpoints may need
 _UP, _MULTICAST = 0x1, 0x1000
 _SIOCGIFFLAGS = 0x8913
-# The first `_SETTLED` statuses of a process are not compared with the clock, because they may be
-# old.
+# The first `_SETTLED` statuses of a process may be old, so their time stamps are not compared
+# with the clock.
 _SETTLED = 1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; ``change``: how to correct a fault."""
+    """The result of one check; ``change``: what the user should change, '' if nothing."""
 
     what: str
     level: str
@@ -65,7 +66,7 @@ class Heard:
     def offset(self) -> float | None:
         """Return by how many seconds the process's clock is behind the clock of this machine.
 
-        The value includes the smallest delay of a status. None means that it is unknown.
+        The value includes the delay of a status. Returns None if too few statuses have arrived.
         """
         late = self.late[_SETTLED:]
         return min(late, key=abs) if late else None
@@ -137,7 +138,7 @@ def interface(name: str, flags: int | None, known: list[str]) -> Finding:
 
 
 def multicast(network: ReachConfig, flags: int, works: bool) -> Finding:
-    """Check multicast discovery; ``works``: whether a multicast packet returns to this machine."""
+    """Check multicast discovery; ``works``: whether a test packet has returned to this machine."""
     if network.peer_list:
         return Finding('multicast', GOOD, f'not needed: peers {", ".join(network.peer_list)}')
     if flags & _MULTICAST and works:
@@ -180,7 +181,7 @@ def domain(network: ReachConfig, environ: Any) -> Finding:
 
 
 def judged(heard: list[Heard], fleet: FleetConfig | None, mine: str) -> Iterator[Finding]:
-    """Check the statuses of the fleet's processes; ``mine``: version of this installation."""
+    """Check the processes whose statuses were received; ``mine``: version of this installation."""
     servers = [process for process in heard if process.role == 'server']
     names = ' and '.join(server.host for server in servers)
     if len(servers) > 1:
@@ -208,7 +209,7 @@ def judged(heard: list[Heard], fleet: FleetConfig | None, mine: str) -> Iterator
 
 
 def listen(network: ReachConfig, seconds: float) -> list[Heard]:
-    """Return the statuses that the fleet's processes send within ``seconds``."""
+    """Receive the fleet's statuses for ``seconds`` seconds; return one entry per process."""
     import rclpy
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.signals import SignalHandlerOptions
@@ -251,7 +252,7 @@ def listen(network: ReachConfig, seconds: float) -> list[Heard]:
 
 
 def gpu(fleet: FleetConfig | None) -> Finding:
-    """Check that this machine has the GPU that the fleet's settings name."""
+    """Check that this machine has a GPU if the fleet's settings need one."""
     import torch
     wanted = sorted({device for device in (fleet.training.device, fleet.server.device)
                      if device.startswith('cuda')}) if fleet else []
@@ -263,7 +264,7 @@ def gpu(fleet: FleetConfig | None) -> Finding:
 
 
 def jetson(find: Callable[[str], Any] | None = None) -> Finding:
-    """Check that energy can be measured on this Jetson."""
+    """Check that the package for energy measurements is installed on this Jetson."""
     from importlib.util import find_spec
     if (find or find_spec)('jtop'):
         return Finding('jetson-stats', GOOD, 'installed: energy is measured')

@@ -127,8 +127,8 @@ def _up(options: argparse.Namespace) -> int:
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
     """Refuse child fleets whose DDS domains or namespaces do not fit the other fleets.
 
-    The upstream of each child fleet must be the domain and the namespace of the parent's server.
-    No two fleets may share both domain and namespace.
+    The upstream of each child fleet must have the domain and the namespace of the parent fleet's
+    network. No two fleets may have the same domain and the same namespace.
 
     :raises ConfigError: a child fleet is refused; the message names the file and the
         setting.
@@ -169,10 +169,13 @@ def check_resumed(out: Path | None) -> None:
 
 def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,
               resume: bool = False, emulate: bool = False, plain: bool = True) -> int:
-    """Run processes of a fleet here, watch them, print the outcome; return the exit code.
+    """Start processes of a fleet here, watch them, print the outcome; return the exit code.
 
     :param out: existing directory of the run, absolute.
+    :param names: the processes to start: ``server`` or names of robots.
+    :param resume: whether to continue from the checkpoint in ``out``.
     :param emulate: whether to run the processes in an emulated network.
+    :param plain: whether to print lines instead of a live table.
     """
     below = child_fleets(fleet)
     former = _version(out)
@@ -206,9 +209,9 @@ def _end(processes: FleetProcesses, interruption: Interruption) -> None:
 
 
 def _version(out: Path) -> tuple[int, int] | None:
-    """Return a value that identifies the summary in ``out``; None if there is no summary.
+    """Return a value that identifies the summary in ``out``, or None if there is no summary.
 
-    Each new summary gives another value.
+    Each time the summary is written, the value changes.
     """
     try:
         found = (out / SUMMARY_FILE).stat()
@@ -219,9 +222,11 @@ def _version(out: Path) -> tuple[int, int] | None:
 
 def _result(processes: FleetProcesses, interruption: Interruption,
             former: tuple[int, int] | None) -> int:
-    """Print the outcome; return the exit code: 128 + n if signal n interrupted the run.
+    """Print the outcome of a run, and return the exit code.
 
-    :param former: version of the summary before this run.
+    The code is 128 + n if signal n interrupted the run and the run did not end properly.
+
+    :param former: `_version` of the summary before this run.
     """
     failed, out = processes.failures(), processes.out
     for name, code in failed.items():
@@ -243,7 +248,7 @@ def _result(processes: FleetProcesses, interruption: Interruption,
         from rog_sim.figures import draw_run
         try:
             pictures = [picture.name for picture in draw_run(out)]
-        except OSError as error:  # a full disk must not hide the results
+        except OSError as error:  # if the disk is full, print the results without pictures
             print(f'rog: no pictures: {error.strerror}; `rog plot {out}` draws them later',
                   file=sys.stderr)
             code = code or 1
@@ -254,7 +259,10 @@ def _result(processes: FleetProcesses, interruption: Interruption,
 
 
 def _names(fleet: FleetConfig, only: str | None) -> list[str]:
-    """Return the processes to start here: the server and all robots, or the names in ``--only``."""
+    """Return the names of the processes to start here.
+
+    These are the server and all robots, or the names that the option ``--only`` gives (``only``).
+    """
     known = ['server', *(robot.name for robot in fleet.robots)]
     if only is None:
         return known

@@ -40,7 +40,7 @@ def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> 
 
 
 def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add options for many runs: their directory, how many at a time, whether to resume."""
+    """Add the options for many runs: directory, number of parallel runs, whether to resume."""
     parser.add_argument('--out', type=place, metavar='DIR',
                         help=f'directory for the results (default: runs/{verb}-...)')
     add_workers(parser)
@@ -58,9 +58,9 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def resumed(options: argparse.Namespace) -> bool:
-    """Return whether to reuse finished runs.
+    """Return whether finished runs are reused (the option ``--resume``).
 
-    :raises FleetFileError: finished runs should be reused, but their directory is missing.
+    :raises FleetFileError: ``--resume`` is given, but ``--out`` is missing or is not a directory.
     """
     if options.resume and options.out is None:
         raise FleetFileError('--resume: give --out DIR, the directory of the runs to continue')
@@ -101,9 +101,9 @@ def chosen_fleet(options: argparse.Namespace) -> FleetConfig:
 def _true_rates(fleet: FleetConfig) -> dict[str, float]:
     """Return the overrides of ``link.scale`` for the trace of the option ``--trace``.
 
-    The ``link.scale`` of a fleet file is meant for the trace that the fleet file names. For
-    another trace the scale must be 1. So the overrides set it to 1 for the fleet, and for
-    each robot whose link follows the fleet's trace.
+    The ``link.scale`` of a fleet file belongs to the trace that the fleet file names. The rates of
+    another trace must not be scaled. So the overrides set ``link.scale`` to 1 for the fleet, and
+    for each robot whose link follows the fleet's trace.
     """
     def scale(link: LinkConfig) -> float:
         return 1.0 if link.trace == fleet.link.trace and not link.rate else link.scale

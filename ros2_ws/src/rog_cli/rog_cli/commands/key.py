@@ -1,4 +1,4 @@
-"""`rog key`: make the key of a fleet, or derive the key of one robot from it."""
+"""`rog key`: make the key of a fleet, or derive one robot's key from the fleet's key."""
 
 from __future__ import annotations
 

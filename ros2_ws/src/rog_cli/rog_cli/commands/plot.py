@@ -47,9 +47,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
-    """Return the directory that holds the records of a run.
+    """Return the directory with the records of a run.
 
-    For a recording, this is a temporary directory, which ``stack`` removes.
+    If ``path`` is a recording, the records are written to a temporary directory, which ``stack``
+    removes at its end.
     """
     from ..display.bag import is_bag, write_run
 
@@ -61,7 +62,7 @@ def _records(path: Path, namespace: str, stack: ExitStack) -> Path:
 
 
 def _beside(paths: list[Path]) -> Path:
-    """Return the folder for the figures of recordings: the folder that holds the recordings."""
+    """Return the common folder of the recordings, into which their figures are drawn."""
     folders = [path if path.is_dir() else path.parent for path in paths]
     return folders[0] if len(folders) == 1 else Path(os.path.commonpath(
         [folder.absolute() for folder in folders]))

@@ -17,7 +17,7 @@ from ..display.view import outcome
 from .fleet_options import add_fleet_options, chosen_fleet
 from .option_types import place
 
-TRACEBACK = 'traceback.txt'  # file in the directory of a run whose task has failed
+TRACEBACK = 'traceback.txt'  # file that receives the traceback if the run's task fails
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:

@@ -1,4 +1,4 @@
-"""`rog status`: show a live table of the fleets in this DDS domain, from any machine."""
+"""`rog status`: show a live table of a fleet in this DDS domain, from any machine."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _bitrate(iface: str) -> float:
 
 
 def _out(path: Path | None, trace: LinkTrace, comment: str) -> None:
-    # Rounding makes the file a third as long; rates are still exact to 100 bit/s.
+    # Rounding makes the file only a third as long. Rates are rounded to 100 bit/s, times to 1 µs.
     trace = LinkTrace(np.round(trace.times, 6), np.round(trace.rates, 4))
     if path is None:
         print(format_trace(trace, comment), end='')

@@ -21,7 +21,7 @@ from .fleet_state import APART, NAME, FleetState, changes
 
 FLEET, ROBOT = 'rog_msgs/msg/FleetStatus', 'rog_msgs/msg/TrainingStatus'
 CLASSES: dict[str, Any] = {FLEET: FleetStatus, ROBOT: TrainingStatus}
-# yields tuples: a time in seconds on the recorder's clock, and a status
+# iterator over tuples: a time in seconds by the recorder's clock, and a status
 Played = Iterator[tuple[float, Any]]
 
 
@@ -33,18 +33,19 @@ def is_bag(path: Path) -> bool:
 def played(path: Path, namespace: str = '') -> Played:
     """Yield the statuses of one run of one fleet, in the order of recording.
 
-    The first yielded status is of the server. If the recording begins with a status of a robot, the
-    function first makes a server status that lists only this robot. If the recording has several
-    runs, the function plays the last run. It prints on stderr what it leaves out.
+    The first yielded status is always one of the server. If the recording begins with a status of a
+    robot, the function first yields a made-up server status that lists only this robot. If the
+    recording has several runs, the function yields the last run. It prints to stderr that several
+    runs exist, and how many damaged messages it skipped.
 
-    :param namespace: namespace of the fleet; needed if the recording holds several fleets.
-    :raises RecordError: the recording is missing or damaged, or it holds no statuses.
+    :param namespace: namespace of the fleet; needed if the recording contains several fleets.
+    :raises RecordError: the recording is missing or damaged, or it contains no statuses.
     """
     try:
         topics = _of_one_fleet(path, Recording(str(path), {}).types, namespace)
         begin = _last_run(path, {t: (k,) for t, k in topics.items() if k == FLEET})
         recording = Recording(str(path), {t: (k,) for t, k in topics.items()})
-        heard: set[str] = set()  # types of the statuses played so far
+        heard: set[str] = set()  # message types of which a status has been yielded
         for topic, now, message in recording:
             kind = topics[topic]
             if kind not in heard:
@@ -67,12 +68,12 @@ def played(path: Path, namespace: str = '') -> Played:
 
 
 def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str, str]:
-    """Return a dict from the name of each status topic of one fleet to its message type."""
+    """Return the status topics of one fleet, as a dict: topic name -> message type."""
     found = {name: kind for name, kind in sorted(types.items()) if kind in CLASSES}
     if not found:
         raise RecordError(f'holds no statuses of a fleet ({", ".join(CLASSES)}); its topics are '
                           f'{some(sorted(types)) or "none"}', str(path))
-    fleets = [fleet_namespace(fleet_namespace(name))  # gives '/blue' for '/blue/rog/fleet_status'
+    fleets = [fleet_namespace(fleet_namespace(name))  # '/blue/rog/fleet_status' gives '/blue'
               for name, kind in found.items() if kind == FLEET]
     if len(fleets) > 1 and namespace not in fleets:
         raise RecordError(f'holds {len(fleets)} fleets; choose one by --namespace: {some(fleets)}',
@@ -107,9 +108,7 @@ def _same_fields(path: Path, kind: str, message: Any) -> None:
 
 
 def state_of_bag(path: Path, namespace: str = '') -> tuple[FleetState, float]:
-    """Return the state of a fleet at the end of a recording, and its time.
-
-    The time is that of the last status, in seconds.
+    """Return a fleet's state at the end of a recording, and the time of the last status in seconds.
 
     :raises RecordError: see `played`.
     """
@@ -124,7 +123,7 @@ def _take(state: FleetState, message: Any, now: float) -> None:
 
 
 def write_run(path: Path, folder: Path, namespace: str = '') -> None:
-    """Write the run records that can be made from the recorded statuses into ``folder``.
+    """Make run records, as far as the recorded statuses allow, and write them to ``folder``.
 
     :raises RecordError: see `played`.
     """

@@ -1,8 +1,8 @@
-"""The state of a fleet, made from its statuses, for terminal, page and figures.
+"""The state of a fleet, made from its statuses, for the terminal, the web page and figures.
 
 This module uses no ROS and no clock, and draws nothing. A status is a message, a recorded message,
-or any object with the fields of the message. This module makes data from the network safe: texts
-are printable and short, and the numbers of robots, points and events are bounded.
+or any object with the fields of the message. The module limits data from the network: texts are
+printable and short, and the numbers of robots, points and events are bounded.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rog_core.errors import shown
 
 ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
-POINTS = 400     # maximum number of points of a curve; beyond it, every other point is dropped
-EVENTS = 200     # maximum number of remembered events; the oldest are forgotten first
-SILENT = 5.0     # seconds without a status after which the silence is reported
+POINTS = 400     # maximum number of points of a curve; a longer curve loses every second point
+EVENTS = 200     # maximum number of stored events; a new event then replaces the oldest
+SILENT = 5.0     # seconds without a status after which the display says that a sender is silent
 APART = ('away', 'retired')  # states that only the server can report
 
 
 class Event(NamedTuple):
-    """An event at ``t`` seconds of the run.
+    """An event that happened ``t`` seconds after the start of the run.
 
     ``robot`` is empty if the event concerns the whole fleet.
     """
@@ -38,12 +38,12 @@ class Event(NamedTuple):
 class Robot:
     """The displayed state of one robot.
 
-    ``state``: the state that the robot reports, or ``away`` or ``retired`` if the server says so.
+    ``state``: the state that the robot reports; ``away`` or ``retired`` if the server reports this.
     ``doing``: the state, and the robots for which this robot waits. ``why``: why other robots wait
     for this robot, or why they no longer wait. ``heard``: whether the robot has sent a status;
-    before its first status all numbers are unknown. ``silent``: seconds since its last status.
-    ``link``: rate in Mbit/s, emulated or measured. Other times are in seconds, power is in W, and
-    energy in J.
+    before its first status, all numbers are unknown. ``silent``: seconds since its last status.
+    ``link``: rate in Mbit/s, emulated or measured. All other times are in seconds. ``power`` is in
+    W, ``energy`` in J.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Robot:
     energy: float = math.nan
 
     def cells(self) -> dict[str, str]:
-        """Return the number of each column as text; all texts are empty before the first status."""
+        """Return the text of each column; all texts are empty before the robot's first status."""
         if not self.heard:
             return dict.fromkeys(COLUMNS, '')
         texts = (str(self.iteration), number(self.loss, '.3f'),
@@ -101,7 +101,7 @@ class Fleet:
     minimum: str = ''  # the MTA and the MTA time, in words
     above: str = ''    # which robot of the parent fleet this fleet is, in words
     left: float = math.nan  # seconds until the run is over; NaN: its duration is unknown
-    starting: bool = False  # whether the listener has started the server itself
+    starting: bool = False  # whether this program has started the server
 
     @property
     def time(self) -> str:
@@ -110,7 +110,7 @@ class Fleet:
         return f'{self.elapsed:.0f} s{left}'
 
     def headline(self) -> str:
-        """Return method, state, time and minimum in one line."""
+        """Return the method, the state, the time, the MTA and the parent fleet in one line."""
         if not self.found:
             return 'the parameter server is starting' if self.starting \
                 else 'waiting for the parameter server'
@@ -118,7 +118,7 @@ class Fleet:
                                         self.above)))
 
     def causes(self) -> list[str]:
-        """Return for each robot why other robots wait for it, or no longer wait for it."""
+        """Return for each robot a line that says why others wait, or no longer wait, for it."""
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 
@@ -127,7 +127,7 @@ class Fleet:
         return all(robot.heard or robot.state == 'away' for robot in self.robots)
 
     def lines(self) -> list[str]:
-        """Return the state of the fleet in one short line for each robot."""
+        """Return one short line for the state of each robot, and one for the remaining time."""
         if not self.robots:
             return [self.headline()]
         lines = [f'{self.elapsed:5.0f} s  {_line(robot)}' for robot in self.robots]
@@ -154,17 +154,17 @@ def number(value: float, form: str, unit: str = '') -> str:
 
 
 class Curve:
-    """Points (t, value) in order of time; a long curve keeps only evenly spaced points."""
+    """The points (t, value) of a curve, in order of time.
+
+    A long curve keeps only every n-th point.
+    """
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []
         self._every, self._left = 1, 0
 
     def add(self, t: float, value: float) -> None:
-        """Add a point if both numbers are finite and the point is due.
-
-        In a long curve, only every n-th point is due.
-        """
+        """Add a point if both numbers are finite; a long curve skips all but every n-th point."""
         if not (math.isfinite(t) and math.isfinite(value)):
             return
         if self._left:
@@ -182,11 +182,11 @@ CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a 
 
 
 class FleetState:
-    """The received statuses of a fleet.
+    """The state of a fleet, which the received statuses update.
 
-    ``now`` is the listener's time in seconds, from any origin. ``above``: which robot of a parent
-    fleet this fleet is, in words. ``minutes``: duration of the run, 0 if unknown. ``starting``:
-    whether the listener has started the server itself. No status contains these last three values.
+    ``now`` is the receiver's time in seconds, from any origin. Three values are in no status.
+    ``above``: text that says which robot of a parent fleet this fleet is. ``minutes``: duration of
+    the run, 0 if unknown. ``starting``: whether this program has started the server.
 
     When another run begins, all events and curves are dropped, because the times of the new run
     start at 0 again.
@@ -200,11 +200,11 @@ class FleetState:
         self.heard: dict[str, float] = {}     # maps each robot to the time of its last status
         self.heard_fleet = -math.inf
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        # Maps each name in `CURVES` to a dict from robot to curve.
+        # name of a curve (in `CURVES`) -> robot name -> curve
         self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}
 
     def on_fleet(self, message: Any, now: float) -> None:
-        """Handle a status of the server."""
+        """Update the state with a status of the server."""
         former, self.fleet, self.heard_fleet = self.fleet, message, now
         if former is not None and _is_another_run(former, message):
             self.robots, self.heard, former = {}, {}, None
@@ -214,7 +214,7 @@ class FleetState:
             self.events.append(event)
 
     def on_robot(self, message: Any, now: float) -> None:
-        """Handle a status of a robot."""
+        """Update the state with a status of a robot."""
         name = message.robot
         if name not in self.robots and len(self.robots) >= ROBOTS:
             return
@@ -232,14 +232,14 @@ class FleetState:
         self.curves[curve].setdefault(robot, Curve()).add(t, value)
 
     def elapsed(self, now: float) -> float:
-        """Return the time of the run in seconds; NaN before a robot has joined the run."""
+        """Return the seconds since the start of the run, or NaN if no robot has joined."""
         if self.fleet is None or not self.fleet.robots:
             return math.nan
         over = self.fleet.state == 'stopped'
         return float(self.fleet.elapsed) + (0.0 if over else now - self.heard_fleet)
 
     def shown(self, now: float) -> Fleet:
-        """Return the displayed state of the fleet now."""
+        """Return the state of the fleet to display at the time ``now``."""
         fleet = self.fleet
         known = {} if fleet is None else {r.robot: r for r in fleet.robots[:ROBOTS]}
         names = sorted({*self.robots, *known})[:ROBOTS]
@@ -259,8 +259,8 @@ class FleetState:
         state = seen.state if seen is not None and (own is None or seen.state in APART) \
             else own.state if own is not None else '?'
         state = doing = shown(state, NAME)
-        # The status of the server or of the robot may be old. So show which robots this robot
-        # waits for only if both statuses say that this robot waits.
+        # Either status may be old. So show for which robots this robot waits only if the robot's
+        # status and the server's status both say that it waits.
         if seen is not None and seen.waiting_for and state == 'waiting':
             doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
         why = '' if seen is None else shown(seen.why)
@@ -279,13 +279,16 @@ def _link(status: Any) -> float:
 
 
 def _is_another_run(former: Any, message: Any) -> bool:
-    """Return whether a status is of another run, or of this run resumed from an earlier save."""
+    """Return whether a status comes from another run, or from an earlier time of this run.
+
+    The time goes back when a new server process resumes the run from an older checkpoint.
+    """
     return message.run != former.run or (message.incarnation != former.incarnation
                                          and message.elapsed < former.elapsed)
 
 
 def changes(former: Any, message: Any) -> Sequence[Event]:
-    """Return the events between two statuses of the server; ``former`` may be None."""
+    """Return the events that two successive statuses of the server show; ``former`` may be None."""
     found, t = [], float(message.elapsed)
     if former is not None and former.sync not in ('', message.sync):
         found.append(Event(t, '', f'the method is {shown(message.sync, NAME)} now'))
@@ -299,7 +302,7 @@ def changes(former: Any, message: Any) -> Sequence[Event]:
                 filter(None, (robot.state, shown(robot.why))))))
         elif robot.state not in APART and was in APART:
             found.append(Event(t, shown(robot.robot, NAME), 'is back'))
-        # without a former status, it is unknown when the robot joined
+        # without a former status, the robot may have joined long ago
         elif not was and former is not None:
             found.append(Event(t, shown(robot.robot, NAME), 'has joined'))
     return found

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, lines elsewhere."""
+"""Display the progress of long work: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """Show the progress of work; yield a function to call with the finished share, 0 to 1."""
+    """Show the progress of work; yield a function that takes the finished share, from 0 to 1."""
     if not sys.stdout.isatty():
         shown, began = 0, time.monotonic()
 

@@ -41,11 +41,11 @@ COMPLETE = 3.0
 
 
 class Monitor:
-    """A node that listens to the status topics of the fleet.
+    """A node that receives the statuses of a fleet's server and robots.
 
-    :param key: key of the fleet or of a robot. With a key, a status of the server counts only if it
-        is signed with the key. It must also be newer than the last status, because anybody can
-        repeat an old status.
+    :param key: key of the fleet or of a robot. With a key, a server status counts only if it is
+        signed with the key and newer than the last status. The second condition is needed because
+        anybody can send an old status again.
     :param above, minutes, starting: see `FleetState`.
     """
 
@@ -66,7 +66,7 @@ class Monitor:
 
     @property
     def fleet(self) -> Any:
-        """Return the last `FleetStatus`, or None."""
+        """Return the last `FleetStatus`, or None if none has arrived."""
         return self.state.fleet
 
     @property
@@ -75,16 +75,16 @@ class Monitor:
         return self.state.robots
 
     def heard(self, name: str) -> float:
-        """Return the time of the last status of `SERVER` or of a robot.
+        """Return when the last status of `SERVER` or of a robot arrived.
 
-        The time is in seconds of the monotonic clock.
+        The time is in seconds of the monotonic clock, -inf if no status has arrived.
         """
         if name == SERVER:
             return self.state.heard_fleet
         return self.state.heard.get(name, -math.inf)
 
     def listen(self, robot: str) -> None:
-        """Listen to a robot's status."""
+        """Subscribe to a robot's status, unless its name is invalid."""
         if robot in self._subscribed or len(self._subscribed) >= ROBOTS:
             return
         try:
@@ -116,7 +116,7 @@ class Monitor:
             self._executor.spin_once(timeout_sec=left)
 
     def shown(self) -> Fleet:
-        """Return the displayed state of the fleet now."""
+        """Return the state of the fleet to display now."""
         return self.state.shown(time.monotonic())
 
     def __enter__(self) -> Monitor:
@@ -135,8 +135,8 @@ def live_table(fleet: Fleet) -> Table:
                  padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
                  caption=Text('\n'.join(fleet.causes())), caption_justify='left')
     made.add_column('robot', no_wrap=True)
-    made.add_column('state', overflow='ellipsis')  # the column that is cut on a narrow terminal
-    # with the power, the table is too wide for 80 characters
+    made.add_column('state', overflow='ellipsis')  # a narrow terminal cuts only this column
+    # leave out the power: with it the table would be wider than 80 characters
     columns = [column for column in COLUMNS if column != 'power']
     for column in columns:
         made.add_column('\n'.join(filter(None, (column, COLUMNS[column]))), justify='right',
@@ -149,9 +149,10 @@ def live_table(fleet: Fleet) -> Table:
 
 
 def show(monitor: Monitor, once: bool, timeout: float) -> int:
-    """Show the fleet once or until it stops; return the exit code, 1 if no fleet is found in time.
+    """Show the fleet once or until it stops, and return the exit code.
 
-    On a terminal this shows a live table; elsewhere it prints a line per robot every 5 s.
+    The code is 1 if no fleet is found within ``timeout`` seconds. On a terminal the function shows
+    a live table; elsewhere it prints one line per robot every 5 s.
     """
     until, reminder = time.monotonic() + timeout, Reminder()
     while monitor.fleet is None or not monitor.robots:
@@ -208,7 +209,7 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
 def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
     """Show the fleet until ``over`` returns true.
 
-    This shows a live table, or prints some lines if ``plain`` is true.
+    If ``plain`` is true, the function prints lines every 5 s; otherwise it shows a live table.
     """
     if plain:
         due = time.monotonic() + 1.0
@@ -225,7 +226,7 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
-    """Print the table of results; it has more columns for a task whose data changes in the run."""
+    """Print the table of results; a task whose data changes during the run has one more column."""
     shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
     accuracies = {'before the\nshift': 'clean', 'after the\nshift': 'before', 'adapted': 'after'} \
         if shift else {'at the\nstart': 'before', 'at the\nend': 'after'}

@@ -1,11 +1,11 @@
 """Starts a fleet's processes as forks of a process that has loaded PyTorch and the kernels.
 
-A fork needs milliseconds; loading PyTorch needs four seconds of a core in every
-process. Forked processes also share the loaded code in memory.
+A fork takes milliseconds. Without it, each process loads PyTorch, which takes one core four
+seconds. Forked processes also share the loaded code in memory.
 
 `python -m rog_cli.launching.fork_server FD` is the fork server. FD is the number of a socket,
 which connects the fork server to the launcher. The fork server starts no thread and
-uses neither ROS nor a device, because none of these survives a fork. Each forked
+uses neither ROS nor a device, because a forked process cannot use these. Each forked
 process becomes a child of the launcher and runs like a process that was started
 directly. The fork server ends when the launcher ends.
 """
@@ -32,9 +32,9 @@ LIMIT = 600.0  # seconds within which the fork server must load everything, even
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
 _GONE = 10.0        # seconds within which a killed process ends, unless it waits for a device
-# largest size of a datagram in bytes; it holds the environment variables of a process
+# maximum bytes of a datagram; the command and the environment of a process fit into one
 _MESSAGE = 1 << 18
-# bytes reserved in the command line, so that each process can write its own command there
+# bytes reserved in the fork server's command line, which a forked process overwrites with its own
 _TITLE = 250
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -47,7 +47,10 @@ class Child:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, -n if signal n ended the process; None if it has not ended."""
+        """Return the exit code, or None if the process still runs.
+
+        The code is -n if signal n ended the process.
+        """
         return self._wait(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int | None:
@@ -84,7 +87,7 @@ class Child:
 def kill(process: subprocess.Popen | Child) -> bool:
     """Kill a process; return whether it has ended.
 
-    A process that waits for a device may remain.
+    A process that waits for a device does not end until the device answers.
     """
     process.kill()
     try:
@@ -97,7 +100,7 @@ def kill(process: subprocess.Popen | Child) -> bool:
 class ForkServer:
     """Starts processes of servers and robots; the first start waits until everything is loaded.
 
-    :param env: environment of the fork server, which libraries read when they are loaded.
+    :param env: environment variables of the fork server; libraries read them while they are loaded.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -109,9 +112,9 @@ class ForkServer:
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, command: Sequence[str], log: IO[bytes], env: Mapping[str, str]) -> Child:
-        """Start ``python -m`` with ``command`` in a new POSIX session; return the process.
+        """Start ``python -m command`` in a new POSIX session; return the process.
 
-        ``command``: a module of this project, and its arguments.
+        ``command``: a module of this project, and its arguments. ``log``: file for its output.
         """
         asked = json.dumps([list(command), dict(env)]).encode()
         _adopt(True)
@@ -137,7 +140,7 @@ class ForkServer:
 
 
 def _adopt(wanted: bool) -> None:
-    """If ``wanted``, adopt descendants whose parent process ends; otherwise stop adopting them."""
+    """Choose whether this process becomes the parent of descendants whose parent process ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
@@ -149,9 +152,9 @@ def possible() -> bool:
 # -- in the fork server ---
 
 def _load() -> None:
-    """Import and compile what servers and robots need.
+    """Import and compile everything that servers and robots need.
 
-    If a module is missing, the processes report it themselves.
+    A missing module is no error here: the started processes report it.
     """
     with suppress(ImportError):
         for name in _LOADED:
@@ -164,8 +167,8 @@ def _load() -> None:
 def _serve(link: socket.socket) -> Callable[[], Any] | None:
     """Fork a process for each request of the launcher.
 
-    In a forked process, return its program. In the fork server, return None when the launcher has
-    ended.
+    In a forked process, return the function that runs its program. In the fork server, return None
+    after the launcher has ended.
     """
     while True:
         asked, files, *_ = socket.recv_fds(link, _MESSAGE, 1)
@@ -214,12 +217,13 @@ def _show(command: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> Any:
-    """Serve the launcher at the other end of the socket."""
+    """Fork processes for the launcher until it ends; in a forked process, run the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Since 3.12 Python warns of the threads that OpenBLAS and LTTng start when they are loaded.
+    # From version 3.12 on, Python warns if other threads run at a fork. OpenBLAS and LTTng start
+    # such threads when they are loaded.
     warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)
     program = None
-    # A connection error means that the launcher has ended; then there is nothing left to do.
+    # A connection error means that the launcher has ended. Then the fork server ends too.
     with suppress(ConnectionError), socket.socket(fileno=int(arguments[0])) as link:
         _load()
         program = _serve(link)

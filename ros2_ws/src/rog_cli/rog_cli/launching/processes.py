@@ -34,11 +34,11 @@ def _all(fleet: FleetConfig) -> list[str]:
 class FleetProcesses:
     """Starts the server and the robots, and ends them in an orderly way.
 
-    The logs are in ``out``/logs. If the robot ``robot`` is a child fleet, the processes of this
-    child fleet are called ``robot/server``, ``robot/robot1``, ..., and their files are in
-    ``out``/robot.
+    The logs are in ``out``/logs. A robot may stand for a child fleet. For a robot named ``robot``,
+    the processes of the child fleet are called ``robot/server``, ``robot/robot1``, ..., and their
+    files are in ``out``/robot.
 
-    :param names: `server` and names of robots: the processes that run on this machine.
+    :param names: the processes that run on this machine: `server` and names of robots.
     """
 
     apart = False  # whether each process runs in its own network namespace
@@ -59,13 +59,13 @@ class FleetProcesses:
     # -- starting ---
 
     def start(self, name: str, fork_server: ForkServer | None = None) -> None:
-        """Start the process of ``server`` or of a robot, or start it again after it has ended."""
+        """Start the process of ``server`` or of a robot, for the first time or again."""
         command, env = self.command(name), self.environment(name)
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         fleet, own = self._whose(name)
         with self.log(name).open('ab') as log, self.place(name):
-            # Start the process in its own session, so that Ctrl+C reaches only the launcher, which
-            # ends the fleet in order.
+            # The process gets its own session, so that Ctrl+C reaches only the launcher. The
+            # launcher then ends the fleet in an orderly way.
             self.processes[name] = fleet.processes[own] = fork_server.start(command, log, env) \
                 if fork_server else subprocess.Popen(
                     [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
@@ -77,7 +77,7 @@ class FleetProcesses:
         if not together:
             from rog_core.warm_up import warm_up
 
-            warm_up()  # compile here once, instead of in every process at the same time
+            warm_up()  # compile now, so that the processes do not all compile at the same time
         with (ForkServer(self.environment(self.names[0])) if together
               else nullcontext()) as fork_server:
             for name in self.names:
@@ -96,7 +96,7 @@ class FleetProcesses:
         return nullcontext()
 
     def command(self, name: str) -> list[str]:
-        """Return the arguments of `python -m` for a process, and write its file of parameters."""
+        """Write the parameter file of a process, and return the arguments for `python -m`."""
         fleet, own = self._whose(name)
         if fleet is not self:
             return fleet.command(own)
@@ -113,7 +113,8 @@ class FleetProcesses:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment variables of a process."""
-        # One thread per process, because all processes share this machine and the models are small.
+        # Each process uses one thread, because all processes share this machine and the models are
+        # small.
         return {**os.environ, **self.reach(name), 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1',
                 **launched()}
 
@@ -146,8 +147,8 @@ class FleetProcesses:
     def running(self) -> bool:
         """Return whether the server and at least one robot still run.
 
-        If only robots were started here, return whether a robot still runs. If only the server was
-        started here, return whether it still runs.
+        If this machine has only robots, return whether a robot still runs. If it has only the
+        server, return whether the server still runs.
         """
         alive = self.alive()
         return bool(alive) and ('server' not in self.processes or 'server' in alive) \
@@ -166,7 +167,7 @@ class FleetProcesses:
         return {'server': found['server']} if 'server' in found else found
 
     def said(self, name: str) -> str:
-        """Return the error of a process, or the last line of its log."""
+        """Return the last error in a process's log, or the last line if the log has no error."""
         lines = self.log(name).read_text(errors='replace').splitlines()
         errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
         return (errors or [line for line in lines if line.strip()] or [''])[-1]
@@ -176,18 +177,18 @@ class FleetProcesses:
     def ask(self) -> None:
         """Ask the servers to end the run; if no server runs here, ask the robots to end.
 
-        A server that ends tells its robots to end.
+        A server that ends the run makes its robots end too.
         """
         alive = self.alive()
         servers = [name for name in alive if self._whose(name)[1] == 'server']
         self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
-        """Wait until all processes have ended; ask them to end, and finally kill them.
+        """Wait until all processes have ended; ask those that run to end, and finally kill them.
 
-        :param patience: several numbers. The first is the time in seconds until the processes
-            are asked to end. Each further number is the time until they are asked again.
-        :param hurry: function that returns true if the first of these waits must end at once.
+        :param patience: times in seconds. After the first time, the processes are asked to end;
+            after each further time, they are asked again.
+        :param hurry: function that returns true if the first wait must stop at once.
         """
         for index, seconds in enumerate((*patience, LAST)):
             if index:

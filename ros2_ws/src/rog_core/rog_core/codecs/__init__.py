@@ -79,10 +79,10 @@ def _plugged(name: str) -> Codec:
 
 
 def codec_on_wire(number: int, own: Codec) -> Codec:
-    """Return the codec with this number; raise `RemoteProtocolError` if there is none.
+    """Return the codec for a number in a message; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the codec of the receiver, because the number alone does not identify a codec of
-    another package, or the sparsity of a codec.
+    ``own``: the receiver's codec, which is returned for its own number. The number alone would not
+    identify a codec of another package, or a sparsity.
     """
     if number == own.number:
         return own

@@ -3,16 +3,14 @@
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy
 arrays on the host. The values are numpy arrays, or torch tensors on any device.
 Compiled loops encode and decode numpy arrays. Tensor operations (see `rog_core.arrays`)
-or CUDA kernels (`rog_core.cuda`) encode and decode tensors. Loops, operations and
-kernels give the same bytes.
+or CUDA kernels (`rog_core.cuda`) encode and decode tensors. All three give the same bytes.
 
 Encoded segments follow one another, and each segment can be decoded without the others.
 All formats are little endian. In every format except raw, a segment begins with one or
 more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
 
-A new codec is a subclass of `Codec`. It is a new file of this package, which
-`rog_core.codecs` lists, or it belongs to another package; docs/own_codec.md has an
-example.
+A new codec is a subclass of `Codec`. It is either a new file of this package, listed in
+`rog_core.codecs`, or a part of another package; docs/own_codec.md has an example.
 """
 
 from __future__ import annotations
@@ -28,11 +26,10 @@ from ..arrays import Array, from_host
 from ..errors import LocalProtocolError, RemoteProtocolError
 from .kernels import LENGTH, OWN, SCALE
 
-# What a CUDA kernel encodes. DIFFERENCE: ``values - mirror``. TAKE: the values; the
-# kernel then subtracts the decoded values from them. COPY: the values, which stay
-# unchanged.
+# What a CUDA kernel encodes. DIFFERENCE: ``values - mirror``. TAKE: ``values``; afterwards the
+# kernel subtracts the decoded values from ``values``. COPY: ``values``, without changing them.
 DIFFERENCE, TAKE, COPY = range(3)
-MOST = 512  # a codec that sends positions sends at most this many elements of a segment
+MOST = 512  # maximum elements of a segment that are sent with their positions
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
 
 
@@ -41,7 +38,7 @@ class Segments(Protocol):
 
     @property
     def offsets(self) -> np.ndarray:
-        """Index in the flat storage at which each segment begins, int64 (segments + 1,)."""
+        """Index in the flat array at which each segment begins, int64 (segments + 1,)."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -52,15 +49,15 @@ class Codec(ABC):
     """An encoding of values; the base class of all codecs.
 
     In all methods, ``ids`` int64 are the numbers of segments, ascending; ``values`` is the flat
-    storage of a model, (elements,).
+    array of all values of a model, (elements,).
     """
 
     name: str                      # name that users write; `get_codec` sets it for plugins
-    number: int                    # number in messages; codecs of other packages use 64 to 255
+    number: int                    # number in messages; 64 to 255 for codecs of other packages
     # Maximum number of elements of a segment, so that an encoded segment fits into a datagram.
     segment_elements: int
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
-    # `take` replaces the values by this factor times (values - decoded values).
+    # `take` replaces the values by kept * (values - decoded values)
     kept: float = 1.0
     faults: tuple[str, ...] = ()   # error texts of this codec's rules `OWN`, `OWN` + 1, ...
     # CUDA kernels: (source file in `rog_core.cuda`, prefix of their names); None: no kernels.
@@ -69,21 +66,21 @@ class Codec(ABC):
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the number of encoded bytes of segments of the given lengths."""
+        """Return how many bytes each encoded segment has; ``lengths``: elements of each segment."""
 
     def take(self, partition: Segments, values: Array, ids: np.ndarray, magnitude: np.ndarray
              ) -> np.ndarray:
-        """Encode the segments ``ids``, and subtract the decoded values from ``values``.
+        """Encode the segments ``ids`` as uint8, and subtract the decoded values from ``values``.
 
-        ``magnitude`` float32 (ids,): sum of the absolute values of each segment. Returns uint8.
+        ``magnitude`` float32 (ids,): sum of the absolute values of each segment.
         """
         return self._encode(partition, values, None, ids, magnitude)
 
     def difference(self, partition: Segments, master: Array, mirror: Array, ids: np.ndarray,
                    magnitude: np.ndarray) -> np.ndarray:
-        """Encode ``master - mirror`` of the segments ``ids`` as uint8.
+        """Encode the segments ``ids`` of ``master - mirror`` as uint8; the arrays do not change.
 
-        The arrays do not change.
+        ``magnitude`` float32 (ids,): sum of the absolute differences of each segment.
         """
         return self._encode(partition, master, mirror, ids, magnitude)
 
@@ -92,7 +89,7 @@ class Codec(ABC):
         lengths = partition.lengths[ids]
         if isinstance(values, np.ndarray) and self.compiled:
             sizes = self.sizes(lengths)
-            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() for few sizes
+            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() for a few sizes
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
         if self.uses_kernels(values):
@@ -113,14 +110,14 @@ class Codec(ABC):
                          out: np.ndarray) -> None:
         """Encode ``values - mirror`` into ``out``.
 
-        If ``mirror`` is None, encode ``values`` and subtract the decoded values from them. Only
-        a codec whose field `compiled` is true has this method.
+        If ``mirror`` is None, encode ``values`` and subtract the decoded values from them. A codec
+        needs this method only if its field `compiled` is true.
         """
         raise NotImplementedError
 
     @abstractmethod
     def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
-        """Encode ``dense``, a tensor that holds the segments one after the other."""
+        """Encode the tensor ``dense``, in which the segments follow one another."""
 
     def _encode_by_kernel(self, partition: Segments, values: Array, mirror: Array | None,
                           ids: np.ndarray, magnitude: np.ndarray | None, mode: int) -> np.ndarray:
@@ -132,11 +129,10 @@ class Codec(ABC):
     def _launch(self, name: str, partition: Segments, values: Array, ids: np.ndarray,
                 magnitude: np.ndarray | None, before: tuple[Array, ...], code: Array,
                 *after: np.number) -> None:
-        """Start a kernel with a table of the segments, int64 (ids, 4), see `common.cuh`.
+        """Start a CUDA kernel with a table of the segments, int64 (ids, 4), see `common.cuh`.
 
-        ``code``: the encoded bytes on the host, or memory for them on the device. ``before``:
-        further arguments of the kernel before the table. ``after``: further arguments after
-        ``code``.
+        ``code``: the encoded bytes on the host, or memory for them on the device. ``before``,
+        ``after``: further arguments of the kernel before the table and after ``code``.
         """
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
@@ -156,9 +152,10 @@ class Codec(ABC):
         return 0
 
     def check(self, partition: Segments, ids: np.ndarray, data: np.ndarray) -> float:
-        """Raise `RemoteProtocolError` unless ``data`` (uint8) is a valid encoding of ``ids``.
+        """Check that ``data`` (uint8) is a valid encoding of the segments ``ids``.
 
-        Returns the sum of the squares of the decoded values.
+        Returns the sum of the squares of the decoded values. Raises `RemoteProtocolError` if
+        ``data`` is invalid.
         """
         rule, at, energy = self._look(partition.lengths, ids, data)
         if rule:
@@ -179,9 +176,9 @@ class Codec(ABC):
 
     def add(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray,
             factor: float = 1.0) -> None:
-        """Decode ``data``; add factor * the result to the segments ``ids`` of ``values``.
+        """Decode ``data``, and add factor * decoded values to the segments ``ids`` of ``values``.
 
-        The caller must `check` the data before.
+        The caller must `check` the data first.
         """
         if isinstance(values, np.ndarray) and self.compiled:
             self._add_compiled(values, partition, ids, data, np.float32(factor))
@@ -192,13 +189,13 @@ class Codec(ABC):
 
     def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
                       data: np.ndarray, factor: np.float32) -> None:
-        """Do the same as `add`; only a codec whose field `compiled` is true has this method."""
+        """Do the same as `add`; a codec needs this method only if its field `compiled` is true."""
         raise NotImplementedError
 
     @abstractmethod
     def _add_dense(self, values: Array, partition: Segments, ids: np.ndarray, data: np.ndarray,
                    factor: float) -> None:
-        """See `add`; here ``values`` is a tensor."""
+        """Do the same as `add` for a tensor ``values``."""
 
     def scaled(self, partition: Segments, ids: np.ndarray, data: np.ndarray, factor: float
                ) -> np.ndarray:
@@ -229,8 +226,8 @@ class Codec(ABC):
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
     """Join the segments of many chunks and sort them by ascending id.
 
-    No id may be in two parts. A loop over the result visits the rows in the order of the model.
-    This takes half as long as a loop that jumps between rows.
+    No id may be in two parts. A loop over the result visits the rows in the order of the model, and
+    so takes half as long as a loop in the order of arrival.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -244,7 +241,10 @@ def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part
 
 @njit(nogil=True, cache=True)
 def _reorder(data, starts, sizes, out):
-    """Copy ranges of bytes, given by first byte and size, into ``out`` one after the other."""
+    """Copy ranges of bytes into ``out``, one after the other.
+
+    ``starts``, ``sizes``: first byte and number of bytes of each range in ``data``.
+    """
     at = 0
     for i in range(starts.size):
         out[at:at + sizes[i]] = data[starts[i]:starts[i] + sizes[i]]
@@ -259,14 +259,15 @@ def bfloat16_encode(values: np.ndarray) -> np.ndarray:
 
 
 def bfloat16_decode(codes: np.ndarray) -> np.ndarray:
-    """Return the exact float32 values of bfloat16 codes (uint16)."""
+    """Return the float32 values of bfloat16 numbers, which are given by their bits as uint16."""
     return (codes.astype(np.uint32) << 16).view(np.float32)
 
 
 def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray:
-    """Return the mean magnitude of the nonzero values that each segment sends, as bfloat16 codes.
+    """Return for each segment the mean magnitude of the nonzero values that it sends.
 
-    ``chosen``: the sent values of all segments; ``of``: the segment of each value, counted from 0.
+    The means are bfloat16 numbers, given by their bits as uint16. ``chosen``: the sent values of
+    all segments; ``of``: the segment of each value, counted from 0.
     """
     total = np.bincount(of, np.abs(chosen), segments)
     count = np.bincount(of[chosen != 0], minlength=segments)
@@ -275,19 +276,19 @@ def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray
 
 def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the elements of largest magnitude in each segment; prefer the first of equal ones.
+    """Find the elements of largest magnitude in each segment; of equal ones, choose the first.
 
-    ``dense``: a tensor that holds the segments one after the other; ``counts``: number of elements
+    ``dense``: a tensor in which the segments follow one another; ``counts``: number of elements
     to find in each segment. Returns three arrays on the host: the segment of each element (counted
-    from 0), its position in the segment, and its value. They are sorted by segment, then by
-    position as in `kernels.select_largest`; zeros come last in their segment.
+    from 0), its position in the segment, and its value. The elements are sorted by segment, then by
+    position as in `kernels.select_largest`. Zeros come last in their segment.
     """
     segments = np.arange(lengths.size)
     order = dense.abs().argsort(descending=True, stable=True)
     order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
     largest = order[spans(starts_of(lengths), counts, dense)]
     chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
-    # Sort on the host, into the order of the compiled loops; only few elements are left.
+    # Sort into the order of the compiled loops. The host does this, because few elements are left.
     of = np.repeat(segments, counts)
     ascending = np.lexsort((at, chosen == 0, of))
     return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
@@ -328,7 +329,7 @@ def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Undo `join`: return the scales times ``factor`` (float32), and the body."""
+    """Reverse `join`: return (scales times ``factor``, float32; body)."""
     starts = starts_of(sizes + 2)
     codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
     return np.float32(factor) * bfloat16_decode(codes), data[_bodies(sizes)]
@@ -361,7 +362,7 @@ def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
 
 
 def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
-    """Return a copy of the segments ``ids`` of ``values - mirror``, end to end.
+    """Return a copy of the segments ``ids`` of ``values - mirror``; they follow one another.
 
     If ``mirror`` is None, return a copy of these segments of ``values``.
     """
@@ -370,8 +371,5 @@ def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.nda
 
 
 def add_signed(values: Array, index: np.ndarray, negative: np.ndarray, scale: np.ndarray) -> None:
-    """Add +scale or -scale to the elements ``index`` of a tensor.
-
-    -scale is added where ``negative`` is true.
-    """
+    """Add ``scale`` to the elements ``index`` of a tensor; subtract it if ``negative`` is true."""
     values[from_host(index, values)] += from_host(np.where(negative, -scale, scale), values)

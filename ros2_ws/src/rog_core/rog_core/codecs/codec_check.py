@@ -21,8 +21,9 @@ class _Segments:
 def try_codec(codec: Codec) -> None:
     """Encode, check, decode and scale random values.
 
-    Raises `ConfigError` if a method of the codec raises an error, or if its methods do not agree.
-    For example, `take` subtracts other values than `add` decodes, or `check` accepts too few bytes.
+    Raises `ConfigError` if a method of the codec raises an error, or if two methods do not agree.
+    Two examples: `take` subtracts other values than `add` decodes, or `check` accepts data that is
+    too short.
     """
     try:
         _try(codec)

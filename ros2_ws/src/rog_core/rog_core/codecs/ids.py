@@ -1,8 +1,8 @@
 """The encoding of segment ids, and the division of segments into chunks.
 
-The ids of a chunk ascend. The first id and then the differences between neighbours are encoded as
-LEB128: seven bits per byte, lowest first; bit 7 says that another byte follows. An id that follows
-its predecessor directly takes one byte.
+The ids of a chunk ascend. The first id is encoded as it is, and each further id as the difference
+from the id before. The encoding is LEB128: seven bits per byte, lowest bits first; bit 7 says that
+another byte follows. If an id is 1 higher than the id before, it takes one byte.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ def encode_ids(ids: np.ndarray) -> np.ndarray:
 
 def split_into_chunks(ids: np.ndarray, sizes: np.ndarray, limit: int
                       ) -> list[tuple[int, int, np.ndarray]]:
-    """Divide ascending segments into chunks of at most ``limit`` bytes.
+    """Divide ascending segments into chunks of at most ``limit`` bytes of ids and values.
 
-    ``limit`` counts the bytes of values and ids.
-
-    ``sizes`` int64 (ids,): bytes of the values of each segment. A chunk holds at least one
+    ``sizes`` int64 (ids,): bytes of the values of each segment. A chunk contains at least one
     segment, even if this segment exceeds ``limit``.
 
-    Returns three values for each chunk: the number of segments in this chunk and all chunks
-    before it, the number of bytes of the values of all these segments, and the encoded ids
-    of this chunk alone, uint8.
+    Returns three values for each chunk. The first is the number of segments up to the end of this
+    chunk, counted from the first chunk. The second is the number of bytes of the values of all
+    these segments. The third is the encoded ids of this chunk alone, uint8.
     """
     out, ends = np.empty(5 * ids.size, np.uint8), np.empty((3, ids.size), np.int64)
     count, begin, chunks = _split_into_chunks(ids, sizes, limit, out, ends), 0, []
@@ -70,7 +68,7 @@ def _varint_size(value):
 def _split_into_chunks(ids, sizes, limit, out, ends):
     """Write the encoded ids to ``out`` and the ends of the chunks to ``ends``.
 
-    Returns the number of chunks. ``ends[:, c]`` holds three numbers for chunk c. The first
+    Returns the number of chunks. ``ends[:, c]`` contains three numbers for chunk c. The first
     is the number of segments in all chunks up to and including chunk c. The second is the
     number of bytes of the values of all these segments. The third is the position in
     ``out`` at which the ids of chunk c end.
@@ -101,9 +99,10 @@ def _split_into_chunks(ids, sizes, limit, out, ends):
 
 @njit(nogil=True, cache=True)
 def _decode(data, limit, out):
-    """Decode ids into ``out``; return 0 if ``data`` is valid, otherwise the number of the fault.
+    """Decode ids into ``out``; return 0 if ``data`` is valid, otherwise the number of a fault.
 
-    Fault 1: too few or too many bytes; 2: the ids do not ascend; 3: an id is >= ``limit``.
+    Fault 1: too few or too many bytes. Fault 2: the ids do not ascend. Fault 3: an id is >=
+    ``limit``.
     """
     at, previous = 0, np.int64(-1)
     for i in range(out.size):

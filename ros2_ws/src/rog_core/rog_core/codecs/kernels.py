@@ -1,8 +1,8 @@
 """Compiled functions that several codecs use.
 
-Storage is flat float32; a segment ``s`` is ``flat[offsets[s]:offsets[s + 1]]``. All loops release
-the GIL and are cached on disk. None of them reorders additions, so worker and server get equal bits
-when they apply a chunk.
+The values are a flat float32 array; segment ``s`` is ``flat[offsets[s]:offsets[s + 1]]``. All loops
+release the GIL, and their compiled code is cached on disk. No loop reorders additions, so worker
+and server get equal bits when they apply the same chunk.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numba import extending, njit, types
 
 LINE = 16  # number of float32 values in a cache line
-# Numbers of the rules for encoded values. LENGTH: the number of bytes is right. SCALE: each scale
-# is valid. OWN and higher numbers: rules of a single codec.
+# Numbers of the rules that encoded values must obey. LENGTH: the number of bytes is right.
+# SCALE: each scale is valid. OWN and higher numbers: rules of a single codec.
 LENGTH, SCALE, OWN = 1, 2, 3
 
-intrinsic: Any = extending.intrinsic  # Any: numba's type does not fit decorated functions
+intrinsic: Any = extending.intrinsic  # numba's own type does not fit decorated functions
 
 
 @intrinsic
@@ -61,8 +61,8 @@ def write_scale(code, scale):
 def bad_scale(code):
     """Return whether the scale of an encoded segment is NaN, infinite or negative.
 
-    As integers, finite bfloat16 values >= 0 are 0x0000 to 0x7f7f. Infinity, NaN and negative values
-    are higher integers.
+    Read as integers, the finite bfloat16 values >= 0 are 0x0000 to 0x7f7f. The bits of infinity,
+    NaN and negative values are higher integers.
     """
     return (np.uint16(code[0]) | np.uint16(code[1]) << 8) > 0x7f7f
 
@@ -77,17 +77,17 @@ def _count(magnitudes, least):
 
 @njit(nogil=True, cache=True)
 def _threshold(magnitudes, count):
-    """Return two numbers (t, equals) that select the ``count`` largest magnitudes.
+    """Return two numbers (t, equals) that define the ``count`` largest magnitudes.
 
-    The selected magnitudes are all magnitudes above t, and the first ``equals`` magnitudes that
-    equal t. If fewer than ``count`` magnitudes are above zero, t is 0.
+    These are all magnitudes above t, and of those that equal t the first ``equals``. If fewer than
+    ``count`` magnitudes are above zero, t is 0.
     """
     low, high, above = np.int32(0), np.int32(0), 0
     for k in range(magnitudes.size):
         high = max(high, magnitudes[k])
-    # Invariant: at least ``count`` magnitudes are >= low, and exactly ``above`` are >= high.
+    # always true in the loop: at least ``count`` magnitudes are >= low, and ``above`` are >= high
     high += 1
-    # Subtracting this number from the bits of a float32 halves the float32. The search starts at
+    # Subtracting this number from the bits of a float32 halves the float32. The search first tries
     # half of the largest magnitude, because t is usually above this half.
     step = 1 << 23
     while high - low > 1:
@@ -105,22 +105,21 @@ def _threshold(magnitudes, count):
 
 @njit(nogil=True, cache=True)
 def select_largest(bits, magnitudes, positions, count):
-    """Find the ``count`` nonzero elements of largest magnitude.
+    """Find the ``count`` nonzero elements of largest magnitude; of equal ones, choose the first.
 
-    If magnitudes are equal, the first ones are preferred. ``bits``: the float32 values of a
-    segment as int32. The positions of the largest elements are stored in ``positions``
-    (uint16), ascending. Returns the number of stored positions, which is lower than
-    ``count`` if fewer elements are nonzero. ``magnitudes`` int32 is scratch memory of the
-    size of ``bits``; ``positions`` must be at least as large as ``bits``.
+    ``bits``: the float32 values of a segment as int32. The function writes the positions of the
+    elements to ``positions`` (uint16) in ascending order, and returns their number. The number is
+    lower than ``count`` if fewer elements are nonzero. ``magnitudes`` int32 is scratch memory of
+    the size of ``bits``; ``positions`` must be at least as large as ``bits``.
 
-    Bisection on the bits of float32 finds the smallest magnitude to send. This is faster
-    than sorting, because each step only counts, eight elements at a time.
+    A bisection on the bits of float32 finds the smallest magnitude to send. This is faster than
+    sorting, because each step only counts, eight elements at a time.
     """
     for k in range(bits.size):
         magnitudes[k] = bits[k] & 0x7fffffff
     threshold, equals = _threshold(magnitudes, count)
     found, least = 0, max(threshold, np.int32(1))
-    for k in range(bits.size):  # no branch here, because the CPU could not predict it
+    for k in range(bits.size):  # without `if`, because the CPU could not predict the branch
         positions[found] = k
         found += magnitudes[k] >= least
     sent = 0

@@ -1,10 +1,10 @@
-"""``onebit``: one sign bit per element, and one scale, the mean magnitude, per segment.
+"""``onebit``: one sign bit per element, and per segment one scale, the mean magnitude.
 
 Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row. The sender
-keeps the difference to the exact values and sends it later (error feedback).
+keeps the difference from the exact values and sends it later (error feedback).
 
-A segment begins with its scale (bfloat16). One bit per element follows (1: negative), the first
-element in the lowest bit; the end is padded to a whole byte.
+A segment begins with its scale (bfloat16). One bit per element follows (1: negative); the first
+element is in the lowest bit. Padding fills the last byte.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OneBit(Codec):
     kernels = 'onebit', 'onebit'
 
     def sizes(self, lengths):
-        """See `Codec.sizes`."""
+        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return (lengths + 23) >> 3  # 2 + ceil(lengths / 8)
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
@@ -74,7 +74,7 @@ def _scales(magnitude: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 @intrinsic
 def _sign_byte(typing_context, array, index):
-    """Return the sign bits of eight consecutive float32 (1: negative), the first in bit 0."""
+    """Return the sign bits (1: negative) of eight consecutive float32; bit 0 is for the first."""
     def generate(context, builder, signature, arguments):
         floats = context.make_array(signature.args[0])(context, builder, arguments[0])
         eight = ir.VectorType(ir.IntType(32), 8)
@@ -87,7 +87,7 @@ def _sign_byte(typing_context, array, index):
 
 @intrinsic
 def _sign_byte_of_difference(typing_context, left, right, index):
-    """Return the sign bits of eight consecutive differences left - right (1: negative)."""
+    """Return the sign bits (1: negative) of eight consecutive differences left - right."""
     def generate(context, builder, signature, arguments):
         eight = ir.VectorType(ir.FloatType(), 8)
         operands = []
@@ -104,9 +104,9 @@ def _sign_byte_of_difference(typing_context, left, right, index):
 
 @intrinsic
 def _add_signed(typing_context, array, index, byte, scale):
-    """Add +scale or -scale to each of eight float32: -scale if its bit is 1.
+    """Add scale to each of eight float32 whose bit is 0, and subtract it from those whose bit is 1.
 
-    The eight float32 are neighbours in ``array``, from ``index`` on. ``byte`` holds the
+    The eight float32 are consecutive in ``array``, from ``index`` on. ``byte`` contains the
     bits.
     """
     def generate(context, builder, signature, arguments):
@@ -179,7 +179,7 @@ def _encode(values, mirror, offsets, ids, magnitude, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, data):
-    """Add the decoded values times ``factor`` to the segments ``ids``.
+    """Add ``factor`` times the decoded values to the segments ``ids``.
 
     A decoded value is +scale where the bit is 0, and -scale where the bit is 1.
     """
@@ -200,7 +200,7 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """See `Codec._look`."""
+    """Check ``data``; return the three numbers that `Codec._look` describes."""
     at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
         if at + 2 > data.size:

@@ -1,6 +1,6 @@
 """``raw``: float32, little endian, without loss.
 
-Model values are always sent raw.
+Model values are always sent with this codec; the other codecs are only for changes of values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Raw(Codec):
     faults = ('chunk holds a value that is NaN or infinite',)
 
     def sizes(self, lengths):
-        """See `Codec.sizes`."""
+        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 4 * lengths
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
@@ -49,7 +49,7 @@ class Raw(Codec):
         if data.size != 4 * int(lengths[ids].sum()):
             return LENGTH, 0, 0.0
         energy = _energy(_floats(data))
-        # If all values are finite float32, the float64 sum of their squares is also finite.
+        # The sum is float64, so squares of finite float32 values cannot make it infinite.
         return 0 if math.isfinite(energy) else OWN, 0, energy
 
     def _add_compiled(self, values, partition, ids, data, factor):
@@ -59,13 +59,13 @@ class Raw(Codec):
         values[elements(partition, ids, values)] += factor * from_host(_floats(data), values)
 
     def scaled(self, partition, ids, data, factor):
-        """See `Codec.scaled`."""
+        """Return ``data`` with all values multiplied by ``factor``; see `Codec.scaled`."""
         return (_floats(data) * np.float32(factor)).view(np.uint8)
 
     def store(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray) -> None:
-        """Decode ``data``; store the result in the segments ``ids`` of ``values``.
+        """Decode ``data``, and write the result to the segments ``ids`` of ``values``.
 
-        The caller must `check` the data before.
+        The caller must `check` the data first.
         """
         if isinstance(values, np.ndarray):
             _store(values, partition.offsets, ids, _floats(data))
@@ -83,7 +83,7 @@ def _floats(data: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True, fastmath={'reassoc', 'contract'})
 def _energy(dense):
-    """Return the sum of squares in double precision; it is not finite if a value is not finite."""
+    """Return the sum of the squares in float64; if a value is NaN or infinite, the sum is too."""
     total = 0.0
     for k in range(dense.size):
         total += np.float64(dense[k]) * np.float64(dense[k])
@@ -92,9 +92,9 @@ def _energy(dense):
 
 @njit(nogil=True, cache=True)
 def _gather(values, mirror, offsets, ids, out):
-    """Copy ``values - mirror`` of the segments ``ids`` into ``out``, one after the other.
+    """Copy the segments ``ids`` of ``values - mirror`` into ``out``, one after the other.
 
-    If ``mirror`` is None, copy ``values``.
+    If ``mirror`` is None, copy the segments of ``values``.
     """
     at = 0
     for i in range(ids.size):
@@ -123,7 +123,7 @@ def _add(values, offsets, ids, factor, dense):
 
 @njit(nogil=True, cache=True)
 def _store(values, offsets, ids, dense):
-    """Store ``dense`` (segments one after the other) in the given segments."""
+    """Copy ``dense`` to the segments ``ids``; they follow one another in ``dense``."""
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]

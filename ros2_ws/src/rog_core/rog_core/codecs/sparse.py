@@ -1,18 +1,18 @@
-"""``ternary:P``: sends the largest elements, a share P of each segment.
+"""``ternary:P``: sends the share P of each segment's elements, namely the largest ones.
 
 Each of these elements is sent as +scale or -scale.
 
-Source: the paper DGH-(GC)^2, equations 18 to 22, unchanged, for pushes and pulls. This
+Source: the paper DGH-(GC)^2, equations 18 to 22, unchanged, for pushes and pulls. The
 paper calls the n of the equations "the number of nodes". But the equations come from
 reference [40] of the paper, where n is the number of elements of a tensor. So here n is
-the number of elements of a segment (a row, or a part of a long row). In the paper, the
-learning rate takes the place of a scale. Here, as in [40], the scale is the mean
+the number of elements of a segment (a row, or a part of a long row). The paper uses the
+learning rate instead of a scale. Here, as in [40], the scale is the mean
 magnitude of the elements sent.
 
 A segment begins with its scale (bfloat16). Two bytes follow for each of the m elements
-of largest magnitude, ascending by position: bits 0 to 14 hold the position, bit 15 the
-sign (1: negative). If elements have equal magnitudes, those with the lowest positions
-are sent. Zeros are not sent; if fewer than m elements are nonzero, 0xffff fills the
+of largest magnitude, in ascending order of position. Bits 0 to 14 contain the position, and
+bit 15 the sign (1: negative). If elements have equal magnitudes, those with the lowest
+positions are sent. Zeros are not sent. If fewer than m elements are nonzero, 0xffff fills the
 remaining places at the end.
 """
 
@@ -37,8 +37,8 @@ from .kernels import (
     write_scale,
 )
 
-NEGATIVE = 0x8000  # the sign bit of an element; the other bits are the position
-NOTHING = 0xffff   # fills a place for which the segment has no nonzero element
+NEGATIVE = 0x8000  # sign bit in the two bytes of an element; the other bits contain the position
+NOTHING = 0xffff   # fills the two bytes of an element if too few elements are nonzero
 
 
 class SparseTernary(Codec):
@@ -54,14 +54,16 @@ class SparseTernary(Codec):
 
     def __init__(self, sparsity: float) -> None:
         self.name, self.sparsity = f'ternary:{sparsity}', sparsity
-        # A segment sends at most MOST elements. At 2 bytes each, these are 1 KiB and fit one
-        # datagram.
+        # A segment sends at most MOST elements of 2 bytes each. These 1 KiB fit into one datagram.
         self.segment_elements = int(min(MOST / sparsity, 8192))
 
     @staticmethod
     @lru_cache
     def of(text: str) -> SparseTernary:
-        """Return the codec for the sparsity in ``text``; raise `ConfigError` if it is invalid."""
+        """Return the codec whose sparsity is the number in ``text``.
+
+        Raises `ConfigError` if the sparsity is invalid.
+        """
         try:
             sparsity = float(text)
         except ValueError:
@@ -79,7 +81,7 @@ class SparseTernary(Codec):
         return np.maximum(np.rint(self.sparsity * lengths), 1).astype(np.int64)
 
     def sizes(self, lengths):
-        """See `Codec.sizes`."""
+        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 2 + 2 * self.counts(lengths)
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
@@ -116,9 +118,9 @@ class SparseTernary(Codec):
 
 @njit(nogil=True, cache=True)
 def _write(row, magnitudes, positions, count, code):
-    """Encode one segment; return its scale.
+    """Encode the segment ``row`` into ``code``; return the scale of the segment.
 
-    ``magnitudes``, ``positions``: see `select_largest`.
+    ``count``: number of elements to send. ``magnitudes``, ``positions``: see `select_largest`.
     """
     bits, total = row.view(np.int32), 0.0
     sent = select_largest(bits, magnitudes, positions, count)
@@ -132,15 +134,15 @@ def _write(row, magnitudes, positions, count, code):
 
 @njit(nogil=True, cache=True)
 def _element(code, k):
-    """Return the two bytes of the sent element k: its position and sign, or `NOTHING`."""
+    """Return the two bytes of the k-th element as an integer: position and sign, or `NOTHING`."""
     return np.int64(code[2 + 2 * k]) | np.int64(code[3 + 2 * k]) << 8
 
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to each element of ``row`` that ``code`` lists.
+    """Add ``scale`` to the elements of ``row`` that ``code`` lists.
 
-    ``code``: an encoded segment. If the sign bit of an element is set, -scale is added.
+    If the sign bit of an element is set, ``scale`` is subtracted. ``code``: an encoded segment.
     """
     for k in range(code.size // 2 - 1):
         element = _element(code, k)
@@ -171,9 +173,9 @@ def _encode(values, mirror, offsets, ids, counts, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, counts, factor, data):
-    """Multiply the decoded values by ``factor`` and add them to the segments.
+    """Add ``factor`` times the decoded values to the segments ``ids``.
 
-    Only the elements that were sent change.
+    Only elements that were sent change.
     """
     at = 0
     for i in range(ids.size):
@@ -185,7 +187,7 @@ def _add(values, offsets, ids, counts, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, counts, data):
-    """See `Codec._look`; ``data`` has the right length."""
+    """Check ``data`` of the right length; return the three numbers that `Codec._look` describes."""
     at, energy = 0, 0.0
     for i in range(ids.size):
         code = data[at:at + 2 + 2 * counts[i]]

@@ -8,8 +8,8 @@ block of 64 is sent, so that the encoded size of a segment depends only on the n
 its elements.
 
 A segment begins with its scale (bfloat16). One byte per block follows; the last block
-may be shorter. Bits 0 to 5 hold the position of the element sent, bit 6 its sign (1:
-negative), and bit 7 is set. The byte is 0 for a block that sends nothing. If elements
+may be shorter. Bits 0 to 5 contain the position of the sent element in its block, and bit 6 its
+sign (1: negative); bit 7 is set. If all elements of a block are zero, its byte is 0. If elements
 have equal magnitudes, the first of them is sent. Encoding reads every element once.
 Decoding accesses only the elements sent, which are one in 64.
 """
@@ -34,7 +34,7 @@ class Ternary(Codec):
               'not 0',)
 
     def sizes(self, lengths):
-        """See `Codec.sizes`."""
+        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 2 + -(-lengths // BLOCK)
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
@@ -45,9 +45,9 @@ class Ternary(Codec):
         padded = dense.new_zeros(BLOCK * int(blocks.sum()))
         padded[spans(BLOCK * starts_of(blocks), lengths, dense)] = dense
         padded = padded.view(-1, BLOCK)
-        at = padded.abs().argmax(1)  # argmax returns the first of equal magnitudes
+        at = padded.abs().argmax(1)  # of equal magnitudes, argmax returns the first
         chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
-        # Continue on the host, because only one element in 64 is left.
+        # Only one element in 64 is left, so the host does the rest.
         scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)
         code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
         return join(scales, np.where(chosen != 0, code, 0), blocks)
@@ -70,11 +70,11 @@ class Ternary(Codec):
 
 @njit(nogil=True, cache=True)
 def _byte(bits):
-    """Return the byte of a block of at most 64 elements; ``bits``: its float32 values as int32.
+    """Return the encoded byte of a block; ``bits``: its at most 64 float32 values as int32.
 
-    The bits of magnitudes can be compared as integers. ``largest`` holds a magnitude in its high
-    bits and 63 - position in its low 6 bits. So the maximum gives the largest magnitude, and the
-    first position where it occurs.
+    Magnitudes can be compared as integers by their bits. ``largest`` contains a magnitude in its
+    high bits and 63 - position in its low 6 bits. So the maximum gives the largest magnitude, and
+    of equal ones the first.
     """
     largest = np.int64(0)
     for k in range(bits.size):
@@ -100,9 +100,9 @@ def _write(row, code):
 
 @njit(nogil=True, cache=True)
 def _move(row, code, scale):
-    """Add +scale or -scale to each element of ``row`` that ``code`` lists.
+    """Add ``scale`` to the elements of ``row`` that ``code`` lists.
 
-    ``code``: an encoded segment. If the sign bit of an element is set, -scale is added.
+    If the sign bit of an element is set, ``scale`` is subtracted. ``code``: an encoded segment.
     """
     for b in range(2, code.size):
         if code[b]:
@@ -135,9 +135,9 @@ def _encode(values, mirror, offsets, ids, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, data):
-    """Multiply the decoded values by ``factor`` and add them to the segments.
+    """Add ``factor`` times the decoded values to the segments ``ids``.
 
-    Only the elements that were sent change.
+    Only elements that were sent change.
     """
     at = 0
     for i in range(ids.size):

@@ -1,9 +1,9 @@
 """CUDA kernels, one `.cu` file for each family of codecs.
 
-One launch processes many segments. The kernels in `sums.cu` are for `rog_core.arrays`: they add a
-step and sum magnitudes in one pass. cupy compiles a kernel at its first use. Kernels work on the
-memory of torch tensors and run on torch's current stream. Without cupy, or for tensors that are not
-on a CUDA device, the codecs use torch operations, which are the reference. For finite values,
+One launch processes many segments. `rog_core.arrays` uses the kernels in `sums.cu`, which add a
+step and sum magnitudes in one pass. cupy compiles a kernel when it is first used. Kernels work on
+the memory of torch tensors and run on torch's current stream. Without cupy, or for tensors that are
+not on a CUDA device, the codecs use torch operations, which are the reference. For finite values,
 kernels and torch operations give the same bytes.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 Array = Any  # numpy.ndarray or torch.Tensor
 
 THREADS = 256  # threads per block; one block works on one segment
-# Maximum number of bytes that one kernel launch encodes. This limits the pinned memory,
-# which is the first memory that a Jetson runs out of. With every codec except raw, a push
-# of ConvMLP-M needs one launch (e3m0: 8.7 MB).
+# Maximum number of bytes that one kernel launch encodes. This limits the pinned memory: on a
+# Jetson, pinned memory runs out first. A push of the model ConvMLP-M fits into one launch with
+# every codec except raw (e3m0: 8.7 MB).
 AT_ONCE = 16 << 20
 ALIGNED = 16  # each array of an upload begins at a multiple of this number of bytes
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
@@ -28,7 +28,7 @@ OPTIONS = ('--std=c++14', '--fmad=false', '--ftz=false', f'-DTHREADS={THREADS}')
 
 
 def source(family: str) -> str:
-    """Return the source of a family's kernels, preceded by the code that all families share."""
+    """Return the CUDA source of ``family``.cu, preceded by common.cuh, which all kernels share."""
     here = Path(__file__).parent
     return (here / 'common.cuh').read_text() + (here / f'{family}.cu').read_text()
 
@@ -44,23 +44,26 @@ def _cupy() -> Any:
 
 
 def usable(values: Array) -> bool:
-    """Return whether kernels can work on ``values``: on a CUDA device, with cupy installed."""
+    """Return whether the CUDA kernels can process ``values``.
+
+    They need ``values`` on a CUDA device, and cupy must be installed.
+    """
     return not isinstance(values, np.ndarray) and values.is_cuda and _cupy() is not None
 
 
 def at_once(values: Array) -> int:
-    """Return the value of `rog_core.transfer.sender.Rows.at_once` for ``values``.
+    """Return the maximum number of bytes for one call of `rog_core.transfer.sender.Rows.encode`.
 
-    The value is 0 if no kernels process ``values``.
+    The value is 0 if the CUDA kernels cannot process ``values``.
     """
     return AT_ONCE if usable(values) else 0
 
 
 @cache
 def _module(family: str, device: int) -> Any:
-    """Compile the kernels of a family and load them on ``device``, the current device.
+    """Compile the kernels of ``family``.cu; load them on ``device``, which must be current.
 
-    This does not use cupy's `RawModule`, which adds ``-ftz=true``: denormals would become 0.
+    cupy's `RawModule` is not used, because it adds ``-ftz=true``: denormals would become 0.
     """
     cupy = _cupy()
     binary, _ = cupy.cuda.compiler.compile_using_nvrtc(source(family), OPTIONS)
@@ -70,10 +73,10 @@ def _module(family: str, device: int) -> Any:
 
 
 def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) -> None:
-    """Start a kernel on torch's current stream of the device of ``like``, without waiting.
+    """Start a kernel in torch's current stream on the device of ``like``; do not wait for its end.
 
-    ``arguments``: contiguous tensors of that device, numpy scalars, and numpy arrays of the host,
-    which are copied to the device.
+    ``blocks``: number of thread blocks; with 0, no kernel is started. ``arguments``: contiguous
+    tensors on that device, numpy scalars, and numpy arrays, which are copied to the device.
     """
     import torch
     if not blocks:
@@ -90,19 +93,19 @@ def launch(family: str, name: str, blocks: int, like: Array, *arguments: Any) ->
 def _pointer(tensor: Array) -> np.uint64:
     """Return the address of a tensor, in the type that a kernel accepts.
 
-    With DLPack instead, each tensor would cost 20 us.
+    To pass the tensor by DLPack would take 20 us per tensor.
     """
     return np.uint64(tensor.data_ptr())
 
 
 class _Torch:
-    """A stream of torch, in the form that `cupy.cuda.Stream.from_external` accepts."""
+    """A CUDA stream of torch, in the form that `cupy.cuda.Stream.from_external` accepts."""
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.pointer   # version of the protocol, and the stream
+        return 0, self.pointer   # (version of the stream protocol, stream)
 
 
 @cache
@@ -115,7 +118,7 @@ def _stream(pointer: int, device: int) -> Any:
 
 
 def sums(name: str, offsets: np.ndarray, like: Array, *arguments: Any) -> np.ndarray:
-    """Run a kernel of `sums.cu`; return the sum of each segment, float32, on the host."""
+    """Run a kernel of `sums.cu`; return the sums, float32 (segments,), on the host."""
     segments = offsets.size - 1
     found = empty(4 * segments, like).view(like.dtype)
     launch('sums', f'sums_{name}', segments, like, offsets, found, *arguments)
@@ -154,5 +157,5 @@ def download(values: Array) -> np.ndarray:
     pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
-    # a copy, because senders keep the result and pinned memory is scarce
+    # copy: callers keep the result for long, and pinned memory is scarce
     return pinned.numpy().copy()

@@ -1,8 +1,8 @@
 """Synchronisation methods, one file each, and `create`, which builds a method from its name.
 
-No code outside this folder names a method. A method of another package is a subclass of `Method`.
-If that package registers the method (`rog_core.plugins`), users write the registered name.
-Otherwise they write ``package.module:Class:argument+option``.
+No code outside this folder depends on the name of a method. A method of another package is a
+subclass of `Method`. If that package registers the method (`rog_core.plugins`), users write the
+registered name. Otherwise users write ``package.module:Class:argument+option``.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # maps an option to the mix-in 
 
 
 def usages() -> str:
-    """Return how users write all methods, as one text for messages.
+    """Return one text for error messages: how users write each method.
 
-    The methods of other packages are listed by name.
+    Of the registered methods of other packages, only the names are listed.
     """
     return ', '.join([*(method.usage for method in METHODS.values()), *plugins.methods()])
 
 
 def parse(text: str) -> MethodSpec:
-    """Parse the text of a method.
+    """Parse the text of a method: its name, arguments and options.
 
-    :raises ConfigError: the text cannot be the name of a method.
+    :raises ConfigError: the text names no method.
     """
     if len(text) > LONGEST:
         raise ConfigError(f'the text of a method must have at most {LONGEST} characters, got '
@@ -61,9 +61,9 @@ def parse(text: str) -> MethodSpec:
 def create(text: str, team: Team | None = None) -> Method:
     """Build the method that ``text`` names.
 
-    Raises `ConfigError` if the method is unknown or does not fit the team. This function imports
-    nothing. Therefore `rog_core.method_check.check_named` must be called before: it imports the
-    module of a method from another package.
+    Raises `ConfigError` if the method is unknown or does not fit the team. This function imports no
+    module. For a method of another package, call `rog_core.method_check.check_named` first: it
+    imports the method's module.
     """
     spec, team = parse(text), team or Team()
     if spec.name in METHODS:
@@ -79,17 +79,17 @@ def create(text: str, team: Team | None = None) -> Method:
 
 
 def is_known(text: str) -> bool:
-    """Return whether the method that ``text`` names needs no import of an arbitrary module.
+    """Return whether the method in ``text`` can be used without importing an unknown module.
 
     True for a method of this package, for a method that an installed package registers, and for a
-    method whose module is imported already.
+    method whose module is already imported.
     """
     name = parse(text).name
     return name in METHODS or name in plugins.methods() or place_of(name)[0] in sys.modules
 
 
 def place_of(name: str) -> tuple[str, str]:
-    """Return the module and the class of a method from another package."""
+    """Return (name of the module, name of the class) of a method from another package."""
     found = plugins.methods().get(name)
     if found is not None:
         return found.module, found.attr

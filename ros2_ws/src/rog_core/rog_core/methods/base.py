@@ -1,10 +1,10 @@
-"""The base class of synchronisation methods: the questions that a server asks its method.
+"""The base class of synchronisation methods.
 
-The server asks which robots may start their next iteration, what a robot computes then and which
-rows it sends, how a finished push changes the master rows, and what a checkpoint must hold.
-`Method` gives BSP's answer to every question; another method is a subclass that overrides the
-answers that differ. Workers have no code of a method: the server sends them numbers and the name of
-a step (`rog_core.protocol.steps`).
+A server asks its method: which robots may start their next iteration, what does a robot compute
+and which rows does it send, how does a finished push change the master rows, and what must a
+checkpoint contain? `Method` answers every question as BSP does. Other methods are subclasses that
+override some answers. A worker runs no code of a method: the server sends it numbers and the name
+of a step (`rog_core.protocol.steps`).
 
 The code does no I/O and reads no clock: it gets times as arguments, in seconds.
 """
@@ -51,13 +51,13 @@ Fleet = Mapping[str, Standing]
 
 @dataclass(frozen=True)
 class Team:
-    """What the server knows of a fleet before training; a method may refuse the fleet.
+    """What the server knows about a fleet before training; a method may refuse the fleet.
 
-    ``capacities`` maps each robot to its computing capacity, by rank; it is empty if any
-    robot is allowed to join. ``codec``: name of the fleet's codec. ``momentum``:
+    ``capacities`` maps each robot to its computing capacity, in order of rank; it is empty if
+    any robot is allowed to join. ``codec``: name of the fleet's codec. ``momentum``:
     coefficient for methods that keep the momentum on the server. ``clip``: see
     `rog_core.server.push_filter`; with 0, pushes are never scaled down. ``above``: whether
-    the fleet is a child fleet, whose model its parent fleet changes between two pushes.
+    the fleet has a parent fleet, which changes the model between two pushes.
     """
 
     capacities: Mapping[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Team:
             raise ConfigError(f'momentum is {self.momentum}; it must be at least 0 and below 1')
 
     def require_alone(self, text: str) -> None:
-        """Raise `ConfigError` if a parent fleet changes the model; ``text``: the method's name."""
+        """Raise `ConfigError` if a parent fleet can change the model; ``text``: the method."""
         if self.above:
             raise ConfigError(f"'{text}' computes the gradients of a round on one model, which the "
                               'parent fleet may change meanwhile; choose another method, or train '
@@ -93,7 +93,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Contribute:
-    """A change to make now: apply a robot's whole push, which was held back, to the model."""
+    """A change to make now: apply the whole push of a robot, which the method has stored."""
 
     robot: str
 
@@ -128,17 +128,17 @@ Due = Contribute | EndRound | Decode | Discard
 class Method:
     """BSP: all robots push all rows, then start the next iteration; base of all other methods.
 
-    ``spec``: the name with arguments and options, parsed; ``team``: see `Team`. Raises
-    `ConfigError` if arguments or options are invalid, or the method does not fit the team.
+    ``spec``: the parsed name, arguments and options. ``team``: see `Team`. Raises `ConfigError` if
+    arguments or options are invalid, or if the method does not fit the team.
 
-    ``bound``: the staleness bound in iterations: a robot at iteration n waits while
+    ``bound``: the staleness bound in iterations. A robot at iteration n waits while
     n - slowest >= bound, where slowest is the lowest `Standing.slowest` of the fleet. If the bound
     is infinity, no robot waits. ``most``: the largest value of ``bound`` during the run.
     """
 
     name: ClassVar[str] = 'bsp'
     usage: ClassVar[str] = 'bsp'                  # how users write the method
-    # Options of the method, in the order that `named` uses.
+    # Names of the method's options, in the order in which `named` writes them.
     known: ClassVar[tuple[str, ...]] = ('svrg',)
 
     # After a restart, the server waits for these robots until the heartbeat limit has passed.
@@ -155,19 +155,19 @@ class Method:
 
     @classmethod
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:
-        """Return the options that are on unless they are switched off."""
+        """Return the options that are on unless the user switches them off."""
         return frozenset()
 
     @classmethod
     def numbered(cls) -> tuple[str, ...]:
-        """Return the options that take a whole number."""
+        """Return the options that have a whole number as their value."""
         return ('svrg',)
 
     @classmethod
     def ranges(cls) -> Mapping[str, tuple[float, float]]:
-        """Return the options that take a real number, each with its allowed range.
+        """Return the options that have a real number as their value, with its allowed range.
 
-        The range is (lowest value, highest value).
+        A range is (lowest value, highest value).
         """
         return {}
 
@@ -189,7 +189,7 @@ class Method:
         return self.asked
 
     def named(self, *arguments: object) -> str:
-        """Return the name of this method with these arguments and its own options."""
+        """Return this method's name with the given arguments and its non-default options."""
         options = [text if (number := self.numbers.get(text[1:])) is None else
                    f'{text}={number:.9g}' for text
                    in suffix(self.known, self.options, self.by_default(self.spec))]
@@ -197,7 +197,7 @@ class Method:
 
     @cached_property
     def asked(self) -> str:
-        """The text from which a restarted server builds this method again."""
+        """The text (name, arguments, options) from which a restarted server builds this method."""
         return self.named(*self.spec.arguments)
 
     # -- who may take part, who may continue -----------------------------------------------------
@@ -211,9 +211,8 @@ class Method:
     def by_row(self) -> bool:
         """Whether staleness is counted for every row.
 
-        Otherwise it is counted for each robot, in iterations.
-
-        The two counts differ only for rows that this or the former method has left unsent.
+        Otherwise staleness is counted for each robot, in iterations. The two counts differ only if
+        transfers leave rows unsent, with this method or with the method before a change.
         """
         return not self.early
 
@@ -231,25 +230,25 @@ class Method:
         return ''
 
     def on_join(self, robot: str) -> list[Due]:
-        """Handle a robot that joins or rejoins; its unfinished push, if any, does not count.
+        """Handle a robot that joins or rejoins; drop its unfinished push, if there is one.
 
         Returns the changes that the server must now make to the model.
         """
         return []
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """Handle the end of a push; ``fleet`` already counts this push."""
+        """Handle the end of a push; ``fleet`` is the progress after this push."""
 
     def on_wait(self, robot: str, seconds: float) -> None:
         """Handle the end of a wait: a robot has waited ``seconds`` for others."""
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """Return the robots for which this robot must wait; empty if it may continue.
+        """Return the robots for which this robot must wait; empty if this robot may continue.
 
-        ``least``: lower limit of the bound. After a change to a method with a tighter bound, the
+        ``least``: lower limit of the bound. After a change to a method with a smaller bound, the
         old bound still applies until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # compare iterations: the slowest rows may be older
+        if self.at_barrier(robot, fleet):  # at a barrier only iterations count, not rows
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         behind = self.behind(robot, fleet, max(self.bound_of(robot), least))
@@ -261,7 +260,7 @@ class Method:
     def bound_of(self, robot: str) -> float:
         """Return the staleness bound of this robot.
 
-        A method may use another bound for each robot.
+        A method may set a different bound for each robot.
         """
         return self.bound
 
@@ -294,7 +293,7 @@ class Method:
         return 'pipeline' in self.options
 
     def goes_ahead(self, staleness: int) -> bool:
-        """Return whether a robot may already compute its next gradient while it pushes.
+        """Return whether a robot may compute its next gradient while its push is under way.
 
         ``staleness``: present staleness of the robot, in iterations.
         """
@@ -302,10 +301,10 @@ class Method:
 
     @property
     def shrinks(self) -> bool:
-        """Whether a transfer uses a smaller codec if the link is too slow for the fleet's codec.
+        """Whether a transfer uses `rog_core.codecs.SMALLER` if the fleet's codec needs too long.
 
-        The link is too slow if the mandatory rows would take longer than `Command.patience`. The
-        smaller codec is `rog_core.codecs.SMALLER`.
+        The fleet's codec needs too long if the mandatory rows would take longer than
+        `Command.patience`.
         """
         return 'sparse' in self.options
 
@@ -336,7 +335,7 @@ class Method:
         self.model = model
 
     def takes(self, step: Step) -> bool:
-        """Return whether this method uses pushes that robots compute with this step."""
+        """Return whether this method accepts a push whose gradient was computed with this step."""
         return step.additive
 
     def in_time(self, robot: str, iteration: int) -> bool:
@@ -371,18 +370,18 @@ class Method:
         """Handle the end of a push of a full gradient; ``complete``: all rows have arrived."""
 
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
-        """Return the fleet's full gradient, to be sent in place of a pull; None: send a pull.
+        """Return the fleet's full gradient, to be sent instead of a pull; None: send a pull.
 
         ``iteration``: the last iteration that the robot has pushed. ``current``: whether the robot
-        holds the model of that iteration.
+        has the model of that iteration.
         """
         return None
 
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
         """Return the changes to make to the model now; the server calls this after every event.
 
-        ``gone``: robots that have left, are away or are retired, and robots that have not come back
-        after a restart of the server.
+        ``gone``: robots that have left, are away or are retired, and robots that have not
+        registered again after a restart of the server.
         """
         return []
 
@@ -390,7 +389,7 @@ class Method:
         """Make one change ``due`` to the model; the fleet has ``robots`` robots, at least 1."""
 
     def flush(self, robots: int) -> None:
-        """Apply every push that is held back, because the method or the run ends."""
+        """Apply all stored pushes to the model, because the method or the run ends."""
 
     @property
     def held_model(self) -> Model:
@@ -401,7 +400,7 @@ class Method:
     # -- restart ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return the values that a checkpoint must hold to resume this method, as JSON values."""
+        """Return the JSON values that a checkpoint must contain to resume this method."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -411,7 +410,7 @@ class Method:
         """
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays that a checkpoint must hold, by name; float32 (elements,) each."""
+        """Return the arrays that a checkpoint must contain, by name; each float32 (elements,)."""
         return {}
 
     def load_arrays(self, arrays: dict[str, Array]) -> None:
@@ -449,7 +448,7 @@ class Holding(Method):
 
 
 class Rolling(Holding):
-    """Base of methods that hold pushes back and keep the momentum on the server."""
+    """Base of methods that store each push and keep the momentum on the server."""
 
     def begin(self, model: Model, iteration: int) -> None:
         """See `Method.begin`."""

@@ -1,4 +1,4 @@
-"""DSSP: each robot has a staleness threshold, which depends on the speed of the robots."""
+"""DSSP: each robot has its own staleness threshold, which depends on the robots' speeds."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
 class Dssp(Method):
     """DSSP, Algorithm 1: each robot has a threshold between the lowest and the highest threshold.
 
-    When the fastest robot reaches its threshold, it gets the threshold at which it is expected to
-    wait least for the slowest robot's next push. When a robot is within the lowest threshold again,
-    it gets the lowest threshold back. This follows the paper's text and Figure 2. The paper's
-    listing differs in three places. In the listing, the robot waits until it is within the lowest
+    When the fastest robot reaches its threshold, it gets a new threshold: the one with the shortest
+    expected wait for the slowest robot's next push. When a robot is within the lowest threshold
+    again, its threshold becomes the lowest threshold. This follows the paper's text and Figure 2.
+
+    The paper's listing differs in three points. There the robot waits until it is within the lowest
     threshold again, so it pays for every extra iteration with a later wait. The listing can grant
-    extra iterations beyond the highest threshold, and it does not count the first extra iteration.
+    extra iterations beyond the highest threshold. It does not count the first extra iteration.
     """
 
     name = 'dssp'

@@ -11,19 +11,19 @@ DEFAULT_RANGE = (2, 20)
 
 
 class Flown(Method):
-    """FLOWN: a threshold per device, from estimated bandwidth and contribution.
+    """FLOWN: a threshold for each robot, from its estimated bandwidth and its contribution.
 
-    The ROG paper (Sections I and II-D) describes FLOWN, its reference [19], like this:
-    devices that are estimated to have low bandwidth and to contribute little to accuracy
-    get a higher threshold, other devices a lower one. The paper gives no formula, and the
-    published code of this baseline does not run. So our definition is as follows.
+    The ROG paper (Sections I and II-D) describes FLOWN, its reference [19]. Robots with a low
+    estimated bandwidth and a small contribution to accuracy get a higher threshold; other
+    robots get a lower one. The paper gives no formula, and the published code of this
+    baseline does not run. So our definition is as follows.
 
-    The threshold of a device is the number of iterations by which the others may be ahead
-    of this device. Bandwidth is the measured throughput. Contribution is the loss of the
-    last batch: a device with a high loss contributes much. Bandwidth and contribution have
+    The threshold of a robot is the number of iterations by which the others may be ahead
+    of this robot. Bandwidth is the measured throughput. Contribution is the loss of the
+    last batch: a robot with a high loss contributes much. Bandwidth and contribution have
     different units, so each is replaced by its rank within the fleet. The mean of both
     ranks decides where the threshold lies between the lowest and the highest threshold.
-    Each push of the device updates its threshold.
+    Each push of the robot updates its threshold.
     """
 
     name = 'flown'
@@ -53,8 +53,8 @@ class Flown(Method):
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
         """See `Method.held_up_by`.
 
-        Each robot has a bound of its own: the number of iterations by which others may be ahead
-        of this robot.
+        Each robot has its own bound: the number of iterations by which other robots may be ahead of
+        this robot.
         """
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if name != robot and iteration - other.slowest

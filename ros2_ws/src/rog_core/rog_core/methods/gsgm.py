@@ -18,12 +18,12 @@ class Gsgm(Rolling):
 
     ``gsgm``: a push has all rows. ``gsgm:T``: ATP chooses the rows; their staleness is at most T.
 
-    Source: GSGM, Algorithm 2. A robot on the white list contributes as soon as it pushes,
-    and then leaves the list. The push of a robot that is not on the list waits in a queue.
-    When the list is empty, the round ends and all robots are on the list again. The list is
-    computed from the robots that are present, so a robot that dies or joins cannot block
-    the others. A robot that waits for another reason (a barrier of SVRG, or the bound T) is
-    not on the list.
+    Source: GSGM, Algorithm 2. If a robot on the white list pushes, the server applies the
+    push at once, and the robot leaves the list. The push of a robot that is not on the list
+    waits in a queue. When the list is empty, the round ends and all robots are on the list
+    again. The list is computed from the robots that are present, so a robot that dies or
+    joins cannot block the others. A robot that waits for another reason (a barrier of SVRG,
+    or the bound T) is not on the list.
 
     Here the next round starts as soon as the list is empty, as the paper's text says. In
     the paper's listing, the next round starts only with the next push. The listing gives
@@ -31,10 +31,11 @@ class Gsgm(Rolling):
     of the slowest robot.
 
     Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v
-    is the sum of the v' of the round before. In the paper's listing, only v is an average over
-    the robots; the step of a push is not divided by their number. Here every push is divided, as
-    in all our methods, so the paper's learning rate equals ours divided by the number of
-    robots. The momentum also moves rows that a push does not contain.
+    is the sum of all v' of the previous round. In the paper's listing, v is an average over
+    the robots, but the step of a push is not divided by the number of robots. Here every
+    push is divided, as in all our methods. So the paper's learning rate equals our learning
+    rate divided by the number of robots. The momentum also moves rows that a push does not
+    contain.
     """
 
     name = 'gsgm'
@@ -57,7 +58,7 @@ class Gsgm(Rolling):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        # Without T the bound is 2: it stops only robots whose push is still in the queue.
+        # Without T the bound is 2, so only robots whose push is still in the queue have to wait.
         bound = self.spec.threshold(2) if self.spec.arguments else 2
         return bound, bound
 

@@ -24,8 +24,8 @@ _OPTION = re.compile(rf'([+-])([a-z]*){_NUMBER}')
 class MethodSpec:
     """The parsed text of a method; the method has not yet checked the arguments and options.
 
-    ``name``: name of the method, or ``module:Class``. ``signs``: for each option its sign, name and
-    number, as the user wrote them.
+    ``name``: name of the method, or ``module:Class``. ``signs``: (sign, name, number) of each
+    option, as the user wrote them.
     """
 
     text: str
@@ -34,7 +34,10 @@ class MethodSpec:
     signs: tuple[tuple[str, str, str], ...]
 
     def integer(self, number: str, low: int) -> int:
-        """Return an argument as an integer; raise `ConfigError` unless it is at least ``low``."""
+        """Return an argument as an integer.
+
+        Raises `ConfigError` if the argument is not a whole number from ``low`` to `MAX_THRESHOLD`.
+        """
         try:
             value = int(number)
         except ValueError:
@@ -66,7 +69,7 @@ class MethodSpec:
         return first, last
 
     def real(self, number: str, low: float, high: float) -> float:
-        """Return an option's number, from ``low`` to ``high``; raise `ConfigError` otherwise."""
+        """Return an option's value as a float; raise `ConfigError` unless low <= value <= high."""
         try:
             value = float(number)
         except ValueError:
@@ -81,8 +84,8 @@ class MethodSpec:
         """Return the options that are on, and the numbers given to them (``svrg=N``).
 
         ``known``: names of all options. ``default``: options that are on by default. ``numbered``:
-        options that take a whole number. ``real`` maps each option that takes a real number to the
-        lowest and the highest number allowed.
+        options whose value is a whole number. ``real``: maps each option whose value is a real
+        number to the lowest and the highest number allowed.
 
         Raises `ConfigError` if the text has an invalid option.
         """
@@ -121,7 +124,7 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 def read(text: str, names: frozenset[str]) -> MethodSpec | None:
     """Parse the text of a method; return None if it is malformed.
 
-    ``names``: names of all methods.
+    ``names``: names of all methods of this package and of plug-ins.
     """
     text = text.strip()
     # A name may contain a hyphen, as dgh-gc does, so the longest names are tried first.

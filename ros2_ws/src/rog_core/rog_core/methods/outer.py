@@ -1,4 +1,4 @@
-"""The outer step of methods whose robots take local steps: Nesterov momentum on the server.
+"""The outer step of methods whose robots make local steps: Nesterov momentum on the server.
 
 Source: DiLoCo (arXiv 2311.08105), Algorithm 1. Let delta be the mean change of the model by the
 robots' local steps. Then v = b v + delta; model -= rate (delta + b v). With rate = 1 and b = 0,
@@ -23,8 +23,8 @@ from .method_spec import MethodSpec
 class Outer(Method):
     """Applies pushes with the rate and momentum of the options ``rate=R`` and ``momentum=B``.
 
-    The defaults are `usual_rate` and `usual_momentum`. With the values in this class, 1 and 0,
-    pushes are applied as `Method` applies them.
+    The defaults are `usual_rate` and `usual_momentum`: 1 and 0 in this class. With these values,
+    pushes are applied as in `Method`.
 
     Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
     multiplied by the rate and applied. The momentum of a row is updated and applied after every n
@@ -48,7 +48,7 @@ class Outer(Method):
         return {'rate': (0.01, 10.0), 'momentum': (0.0, 0.999)}
 
     def needed(self, option: str) -> int:
-        """Return the number given to an option that takes a whole number."""
+        """Return the value of an option that has a whole number."""
         return int(self.numbers[option])
 
     def begin(self, model: Model, iteration: int) -> None:
@@ -56,7 +56,7 @@ class Outer(Method):
         super().begin(model, iteration)
         if self.momentum:
             self.velocity, self.total = model.zeros(), model.zeros()
-            # For each segment: number of pushes that ``total`` contains.
+            # For each segment: the number of pushes that are summed in ``total``.
             self.count = np.zeros(model.partition.segments, np.int64)
 
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int

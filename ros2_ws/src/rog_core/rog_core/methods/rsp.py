@@ -1,4 +1,4 @@
-"""RSP with ATP, which is ROG: staleness is counted per row, and important rows are sent first."""
+"""RSP with ATP (the method of ROG): staleness counts per row, and important rows are sent first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .method_spec import EARLY, MethodSpec
 from .outer import Outer
 
 AUTO_RANGE = (4, 40)
-# Share of time in which the fleet waits. If the share is above STALL_HIGH, the threshold
-# rises; if it is below STALL_LOW, the threshold falls.
+# Limits of the share of time in which the fleet waits. Above STALL_HIGH, the threshold rises;
+# below STALL_LOW, the threshold falls.
 STALL_HIGH, STALL_LOW = 0.05, 0.02
-HARM = 0.25                         # relative rise of the loss that counts as harm by staleness
+HARM = 0.25                         # relative rise of the loss at which staleness is harmful
 ROUNDS = 4                          # pushes of each robot between two changes of the threshold
 
 
@@ -23,17 +23,17 @@ class Rsp(Outer):
     """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
 
     With ``local=H`` an iteration is H local steps, and staleness counts these iterations. The
-    change of the model by the local steps is pushed like a gradient, with rows chosen by ATP. A
+    change of the model by the local steps is pushed like a gradient, and ATP chooses the rows. A
     robot's own model is the fleet's model plus the local steps that it has made and not pushed
     yet. The server makes the outer step of `Outer`, row by row. This option is not from a paper.
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. After
-    every `ROUNDS` pushes of each robot, `rsp:auto` looks at the share of time in which the fleet
+    every `ROUNDS` pushes of each robot, `rsp:auto` computes the share of time in which the fleet
     has waited. If this share is above `STALL_HIGH`, the threshold rises by a quarter. If it is
     below `STALL_LOW`, the present staleness has no advantage, and the threshold falls by one. If
-    the loss exceeds its recent mean by more than `HARM`, staleness does harm (ROG, Figure 10), and
-    the threshold falls by a quarter in any case. The loss is the median over the robots, so that
-    one robot with a false loss cannot decide.
+    the loss exceeds its recent mean by more than `HARM`, staleness is harmful (ROG, Figure 10).
+    Then the threshold falls by a quarter, whatever the share is. The loss is the median over the
+    robots, so that one robot with a false loss cannot decide.
     """
 
     name = 'rsp'
@@ -52,7 +52,7 @@ class Rsp(Outer):
         self._waited = 0.0
         self._pushes = 0
         self._since: float | None = None
-        self._losses: dict[str, list[float]] = {}  # for each robot: losses since the last decision
+        self._losses: dict[str, list[float]] = {}  # losses of each robot since the last `_decide`
         self._former = math.nan  # mean of the fleet's losses in recent rounds
 
     @classmethod
@@ -80,7 +80,7 @@ class Rsp(Outer):
         return iteration + 1, Phase(self.needed('local'))
 
     def __str__(self) -> str:
-        """Return the name with the present threshold."""
+        """Return the method's name with its options and the present threshold."""
         return self.named(int(self.bound)) if self.adapts else super().__str__()
 
     def on_wait(self, robot: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""SSP, stale synchronous parallel: no robot is more than S iterations ahead of the slowest."""
+"""SSP, stale synchronous parallel: a robot is at most S iterations ahead of the slowest robot."""
 
 from .base import Method
 
@@ -6,7 +6,7 @@ from .base import Method
 class Ssp(Method):
     """``ssp:S``: a robot may be at most S iterations ahead of the slowest robot; ssp:0 is BSP.
 
-    With ``+early`` rows are chosen by ATP; staleness is still counted in whole iterations.
+    With ``+early`` ATP chooses the rows; staleness is still counted in whole iterations.
 
     Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter
     server, NIPS 2013.

@@ -1,4 +1,4 @@
-"""SVRG: a full gradient, computed at a barrier from time to time, corrects stochastic gradients.
+"""SVRG: full gradients, computed at a barrier from time to time, correct stochastic gradients.
 
 Source: GSGM, Algorithms 5 and 6. `Svrg` is a mix-in class for any method that sends all rows.
 """
@@ -36,7 +36,7 @@ class Svrg(Method):
                               f"has '{team.codec}'")
         team.require_alone(spec.text)
         self.period = int(self.numbers.get('svrg', PERIOD))
-        self._since = 0  # highest iteration that was pushed or granted before this method began
+        self._since = 0  # highest iteration pushed or granted before this method began
 
     def is_full(self, iteration: int) -> bool:
         """Return whether this iteration computes a full gradient."""
@@ -74,9 +74,9 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Also returns None for a robot that does not have the model of the barrier, and for an
-        iteration from before the method began: not all robots have computed a full gradient in
-        such an iteration.
+        Also returns None for a robot that does not have the model of the barrier. It also returns
+        None for an iteration from before this method began, because in it not all robots have
+        computed a full gradient.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):
@@ -87,8 +87,8 @@ class Svrg(Method):
 class FullGradient:
     """Sums the full gradients that the robots push in one iteration.
 
-    The sum is float32 (elements,). A push is added when it is complete. Until then it is kept
-    apart, because its robot may disappear.
+    The sum is float32 (elements,). A push is added to the sum when it is complete. Until then it is
+    stored separately, because its robot may disappear.
     """
 
     def __init__(self, partition: RowPartition, master: Array) -> None:
@@ -121,7 +121,7 @@ class FullGradient:
         self._parts.pop(robot, None)
 
     def is_of(self, iteration: int) -> bool:
-        """Return whether the sum belongs to this iteration and is not empty."""
+        """Return whether the sum is of this iteration and contains a gradient."""
         return bool(self._complete) and iteration == self._iteration
 
     def mean(self) -> Array:

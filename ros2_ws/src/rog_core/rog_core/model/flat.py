@@ -1,4 +1,4 @@
-"""A PyTorch model whose parameters are views of one flat array; the protocol uses this array."""
+"""A PyTorch model whose parameters are views of one flat array, which the protocol transfers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .partition import RowPartition, partition_of
 class FlatModel:
     """Makes the parameters and gradients of a model views of two flat float32 tensors, (elements,).
 
-    ``shared``: whether processes that are forked later share the memory of these tensors.
+    ``shared``: whether the memory of these tensors is shared with processes that are forked later.
     Raises `ConfigError` if `trainable` refuses the model.
     """
 
@@ -66,9 +66,8 @@ class FlatModel:
     def tell_changes(self) -> None:
         """Warn if the program has changed weights in place since the last call.
 
-        A change is not an error, because a program may store averaged weights in the model,
-        evaluate them, and then restore the weights.
-        Changes through ``parameter.data`` are not detected.
+        A change is not an error: a program may store averaged weights in the model, evaluate them,
+        and then restore the former weights. Changes through ``parameter.data`` are not detected.
         """
         former, self._versions = self._versions, self._counted()
         for (name, _), before, now in zip(self.named, former, self._versions, strict=True):
@@ -80,8 +79,8 @@ class FlatModel:
                 return
 
     def _counted(self) -> list[int]:
-        # PyTorch counts the in-place changes of each parameter. It does not count the changes by
-        # this package, because they are made to another tensor, `weights`.
+        # PyTorch counts the in-place changes of each parameter. It does not count changes by this
+        # package, which changes another tensor, `weights`.
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:
@@ -95,14 +94,14 @@ def _shared(elements: int) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a numpy array that shares the tensor's memory; on a GPU, return the tensor."""
+    """Return a CPU tensor as a numpy array with the same memory; return a GPU tensor unchanged."""
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 
 def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """Return the parameters that require a gradient, with their names, in model order.
 
-    Raises `ConfigError` if no parameter requires a gradient. It is also raised for a
+    Raises `ConfigError` if no parameter requires a gradient. Also raises `ConfigError` for a
     parameter that has no values, is not float32, is on another device than the first
     parameter, or shares memory with another parameter.
     """

@@ -1,6 +1,7 @@
 """Divides a model into rows, the units of transmission and of staleness.
 
-Source: ROG (MICRO 2022), Section III-A, "The choice of granularity". Rows are formed as published.
+Source: ROG (MICRO 2022), Section III-A, "The choice of granularity". Rows are formed as in this
+paper.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class RowPartition:
     """Divides the flat float32 storage of a model into rows and segments, in model order.
 
     ``row_offsets`` int64 (rows + 1,) and ``offsets`` int64 (segments + 1,) are the elements at
-    which rows and segments begin; their last value is the number of elements. ``row_lengths`` is
-    the number of elements of each row, and ``lengths`` the number of elements of each segment.
-    ``segment_row`` int64 (segments,) is the row of each segment. ``first_segment`` and
-    ``segments_of_row`` int64 (rows,) are the first segment and the number of segments of each row.
-    A row longer than ``segment_elements`` has several segments, each of which fits one chunk and
-    can be decoded alone.
+    which rows and segments begin; their last value is the number of elements. ``row_lengths`` and
+    ``lengths`` are the numbers of elements of each row and of each segment. ``segment_row`` int64
+    (segments,) is the row of each segment. ``first_segment`` and ``segments_of_row`` int64 (rows,)
+    are the first segment and the number of segments of each row. A row longer than
+    ``segment_elements`` has several segments. Each segment fits into one chunk and can be decoded
+    alone.
     """
 
     parameters: tuple[Parameter, ...]
@@ -140,26 +141,26 @@ class RowPartition:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def owner(self, element: int) -> Parameter:
-        """Return the parameter that an element of the flat storage belongs to."""
+        """Return the parameter to which an element of the flat storage belongs."""
         sizes = np.cumsum([p.size for p in self.parameters])
         return self.parameters[int(np.searchsorted(sizes, element, side='right'))]
 
     def rows_complete(self, segments: np.ndarray) -> np.ndarray:
-        """Return for each row whether ``segments`` contains all segments of the row, bool (rows,).
+        """Return for each row whether ``segments`` contains all its segments, bool (rows,).
 
-        ``segments``: ids of segments, none of them repeated.
+        ``segments``: ids of segments, each at most once.
         """
         counts = np.bincount(self.segment_row[segments], minlength=self.rows)
         return counts == self.segments_of_row
 
     def row_sum(self, per_segment: np.ndarray) -> np.ndarray:
-        """Return for each row the sum of its segments' values in ``per_segment``, (rows,)."""
+        """Return for each row the sum of ``per_segment`` over its segments, (rows,)."""
         if self.rows == self.segments:
             return per_segment
         return np.add.reduceat(per_segment, self.first_segment)
 
     def require_same(self, other: RowPartition) -> None:
-        """Raise `PartitionMismatchError` with the first difference if ``other`` is different."""
+        """Raise `PartitionMismatchError` with the first difference if ``other`` differs."""
         if self.digest == other.digest:
             return
         require_same(Listing(self.parameters, self.granularity), other)

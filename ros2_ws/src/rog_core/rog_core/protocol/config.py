@@ -1,7 +1,7 @@
 """Configuration of the state machines; all defaults are in `fleet_env.settings.fleet`.
 
-Each method `of` takes any object that has the sections of a fleet file as attributes: the settings
-of a fleet, or the parameters of a node.
+Each class method `of` accepts any object that has the sections of a fleet file as attributes: the
+settings of a fleet, or the parameters of a node.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class TransferConfig:
 
     ``granularity`` and ``codec`` must be the same on workers and server.
 
-    ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
-    ``chunk_bytes`` (bytes), ``chunk_time`` (seconds) and ``traffic`` are the values ``max_chunk``,
-    ``chunk_time`` and ``scale`` of `rog_core.transfer.link.LinkEstimate`; see there.
+    ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`. For
+    ``chunk_bytes`` (bytes), ``chunk_time`` (seconds) and ``traffic``, see the arguments
+    ``max_chunk``, ``chunk_time`` and ``scale`` of `rog_core.transfer.link.LinkEstimate`.
     """
 
     granularity: str
@@ -75,16 +75,18 @@ class ServerConfig:
 
     ``sync``: the method. ``momentum``: coefficient for methods that keep the momentum on
     the server. ``heartbeat_limit``: seconds without a heartbeat after which a member is
-    away. ``patience``: seconds without progress after which others no longer wait for a
-    member; if ``patience`` is 0, `rog_core.server.deadlines.longest_pause` computes this
+    away. ``patience``: seconds without progress after which other robots no longer wait for
+    a member; if ``patience`` is 0, `rog_core.server.deadlines.longest_pause` computes this
     time. ``drain_limit``: seconds that the transfer of the final model may take.
     ``stop_limit``: seconds that the end of the run may take. ``capacities``: maps each
     robot of the fleet, in order of rank, to its computing capacity; empty if the fleet is
-    not known from the beginning. ``implausible``: a push is refused if its norm is more
-    than this many times the usual norm; 0: no limit. ``clip``: a push whose norm is more
-    than this many times the median norm is scaled down to this limit; 0: no limit. For
-    ``implausible`` and ``clip`` see `rog_core.server.push_filter`. ``above``: whether this
-    is the server of a child fleet, see `rog_core.upstream`.
+    not known from the beginning.
+
+    ``implausible``: a push is refused if its norm is more than this many times the usual
+    norm; 0: no limit. ``clip``: a push whose norm is more than this many times the median
+    norm is scaled down to this limit; 0: no limit. For ``implausible`` and ``clip`` see
+    `rog_core.server.push_filter`. ``above``: whether this is the server of a child fleet,
+    see `rog_core.upstream`.
     """
 
     transfer: TransferConfig

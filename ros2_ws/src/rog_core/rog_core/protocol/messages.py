@@ -1,9 +1,8 @@
-"""Messages between worker and server, and the actions that a state machine asks for.
+"""Messages between worker and server, and the actions that a state machine returns.
 
-The shell, the program around the machine, carries the actions out.
-
-Messages and actions are plain values. The fields of messages have the same meanings and units as in
-the package rog_msgs.
+The shell, which is the program around the state machine, executes the actions. Messages and actions
+are plain values. The fields of messages have the same meanings and units as in the package
+rog_msgs.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from ..errors import RemoteProtocolError
 from .steps import Gradient, Step
 
 PROTOCOL = 7  # version of the wire protocol; both sides must have the same version
-HEADER_BYTES = 40  # bytes of a serialised chunk besides ids and values; used by emulated links
+HEADER_BYTES = 40  # bytes of a serialised chunk without ids and values; used by emulated links
 
 
 class Kind(IntEnum):
     """Kind of a transfer: what the transfer carries, and in which direction."""
 
-    PUSH = 0      # gradients to the server, added to the master rows
+    PUSH = 0      # gradients to the server, applied to the master rows
     PULL = 1      # model updates to the worker, added to its rows
     SNAPSHOT = 2  # model values to a worker that joins, stored in its rows
     FINAL = 3     # model values to a worker at the end of a run
@@ -41,9 +40,9 @@ class Kind(IntEnum):
 class TransferId:
     """Identity of one transfer of one robot.
 
-    ``incarnation`` identifies the session. It is the worker's incarnation XOR the server's
-    incarnation, so a message from before a restart of the worker or the server is recognised.
-    ``attempt`` is the number of the transfer; each sender counts its transfers.
+    ``incarnation`` identifies the session: it is the worker's incarnation XOR the server's
+    incarnation. So the receiver recognises messages from before a restart of the worker or the
+    server. ``attempt`` is the number of the transfer; each sender counts its transfers.
     """
 
     incarnation: int
@@ -52,8 +51,8 @@ class TransferId:
     attempt: int
 
     def __eq__(self, other: object) -> bool:
-        # Usually ``self`` and ``other`` are the same object, so this method is faster than the
-        # method that dataclass generates.
+        # Usually ``self`` and ``other`` are the same object. Then this method is faster than the
+        # method that dataclass would generate.
         return self is other or isinstance(other, TransferId) and (
             self.attempt, self.iteration, self.kind, self.incarnation) == (
             other.attempt, other.iteration, other.kind, other.incarnation)
@@ -77,9 +76,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Ack:
-    """Says which chunks have arrived: all below ``next_expected``, and some later ones.
+    """Says which chunks have arrived: all chunks below ``next_expected``, and some later chunks.
 
-    Bit k of ``received_mask`` says whether chunk next_expected + 1 + k has arrived.
+    If bit k of ``received_mask`` is 1, chunk next_expected + 1 + k has arrived.
     """
 
     transfer: TransferId
@@ -181,9 +180,9 @@ class Receipt:
 class RegisterRequest:
     """A worker's request to join; its pushes up to number ``attempt`` are over.
 
-    ``number`` counts the requests of this worker process. The shell delivers only the answer to the
-    latest request, as ROS services do. ``pull``: receipt of the worker's last pull; None if there
-    was no pull. The receipt stays valid, because the worker accepts no rows until the answer
+    ``number`` counts the requests of this worker process. The shell passes on only the answer to
+    the latest request, as ROS services do. ``pull``: receipt of the worker's last pull; None if
+    there was no pull. The receipt stays valid, because the worker accepts no rows until the answer
     arrives.
     """
 
@@ -205,8 +204,8 @@ class RegisterResponse:
     """The server's answer to a `RegisterRequest`.
 
     ``push``: receipt of the worker's last push. ``attempt``: number of the server's next transfer;
-    transfers with lower numbers are over. The next transfer is a pull if the server still knows the
-    rows that the worker holds, otherwise a snapshot. ``retry``: whether the refusal is temporary,
+    transfers with lower numbers are over. The next transfer is a pull if the server still has a
+    copy of the worker's rows, otherwise a snapshot. ``retry``: whether the refusal is temporary,
     so that the worker may ask again. ``over``: whether the server refuses because the run ends.
     """
 
@@ -238,7 +237,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Compute:
-    """Action: compute ``step`` for this iteration, then report the gradient.
+    """Action: compute ``step`` for this iteration, then give the gradient to the state machine.
 
     ``fresh``: whether the local steps of a `Phase` start with zero momentum; otherwise they
     continue with the momentum of the previous phase.

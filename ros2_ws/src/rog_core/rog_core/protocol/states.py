@@ -1,8 +1,8 @@
 """The state machines of the protocol, as tables that map a state and an event to the next state.
 
 Every change of state of a worker, of a member at the server, and of a transfer goes through
-`Table.after`. An event that a table does not list for the present state is an error. If the peer
-can cause such an event, the peer is at fault. Otherwise the program that called the machine is at
+`Table.after`. An event is an error if the table does not list it for the present state. If the peer
+can cause the event, the peer is at fault. Otherwise the program that called the machine is at
 fault. `docs/protocol.md` shows the same tables; a test compares them.
 """
 
@@ -16,18 +16,18 @@ from ..errors import LocalProtocolError, RemoteProtocolError
 # States of a worker.
 REGISTERING, JOINING, COMPUTING = 'registering', 'joining', 'computing'
 PUSHING, WAITING, PULLING, STOPPED = 'pushing', 'waiting', 'pulling', 'stopped'
-PAUSED = 'paused'  # the worker has left, and may come back with its rows
+PAUSED = 'paused'  # the worker has left, and may come back with the rows that it has
 # Two states of a worker that occur only in status messages. STARVED: the worker waits for data.
 # EVALUATING: the worker evaluates the final model.
 STARVED, EVALUATING = 'starved', 'evaluating'
 # States of a worker's gradient. IDLE: no gradient is ordered. BUSY: the worker computes a gradient.
 # READY: the gradient is computed, but not used yet.
 IDLE, BUSY, READY = 'idle', 'busy', 'ready'
-# States of a member, which is a robot as the server knows it. A member can also have these
-# four states of a worker: joining, waiting, pulling and stopped.
+# States of a member, which is the server's data about one robot. A member can also have four
+# states of a worker: joining, waiting, pulling and stopped.
 TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
-# States of a member's place. COUNTED: other robots wait for the member. RETIRED: no robot
-# waits for the member.
+# States of a member's place in the fleet. COUNTED: other robots wait for the member. RETIRED: no
+# robot waits for the member.
 COUNTED, RETIRED = 'counted', 'retired'
 # States of the server.
 RUNNING, STOPPING = 'running', 'stopping'
@@ -78,8 +78,8 @@ WORKER = Table('a worker', {
     REGISTERING: {'accepted': JOINING, 'refused': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     JOINING: {'rows': JOINING, 'stored': JOINING, 'granted': COMPUTING, 'lost': REGISTERING,
               'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
-    # A server may grant the next iteration while a worker still computes this one, because a
-    # restarted server may count the push of this iteration as done.
+    # A server may grant the next iteration while the worker still computes the present iteration: a
+    # restarted server may count the push of the present iteration as done.
     COMPUTING: {'push': PUSHING, 'rows': COMPUTING, 'granted': COMPUTING, 'lost': REGISTERING,
                 'final': STOPPED, 'leave': STOPPED, 'pause': PAUSED},
     PUSHING: {'taken': WAITING, 'lost': REGISTERING, 'leave': STOPPED, 'rows': PUSHING,
@@ -93,8 +93,8 @@ WORKER = Table('a worker', {
 }, frozenset({'accepted', 'refused', 'granted', 'lost', 'final', 'rows', 'stored',
               'taken'}))
 
-# The gradient has its own table, because with pipelining a worker computes while it pushes, waits
-# and pulls.
+# The gradient has its own table, because with pipelining a worker also computes while it pushes,
+# waits and pulls.
 GRADIENT = Table('a gradient', {
     IDLE: {'order': BUSY},
     BUSY: {'order again': BUSY, 'use': IDLE, 'keep': READY, 'drop': IDLE},

@@ -50,7 +50,7 @@ class Step:
 
     @classmethod
     def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """Return the step with these numbers; raise ValueError if their count is wrong."""
+        """Build the step from its numbers; raise ValueError if there are too many or too few."""
         count = len(dataclasses.fields(cls))
         if len(integers) != count or numbers:
             raise ValueError(f'it has {count}, got {len(integers) + len(numbers)}')
@@ -83,11 +83,12 @@ class Gradient(Step):
 
 @dataclass(frozen=True)
 class Shards(Step):
-    """A coded gradient: the sum of ``weights`` times the gradients of the shards ``ids``.
+    """A coded gradient: a weighted sum of the gradients of the shards ``ids``.
 
-    ``shards``: number of shards of the data, at most `MAX_SHARDS`. The result is useful only
-    together with the results of other robots in the same round. ``feedback``: whether the worker
-    keeps the codec's error and adds it to the next result.
+    ``weights``: the weight of each shard in ``ids``. ``shards``: number of shards of the data, at
+    most `MAX_SHARDS`. The result is useful only together with the results of other robots in the
+    same round. ``feedback``: whether the worker keeps the codec's error and adds it to the next
+    result.
     """
 
     name = 'shards'
@@ -140,7 +141,7 @@ class Full(Step):
 
 @dataclass(frozen=True)
 class Local(Step):
-    """``steps`` steps of SGD on a copy of the model; the change of the model is pushed.
+    """``steps`` steps of SGD on a copy of the model; the worker pushes the change of the model.
 
     Momentum is zero before the first of these steps, as in FedAvg.
     """
@@ -167,7 +168,7 @@ class Phase(Local):
     The momentum and the local model of the previous phase are kept. The robot's model is the
     fleet's model plus the local steps that the robot has made and not pushed yet. A transfer, in
     either direction, carries each row r for which r mod ``fragments`` is ``fragment``. It also
-    carries the rows that were not sent for ``fragments`` iterations.
+    carries the rows that have not been sent for ``fragments`` iterations or more.
     """
 
     name = 'phase'
@@ -201,7 +202,7 @@ STEPS: dict[str, type[Step]] = {step.name: step for step in (Gradient, Shards, F
 
 
 def step_of(name: str, integers: Iterable[int], numbers: Iterable[float]) -> Step:
-    """Return the step that the server names; the caller must call `Step.check`.
+    """Build the step that a message of the server names; the caller must call `Step.check`.
 
     Raises `RemoteProtocolError` if no step has this name or the number of values is wrong.
     """

@@ -10,7 +10,7 @@ from ..model.partition import Listing, Parameter, RowPartition, require_same
 from ..protocol.messages import PROTOCOL, RegisterRequest, RegisterResponse
 from .member import Member
 
-# maximum number of robots of a server; for each robot the server stores one more model
+# maximum number of robots of a server; for each robot the server stores a copy of the model
 MEMBERS = 256
 
 
@@ -19,8 +19,7 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
             ) -> RegisterResponse | None:
     """Return the answer that refuses a registration, or None if the worker may join.
 
-    ``partition``, ``codec`` and ``members`` are those of the server. ``now`` and
-    ``heartbeat_limit`` are in seconds.
+    ``partition``, ``codec``, ``members``: of the server. ``now``, ``heartbeat_limit``: in seconds.
     """
     if request.protocol != PROTOCOL:
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '

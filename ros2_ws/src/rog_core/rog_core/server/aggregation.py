@@ -22,13 +22,13 @@ from .member import Member
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of the server that a checkpoint holds besides the master rows.
+    """The state of the server that a checkpoint contains besides the master rows.
 
-    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push that it
-    contains. ``pushes`` maps each robot to its incarnation and the receipt of its last push.
-    ``policy``: JSON values, see `Method.state`. ``update`` maps names to arrays, float32
-    (elements,), see `Method.arrays`. ``base``, float32 (elements,): see
-    `rog_core.upstream.Upstream`; it is None without a parent fleet.
+    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push in this row.
+    ``pushes`` maps each robot to its incarnation and the receipt of its last push. ``policy``: JSON
+    values, see `Method.state`. ``update`` maps names to arrays, float32 (elements,), see
+    `Method.arrays`. ``base``, float32 (elements,): see `rog_core.upstream.Upstream`; None without a
+    parent fleet.
     """
 
     iteration: int
@@ -41,7 +41,7 @@ class ServerState:
 
 
 class Aggregation:
-    """Holds the present synchronisation method and the model that the method changes.
+    """The present synchronisation method, and the model that the method changes.
 
     ``team``: see `Team`.
     """
@@ -58,10 +58,10 @@ class Aggregation:
         return method
 
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
-        """Change the method to ``sync``; apply the pushes that the former method holds back.
+        """Change the method to ``sync``; first apply the pushes that the former method has stored.
 
         ``robots``: the robots of the fleet. ``iteration``: the highest iteration that any robot has
-        pushed or was granted. If exactly one of the former and the new method is coded, the server
+        pushed or was granted. If one of the two methods is coded and the other is not, the server
         drops pushes that are under way. If this function raises `ConfigError`, nothing has changed.
         """
         method = self._created(sync)
@@ -81,7 +81,7 @@ class Aggregation:
             self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
-        """Handle the end of a member's push; ``fleet`` already counts this push."""
+        """Handle the end of a member's push; ``fleet`` is the progress after this push."""
         transfer = member.push.transfer
         assert transfer is not None
         complete = member.rows_pushed == self.model.partition.rows and not member.push.refused
@@ -95,9 +95,9 @@ class Aggregation:
         self.carry_out(self.method.on_join(robot), robots)
 
     def counts(self, member: Member) -> bool:
-        """Return whether the method uses pushes of the member's present step.
+        """Return whether the method uses the pushes of this member.
 
-        The present step is the one that the server last granted to the member.
+        The answer depends on the step that the server last granted to the member.
         """
         return self.method.takes(member.step)
 
@@ -110,13 +110,13 @@ class Aggregation:
         """Apply the changes to the model that are due now.
 
         The server calls this function after each push, and when a robot joins, leaves or retires.
-        ``gone``: robots that have left, are away or are retired, and robots that have not come
-        back after a restart of the server.
+        ``gone``: robots that have left, are away or are retired, and robots that have not
+        registered again after a restart of the server.
         """
         self.carry_out(self.method.dues(fleet, gone), len(fleet))
 
     def flush(self, robots: int) -> None:
-        """Apply all pushes that the method holds back, because the method or the run ends."""
+        """Apply all pushes that the method has stored, because the method or the run ends."""
         self.method.flush(max(robots, 1))
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

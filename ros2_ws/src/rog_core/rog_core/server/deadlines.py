@@ -1,6 +1,6 @@
-"""Computes by when a member must continue a transfer, make progress or send a message.
+"""Computes the times by which a member must continue a transfer, progress or send a message.
 
-A member is a robot as the server knows it. All times are in seconds.
+A member is the server's data about one robot. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ from ..methods import Method
 from ..protocol.states import COUNTED, RETIRED, WAITING
 from .member import OWED, SHARE, Member
 
-# If no patience is set, the patience is ITERATIONS times the usual time between two pushes.
+# If no patience is set, the patience is ITERATIONS times the median time between two pushes.
 ITERATIONS = 4
 
-# A member that sends heartbeats but makes no progress must register again after the patience plus
-# OUT_OF_STEP times the heartbeat limit. A bad link is hardly the cause, because hardly any link
-# carries only heartbeats for so long. So the member and the server probably wait for each other.
+# A member that sends heartbeats but makes no progress must register again. The limit is the
+# patience plus OUT_OF_STEP times the heartbeat limit. After so long a time, a bad link is hardly
+# the cause, because hardly any link carries heartbeats and nothing else. Probably the member and
+# the server wait for each other.
 OUT_OF_STEP = 10
 
 
 class Deadlines:
     """Computes how long the fleet waits for each member.
 
-    ``silence``: seconds without a message after which a member is away. ``pause``: the patience in
-    seconds, after which others no longer wait for a member that makes no progress. If ``pause`` is
-    0, `longest_pause` computes the patience.
+    ``silence``: seconds without a message after which a member is away. ``pause``: the patience:
+    seconds without progress after which others no longer wait for a member. If ``pause`` is 0,
+    `longest_pause` computes the patience.
     """
 
     def __init__(self, silence: float, pause: float) -> None:
         self.silence, self._pause = silence, pause
         self.patience = longest_pause((), pause, silence)  # present patience, in seconds
-        # For each robot that others wait for: the time at which they began to wait.
+        # For each robot for which others wait: the time at which they began to wait.
         self.waited_for: dict[str, float] = {}
         self.stopping, self.stop_by = False, math.inf  # whether the run is ending, and its deadline
-        # For each robot: the time that `due` returns, or an earlier time. None: all times must be
-        # computed again.
+        # For each robot: the result of `due`, or an earlier time. None: all times must be computed
+        # again.
         self._due: dict[str, float] | None = None
 
     def stop(self, by: float) -> None:
-        """Begin to end the run; members that are not done at the time ``by`` are given up."""
+        """Begin to end the run; the server drops members that are not done at the time ``by``."""
         self.stopping, self.stop_by = True, by
         self.forget_due()
 
@@ -54,7 +55,7 @@ class Deadlines:
         return min(member.heard + self.silence, self.stop_by)
 
     def retires_at(self, member: Member) -> float:
-        """Return the time at which a member retires without progress; infinity means never."""
+        """Return the time at which a member without progress retires; infinity means never."""
         if math.isinf(self.patience):
             return math.inf
         if self.stopping:  # now an overdue member leaves the run for good, so wait longer
@@ -74,11 +75,11 @@ class Deadlines:
         return member.paid + min(max(left, least), self.patience)
 
     def back_at(self, member: Member) -> float:
-        """Return the time at which a retired member that waits becomes active again.
+        """Return the time at which a retired member in the state waiting becomes active again.
 
-        Returns infinity if the member is not retired or not in the state waiting. At the returned
-        time, `Member.owed` has fallen to `OWED` times the patience. So, in the long run, others
-        wait for such a member at most 1/`SHARE` of the time.
+        Returns infinity for all other members. At the returned time, `Member.owed` has fallen to
+        `OWED` times the patience. So, in the long run, other robots wait for this member at most
+        1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
@@ -101,17 +102,17 @@ class Deadlines:
         return due if member.sender is None else min(due, member.sender.deadline)
 
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
-        """Return, for each member, the time that `due` returns, or an earlier time.
+        """Return a map from each member to the result of `due`, or to an earlier time.
 
-        If the due time of a member was postponed, the result keeps the former time until that time
-        has passed. So most changes of a member need no new computation.
+        If the due time of a member was postponed, the result contains the former time until that
+        time has passed. So most changes of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}
         return self._due
 
     def note_due(self, member: Member) -> None:
-        """Compute the due time of a member again; call this when it may have become earlier."""
+        """Compute a member's due time again, because the time may have become earlier."""
         if self._due is not None:
             self._due[member.robot] = self.due(member)
 
@@ -132,7 +133,7 @@ def mta_time(members: Sequence[Member]) -> float:
 
 
 def budget(member: Member, members: Sequence[Member]) -> float:
-    """Return the time for which a transfer to a member may send rows beyond the mandatory rows.
+    """Return the seconds for which a transfer to a member may send rows that are not mandatory.
 
     The result is the MTA time. It is 0 for a straggler, which is a member at the lowest iteration
     while other members are ahead.
@@ -146,7 +147,7 @@ def longest_pause(members: Sequence[Member], patience: float, least: float) -> f
     """Return how many seconds the fleet waits for a member that makes no progress.
 
     If ``patience`` is not 0, the result is ``patience``. Otherwise the result is `ITERATIONS` times
-    the median time from push to push, and at least ``least``.
+    the median time between two pushes, but at least ``least``.
     """
     periods = [m.period for m in members if not math.isnan(m.period)]
     if patience or not periods:
@@ -155,7 +156,7 @@ def longest_pause(members: Sequence[Member], patience: float, least: float) -> f
 
 
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:
-    """Return how long mandatory rows may take before other robots wait for the member.
+    """Return how long mandatory rows may take, in seconds, so that no robot waits for the member.
 
     The result is the median time between two pushes of the other members, multiplied by a share.
     The share is the part of the staleness bound that is left for the member's oldest row. The

@@ -1,12 +1,12 @@
 """The parameter server, as a state machine.
 
 Source: ROG, Section IV-A, Algorithm 2; joining and leaving robots are our addition. A `Member` is
-what the server knows of one robot; the table `rog_core.protocol.states.MEMBER` has its states. A
-robot that registers again becomes a new member. Only members that are waiting, pulling, training or
-draining are active: staleness, the mean of the pushes and the MTA time are computed over them. If a
-member makes no progress while others wait for it, the server *retires* it (the table
-`rog_core.protocol.states.PLACE`): the member is not active until its next push has arrived, but its
-transfers continue.
+the server's data about one robot; the table `rog_core.protocol.states.MEMBER` has its states. A
+robot that registers again becomes a new member. Members are active while they are waiting, pulling,
+training or draining. Staleness, the mean of the pushes and the MTA time are computed over the
+active members. If a member makes no progress while others wait for it, the server *retires* it
+(the table `rog_core.protocol.states.PLACE`): the member is not active until its next push has
+arrived, but its transfers continue.
 
 `Membership`, `Pulls`, `Pushes` and `Overdue` each handle some of the events. They share one state,
 `Shared`.
@@ -61,7 +61,7 @@ class ServerMachine(Shared):
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
                      state: str = WAITING) -> list[Action]:
-        """Handle a robot's heartbeat. A robot that is away must register again; see `is_member`.
+        """Handle a robot's heartbeat; see `is_member` for a robot that must register again.
 
         ``loss``: loss of the robot's last batch; NaN if unknown. ``state``: state of its worker. A
         worker in the state computing makes progress, unless its gradient takes far longer than
@@ -70,7 +70,7 @@ class ServerMachine(Shared):
         return self.membership.on_heartbeat(robot, incarnation, now, loss, state)
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
-        """Handle a worker's message that it stops."""
+        """Handle a worker's message that it leaves the fleet."""
         return self.membership.on_leave(robot, incarnation, now)
 
     # -- transfers -------------------------------------------------------------------------------
@@ -116,8 +116,9 @@ class ServerMachine(Shared):
     def set_sync(self, text: str, now: float) -> list[Action]:
         """Change the method of a running fleet; if this raises `ConfigError`, nothing has changed.
 
-        The caller must first call `rog_core.method_check.check_named`, which imports the module of
-        a method from another package. A state machine itself imports no such module.
+        For a method from another package, the caller must first call
+        `rog_core.method_check.check_named`, which imports the method's module. A state machine
+        itself imports no module of a method.
         """
         newest = max([self.iteration, *(m.granted for m in self.members.values())])
         self.aggregation.change(text, self.members, newest)
@@ -127,7 +128,7 @@ class ServerMachine(Shared):
         return self.pulls.release(now)
 
     def pause(self, now: float) -> list[Action]:
-        """Grant nothing until `resume`: every worker finishes its iteration, then waits."""
+        """Grant no iteration until `resume`: every worker finishes its iteration, then waits."""
         self.paused = True
         for member in self.members.values():
             member.waiting_for = []  # the member waits for the operator, not for another robot
@@ -152,7 +153,7 @@ class ServerMachine(Shared):
         return [*self.pulls.drain(now), *self.pulls.finish()]
 
     def checkpoint(self) -> ServerState:
-        """Return the state that a restarted server needs besides the master rows."""
+        """Return the state, besides the master rows, that a restarted server needs."""
         pushes = {name: (m.incarnation, known) for name, m in self.members.items()
                   if (known := m.push.known()) is not None}
         return ServerState(self.iteration, self.method.asked, self.updated_at.copy(),
@@ -175,7 +176,7 @@ class ServerMachine(Shared):
         return self.overdue.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Handle a pause of this process for ``seconds``.
+        """Handle a time of ``seconds`` in which this process did not run.
 
         This time does not count as a delay of any member.
         """
@@ -183,14 +184,14 @@ class ServerMachine(Shared):
 
     @property
     def deadline(self) -> float:
-        """Return the time at which `on_time` must be called, or a slightly earlier time.
+        """Return the time by which `on_time` must be called, or an earlier time.
 
         Infinity means never.
         """
         return self.overdue.next
 
     def deadline_of(self, robot: str) -> float:
-        """Return the time at which `on_time` must be called for this robot.
+        """Return the time by which `on_time` must be called for this robot.
 
         Infinity means never.
         """

@@ -1,4 +1,4 @@
-"""A member: what the parameter server knows of one robot."""
+"""A member: the server's data about one robot."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .mirror import Mirror
 
-BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for the member's message
-USUAL = 10  # a gradient that takes USUAL times its usual time no longer counts as progress
+BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for a message of the member
+USUAL = 10  # a gradient counts as progress only up to USUAL times the time that it usually takes
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
-LEFT = 4    # each member has a patience of at least 1/LEFT of the fleet's patience
+LEFT = 4    # each member has at least 1/LEFT of the fleet's patience
 SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time
 OWED = 2    # a retired member returns once `Member.owed` is at most OWED times the patience
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
@@ -38,7 +38,7 @@ LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
 @dataclass
 class Member:
-    """What the server knows of one process of one robot.
+    """The server's data about one process of one robot.
 
     ``versions`` and ``pulled_at``, int64 (rows,), contain one iteration for each row.
     """
@@ -48,10 +48,10 @@ class Member:
     push: Receiver
     mirror: Mirror
     versions: np.ndarray     # V: for each row, newest iteration whose gradient has arrived
-    pulled_at: np.ndarray    # for each row, iteration at which the worker last received it
+    pulled_at: np.ndarray    # for each row, iteration at which the worker last received this row
     bound: float             # staleness bound that applied to the robot's last push
     heard: float             # time of the last message from the robot, in seconds
-    link: LinkEstimate       # measured link; kept when the robot registers again
+    link: LinkEstimate       # measurements of the link; kept when the robot registers again
     attempt: int             # number of the last transfer to the robot; numbers are not reused
     state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
     iteration: int = 0       # last iteration that the robot pushed
@@ -72,19 +72,19 @@ class Member:
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # loss of the robot's last batch
     place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
-    early: list[Chunk] = field(default_factory=list)  # chunks that overtook the pull's receipt
-    progress: float = math.nan  # time of the last progress, however small, in seconds
+    early: list[Chunk] = field(default_factory=list)  # chunks received before the pull's receipt
+    progress: float = math.nan  # time of the last progress of any size, in seconds
     # Time in seconds up to which the robot's progress has been fast enough; never in the future. If
     # progress is too slow, this time falls behind the present. The robot's patience is counted from
     # this time.
     paid: float = math.nan
-    # Patience in seconds that the robot had used up at the time `stood_at`, because others waited
-    # for it. `owed` returns the present value.
+    # Patience in seconds that the robot had used up at the time `stood_at`: time for which others
+    # waited for it. `owed` returns the present value.
     stood: float = 0.0
     stood_at: float = 0.0    # time of the last change of `stood`, in seconds
     wanted: int = 1          # number of segments of the push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, in seconds
-    # `push_mta` is at most this factor times the time from `granted_at` to the end of the push.
+    # Limit: `push_mta` <= `factor` * (time from `granted_at` to the end of the push).
     factor: float = 1.0
     computes: float = math.nan  # start of the present gradient, in seconds; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
@@ -108,20 +108,21 @@ class Member:
         self.paid = now
         if not math.isnan(self.computes):
             taken = now - self.computes
-            # `usual` falls by at most 10 % at a time, because only some gradients include an
-            # evaluation, which takes longer. The times of a retired member are not typical, so they
-            # do not count.
+            # `usual` falls by at most 10 % at a time: only some gradients include an evaluation,
+            # which takes longer. Times of a retired member do not count, because they are not
+            # typical.
             if self.place == COUNTED:
                 self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
 
     def bring(self, segments: int, before: int, wanted: int, total: int, patience: float,
               now: float) -> None:
-        """Record that ``segments`` segments of a transfer have arrived, after ``before`` others.
+        """Record that ``segments`` more segments have arrived, after ``before`` earlier segments.
 
-        Each of the first ``wanted`` segments moves the time `paid` forward by `PACE` * patience /
-        ``wanted``. Each later segment moves it by `PACE` * patience / ``total``. `paid` never
-        passes the present.
+        ``wanted``: number of segments of the transfer that must arrive. ``total``: number of all
+        its segments. Each of the first ``wanted`` segments moves the time `paid` forward by
+        `PACE` * patience / ``wanted``. Each later segment moves it by `PACE` * patience /
+        ``total``. `paid` is never in the future.
         """
         if not math.isnan(self.computes):
             self.advance(now)
@@ -134,7 +135,7 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return the patience (seconds) that the member has used up; the number falls with time."""
+        """Return the seconds of patience that the member has used up; they decrease with time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
@@ -148,7 +149,8 @@ class Member:
         """Return whether the member's present gradient takes at most `USUAL` times the usual time.
 
         For the member's first gradient, the usual time is the longest usual time in the ``fleet``.
-        The method `patience` computes a lower limit of the usual time from ``least`` (seconds).
+        ``least`` is the fleet's patience in seconds; the part of it that is left for this member
+        is a lower limit of the usual time.
         """
         least = self.patience(least, now)
         usual = self.usual
@@ -162,7 +164,7 @@ class Member:
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:
-        """Record that the member has pushed: update the mean time between pushes."""
+        """Record that the member has pushed, and update the mean time between two pushes."""
         passed = now - self.pushed
         if passed > 0:
             former = passed if math.isnan(self.period) else self.period
@@ -178,8 +180,8 @@ class Member:
     def has_to_act(self) -> bool:
         """Whether the fleet waits for this member to act.
 
-        This is so if the server waits for a message of the member. It is also so if the member is
-        held up by its own rows, because these rows are too old at the server.
+        This is true if the server waits for a message of the member. It is also true if the member
+        must wait for its own rows, because they are too old at the server.
         """
         return self.state in BUSY or self.robot in self.waiting_for
 

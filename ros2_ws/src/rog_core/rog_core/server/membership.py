@@ -50,7 +50,7 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # not a push of this worker, which has made fewer pushes
+            push = None  # the worker has made fewer pushes, so this is not its push
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # the snapshot is still under way
@@ -75,10 +75,10 @@ class Membership:
         return refused
 
     def _known_push(self, request: RegisterRequest) -> Receipt | None:
-        """Return the receipt of the last push that the registering process made.
+        """Return the receipt of the last push by the process that registers.
 
         The receipt names the chunks that have arrived. If the server has restarted since this push,
-        the receipt comes from the checkpoint. Returns None if the server knows no push of this
+        the receipt comes from the checkpoint. Returns None if the server has no push of this
         process.
         """
         member = self.shared.members.get(request.robot)
@@ -108,9 +108,10 @@ class Membership:
 
     def _begin(self, member: Member, former: Member | None, request: RegisterRequest,
                push: Receipt | None, now: float) -> list[Action]:
-        """Let a new member continue with the rows that its process holds, or send it the model.
+        """Let a new member continue with the rows that its process has, or send it the model.
 
-        ``former``: the earlier member of the same process, if any.
+        ``former``: the earlier member of the same process; None if there is none. ``push``: receipt
+        of the last push of this process; None if there is none.
         """
         if push is not None:
             member.push.restore(push)
@@ -143,7 +144,7 @@ class Membership:
         return self.pulls.poll(member, now)
 
     def _register_again(self, member: Member, now: float) -> list[Action]:
-        """Drop a member that waits for the server while the server waits for it.
+        """Drop a member if the member and the server wait for each other.
 
         A forged receipt can cause this situation. The worker notices that it was dropped and
         registers again. Then worker and server continue with the rows that they really have.
@@ -154,7 +155,7 @@ class Membership:
                 *self.pulls.release(now), *self.pulls.finish()]
 
     def on_leave(self, robot: str, incarnation: int, now: float) -> list[Action]:
-        """Handle the message by which a worker says that it stops."""
+        """Handle a worker's message that it leaves the fleet."""
         if not self.shared.is_member(robot, incarnation):
             return []
         drop(self.shared, self.shared.members[robot], 'leave', now)

@@ -1,9 +1,9 @@
-"""The server's copy L of the rows that one worker holds, beside the master rows A.
+"""The server's copy L of the rows of one worker; A are the master rows.
 
-A - L is what the worker has yet to receive. When encoded rows have arrived at the worker, the
-server adds their decoded values to L. So the error of a lossy codec stays in A - L and is sent
-later (error feedback without further state). A push changes only A, so its cost does not depend on
-the number of workers.
+A - L is the change that the worker has not yet received. When encoded rows have arrived at the
+worker, the server adds their decoded values to L. So the error of a lossy codec stays in A - L and
+is sent later (error feedback without further state). A push changes only A, so its cost does not
+depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from ..model.partition import RowPartition
 
 
 class Mirror:
-    """The rows as one worker holds them, float32 (elements,)."""
+    """The server's copy of the rows exactly as one worker has them, float32 (elements,)."""
 
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self.partition, self.master = partition, master
         self.rows = zeros_like(master)
         # For each segment, the sum of |A - L| at the last call of `measure`.
         self.magnitude = np.zeros(partition.segments, np.float32)
-        # Whether the server knows that the worker holds L, apart from the rows of the present
-        # transfer.
+        # Whether the worker is known to have L, apart from the rows of the present transfer.
         self.known = False
 
     def measure(self) -> np.ndarray:
@@ -42,12 +41,15 @@ class Mirror:
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
-        """Add to L the (segments, encoded values) that the worker has added to its rows."""
+        """Add to L the values that the worker has added to its rows.
+
+        ``parts``: (segments, encoded values) of each chunk.
+        """
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.rows, ids, values)
 
     def stored(self, parts: list[Part]) -> None:
-        """Store in L the model values that the worker has stored; from now on L is known.
+        """Store in L the model values that the worker has stored; mark L as known.
 
         ``parts``: segments and their raw values, from a snapshot or from the final model.
         """

@@ -47,19 +47,19 @@ class Overdue:
 
     @property
     def next(self) -> float:
-        """Time at which `on_time` must be called, or a little earlier; infinity means never."""
+        """Time by which `on_time` must be called, or an earlier time; infinity means never."""
         shared = self.shared
         return min(shared.missed_at, shared.method.deadline,
                    *shared.deadlines.all_due(shared.members).values())
 
     def of(self, robot: str) -> float:
-        """Return the time at which `on_time` must be called for this robot; infinity: never."""
+        """Return the time by which `on_time` must be called for this robot; infinity: never."""
         shared, member = self.shared, self.shared.living(robot)
         return math.inf if member is None else min(shared.deadlines.due(member),
                                                    shared.method.deadline)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Handle a pause of this process for ``seconds``.
+        """Handle a time of ``seconds`` in which this process did not run.
 
         This time does not count as a delay of any member.
         """

@@ -1,6 +1,6 @@
 """Lets a member enter, retire, return and leave, as the tables `MEMBER` and `PLACE` allow.
 
-Both tables are in `rog_core.protocol.states`. Others do not wait for a retired member.
+Both tables are in `rog_core.protocol.states`. Other robots do not wait for a retired member.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from .shared import Shared
 
 
 def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> list[Action]:
-    """Make a member with a known mirror active, at an iteration that delays no other member.
+    """Make a member active, at an iteration that delays no other member.
 
-    If others have waited too long for earlier processes or connections of this robot, the member
-    begins as a retired member. ``pulled_at``: see `Member`.
+    The member's mirror must be known. If others have waited too long for earlier processes or
+    connections of this robot, the member begins as a retired member. ``pulled_at``: see `Member`.
     """
     member.iteration = member.slowest = shared.start_iteration(shared.method.bound)
     member.versions[:] = member.iteration
@@ -68,6 +68,6 @@ def take_back(shared: Shared, member: Member, now: float) -> list[Action]:
     np.maximum(member.versions, start, out=member.versions)
     shared.count_slowest(member)
     member.bound = shared.method.row_bound
-    member.paid = now  # otherwise a waiting member would be retired and return again and again
+    member.paid = now  # otherwise a waiting member would retire and return again and again
     member.take_place('return')
     return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]

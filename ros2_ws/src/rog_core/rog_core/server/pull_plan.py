@@ -1,4 +1,4 @@
-"""Plans a transfer to a worker: the rows, full gradient or model to send, and the command."""
+"""Plans a transfer to a worker: the rows, full gradient or model, and the server's command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
                                   config.importance_magnitude, config.importance_age)
-        # Pulled rows have a staleness bound like pushed rows; this is not in the paper.
+        # Staleness of pulled rows is bounded like that of pushed rows; this is not in the paper.
         plan = plans.by_importance(partition, sending, scores, age, candidates, time)
     else:
         plan = plans.everything(partition, np.flatnonzero(candidates))
@@ -58,8 +58,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # With SVRG, all robots wait at a barrier before a full gradient. There all members hold the
-    # same model, apart from rounding. Only a member that was out of reach may hold an older model.
+    # With SVRG, all robots wait at a barrier before a full gradient, where all members have the
+    # same model, apart from rounding. Only a member that was out of reach may have an older model.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
@@ -70,8 +70,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 def _check(command: Command, member: Member, method: Method) -> None:
     """Raise `LocalProtocolError` if the robot would refuse the command or make no progress."""
     reason = ''
-    # If the step of an iteration is not additive, the server may grant the same iteration again,
-    # because its push may have come after the end of its round.
+    # If a step is not additive, its push may arrive after the end of its round. Then the server may
+    # grant the same iteration again.
     least = member.iteration + command.step.additive
     if not command.next_iteration >= least:
         reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'
@@ -92,7 +92,7 @@ def snapshot_of(model: Model) -> Pull:
 def final_of(member: Member, model: Model, method: Method, limit: float) -> Pull:
     """Plan the transfer of the final model, which may take ``limit`` seconds.
 
-    It carries the rows that differ from the worker's rows, those with the largest difference first.
+    The plan has the rows that differ from the worker's rows, the largest difference first.
     """
     pending = member.mirror.measure()
     partition = model.partition.raw_partition

@@ -22,7 +22,7 @@ class Pulls:
     # -- who may continue ------------------------------------------------------------------------
 
     def release(self, now: float) -> list[Action]:
-        """Start the pull of every waiting member that the method lets continue."""
+        """Start the pull of every waiting member that may continue according to the method."""
         shared = self.shared
         active, deadlines, method = shared.active(), shared.deadlines, shared.method
         fleet = shared.standings()
@@ -33,7 +33,7 @@ class Pulls:
             fleet, frozenset(gone | (shared.missing - shared.members.keys())))
         if shared.stopping:
             return self.drain(now)
-        # After a change to a tighter bound, the old bound applies to a member until its next push.
+        # After a change to a smaller bound, the old bound applies to a member until its next push.
         widest = max((m.bound for m in active if method.by_row), default=0.0)
         least = widest if widest > method.row_bound else 0.0
         actions: list[Action] = []
@@ -68,7 +68,7 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """Send each worker the final model once the server awaits nothing more from any worker.
+        """Send each worker the final model once the server waits for no message of a worker.
 
         If a link cannot carry the model within ``drain_limit``, the rows that differ least from the
         worker's rows are omitted.

@@ -1,21 +1,21 @@
 """Limits the norm of each push, and so the effect of one robot on the model; not in the paper.
 
 The norm of a push is the root of the sum of the squares of its decoded values. Rows are applied as
-they arrive, before the norm of their push is known, so each push has a budget for this sum. There
-are two limits, each a multiple of a norm that is usual in the fleet.
+they arrive, before the norm of the whole push is known. So each push has a budget for this sum.
+There are two limits, each a multiple of a norm that is usual in the fleet.
 
 ``implausible`` refuses a push that no healthy robot sends: a gradient that explodes, or the rows of
 a stranger. The chunk that exceeds the budget, and all later chunks of the push, are not applied.
-Nevertheless the receipt says that these chunks were taken; otherwise the sender would send them
+Nevertheless the receipt says that these chunks have arrived; otherwise the sender would send them
 forever. The usual norm is computed in two steps: first the median of each robot's last pushes, then
-the median of these values over the robots. So a robot that pushes more often counts no more than
-others. The usual norm is at least the share `SMALL` of the norm of the model. Without this lower
-limit, the tiny pushes of some robots could make the server refuse the normal pushes of others.
+the median of these values over the robots. So a robot that pushes more often does not count more.
+The usual norm is at least the share `SMALL` of the norm of the model. Without this lower limit, the
+tiny pushes of some robots could make the server refuse the normal pushes of others.
 
 ``clip`` scales down a push that is too large; it is off by default. Norm bounding is a common
-defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019), where
-a whole update is scaled when all of it has arrived. Here rows are applied in full until the budget
-is spent. The chunk that exceeds the budget is scaled down, and later chunks are scaled to 0. The
+defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019). There
+a whole update is scaled after all of it has arrived. Here rows are applied in full until the budget
+is used up. The chunk that exceeds the budget is scaled down, and later chunks are scaled to 0. The
 most important rows arrive first. The usual norm for ``clip`` is a median of the same kind, over the
 last pushes of the robots that take part now. With fewer than `MAJORITY` robots, ``clip`` scales
 nothing. In a larger fleet, the very first push is scaled to 0 and only sets the usual norm.
@@ -35,14 +35,14 @@ from ..arrays import Array, to_host
 from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
-WINDOW = 64     # for each robot the norms of its last WINDOW pushes are remembered
+WINDOW = 64     # the norms of the last WINDOW pushes of each robot are stored
 ENOUGH = 8      # with fewer norms in all, the usual norm is their maximum, not their median
 SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
 UNKNOWN = 1e6   # the usual norm before the first push if all values of the model are zero
 # a larger norm is refused even if there is no limit, so that sums in float32 stay finite
 LARGEST = 1e18
 LAST = 8        # for ``clip`` only the last LAST pushes of each robot count
-MAJORITY = 3    # in a fleet of fewer robots ``clip`` scales nothing
+MAJORITY = 3    # with fewer robots in the fleet, ``clip`` scales nothing
 _KINDS = Kind.PUSH, Kind.ANCHOR
 
 
@@ -50,8 +50,9 @@ class PushFilter:
     """Refuses or scales down pushes whose norm is too large.
 
     ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual norm; 0: no
-    limit. While fewer than `ENOUGH` norms are known, the usual norm for ``implausible`` is the
-    largest of these norms and the norm of the model. ``master``: the model, float32 (elements,).
+    limit. As long as fewer than `ENOUGH` norms are stored, the usual norm for ``implausible`` is
+    the largest of these norms and the norm of the model. ``master``: the model, float32
+    (elements,).
     """
 
     def __init__(self, implausible: float, clip: float, master: Array) -> None:
@@ -59,19 +60,18 @@ class PushFilter:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the norms, because with another method pushes may have other norms."""
+        """Forget all norms: with another method, pushes may have different norms."""
         self._start = float(np.linalg.norm(to_host(self._master))) if self.implausible else 0.0
         # For each kind of transfer and each robot: the norms of its last pushes, and their median.
         self._norms: dict[Kind, dict[str, deque[float]]] = {kind: {} for kind in _KINDS}
         self._medians: dict[Kind, dict[str, float]] = {kind: {} for kind in _KINDS}
-        # For each kind of transfer: the sum of squares above which a push is refused, or scaled
-        # down.
+        # For each kind of transfer: sums of squares above which a push is refused, or scaled down.
         self._refused_above = {kind: self._plausible(kind) for kind in _KINDS}
         self._scaled_above = dict.fromkeys(_KINDS, 0.0 if self.clip else math.inf)
 
     @property
     def reason(self) -> str:
-        """The reason why a push is refused, as text."""
+        """A text that says why a push is refused."""
         if not self.implausible:
             return f'its norm is above {LARGEST:g}'
         return f'its norm is above {self.implausible:g} times the usual one (server.implausible)'
@@ -108,7 +108,7 @@ class PushFilter:
         return rows._replace(data=data, energy=left)
 
     def learn(self, robot: str, push: Receiver, robots: Collection[str]) -> bool:
-        """Remember the norm of a push that has ended; return whether the push was scaled down.
+        """Store the norm of a push that has ended; return whether the push was scaled down.
 
         ``robots``: the robots that take part now.
         """

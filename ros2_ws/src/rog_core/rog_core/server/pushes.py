@@ -16,7 +16,7 @@ from .pulls import Pulls
 from .push_filter import PushFilter
 from .shared import Shared
 
-# Maximum number of chunks of a push that the server keeps while the receipt of the pull is missing.
+# Maximum number of chunks of a push that the server stores before the receipt of the pull arrives.
 EARLY = 64
 
 
@@ -31,7 +31,7 @@ class Pushes:
         self.filter = PushFilter(shared.config.implausible, shared.config.clip, shared.master)
 
     def begin(self) -> None:
-        """Forget the norms of pushes, because with another method pushes may have other norms."""
+        """Forget the norms of all pushes: with another method, pushes may have different norms."""
         self.filter.begin()
 
     def on_chunk(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
@@ -48,14 +48,14 @@ class Pushes:
             self._keep_early(member, chunk, now)
             return []
         ack, rows = member.push.on_chunk(chunk)
-        if ack is not None:  # even a repeated chunk shows that the robot runs
+        if ack is not None:  # even a repeated chunk shows that the robot is running
             member.heard = now
         actions = [] if rows is None else self._apply(member, rows, now)
         if ack is None:
             return actions
         if self.shared.aggregation.counts(member) \
                 and not self.shared.method.in_time(robot, chunk.transfer.iteration):
-            taken = member.push.close()  # end the push, which the method no longer uses
+            taken = member.push.close()  # the method no longer uses this push, so end it
             assert member.push.receipt is not None
             return [*actions, Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
         if (end := member.push.due) is not None:
@@ -64,7 +64,7 @@ class Pushes:
         return [*actions, Send(robot, ack)]
 
     def _keep_early(self, member: Member, chunk: Chunk, now: float) -> None:
-        """Keep a chunk that has overtaken the receipt of the pull; see `early_chunks`."""
+        """Store a chunk that has arrived before the receipt of the pull; see `early_chunks`."""
         if member.state == PULLING and len(member.early) < EARLY \
                 and member.push.is_open(chunk.transfer):
             member.push.examine(chunk)
@@ -77,7 +77,7 @@ class Pushes:
     def early_chunks(self, robot: str) -> list[Chunk]:
         """Return and remove the chunks that arrived before the receipt of the pull.
 
-        While the receipt is missing, the result is empty.
+        Until the receipt has arrived, the result is empty.
         """
         member = self.shared.living(robot)
         if member is None or member.state != TRAINING:
@@ -86,7 +86,7 @@ class Pushes:
         return chunks
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
-        """Apply the new rows that the filter passes.
+        """Apply the new rows that the filter accepts.
 
         Returns a `Notice` when the filter refuses rows of this push for the first time.
         """
@@ -110,7 +110,7 @@ class Pushes:
             raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
                                       f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            return []  # the receipt of our pull must come first; the worker repeats this End
+            return []  # the receipt of the pull must arrive first; the worker repeats this End
         closed = member.push.on_end(end)
         if closed is None:
             return []
@@ -118,7 +118,8 @@ class Pushes:
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
             member.advance(now)
-            # Limit the duration: with a false value, the whole fleet would send for that long.
+            # Limit the reported duration, which may be false: it sets the time for which the whole
+            # fleet sends.
             most = (now - member.granted_at) * member.factor
             member.push_mta = min(end.mta_duration, most)
             actions += self._pushed(member, taken, now)
@@ -129,7 +130,7 @@ class Pushes:
         assert push.transfer is not None
         member.bring(segments, push.taken - segments, member.wanted,
                      push.rows_of(push.transfer).segments, self.shared.deadlines.patience, now)
-        if computed:  # heartbeats no longer postpone the deadline of this member
+        if computed:  # from now on, heartbeats do not postpone the deadline of this member
             self.shared.deadlines.note_due(member)
 
     def _pushed(self, member: Member, taken: np.ndarray, now: float) -> list[Action]:
@@ -142,7 +143,7 @@ class Pushes:
         return [*actions, *self.pulls.release(now)]
 
     def cut_short(self, member: Member) -> Receipt | None:
-        """End the push that is under way, if any; return the receipt of the last push.
+        """End the push that is under way, if there is one; return the receipt of the last push.
 
         The receipt names the chunks that have arrived. Returns None if the worker has not pushed
         yet.

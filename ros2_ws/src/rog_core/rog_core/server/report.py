@@ -1,4 +1,4 @@
-"""Composes the text of the server's status message that says why others wait for a robot."""
+"""Makes a text for the server's status message: why other robots wait for a robot."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from .member import Member
 
 
 def why(member: Member, newest: int, waited_for: bool, now: float) -> str:
-    """Return the reason why others wait, or no longer wait, for a member.
+    """Return the reason why other robots wait, or no longer wait, for a member.
 
     The text is empty if no robot waits for the member, and the member is neither away nor retired.
-    ``newest``: the highest iteration that any robot has pushed. ``now`` is in seconds.
+    ``newest``: the highest iteration that any robot has pushed. ``waited_for``: whether other
+    robots wait for the member. ``now`` is in seconds.
     """
     if member.state == AWAY:
         return f'no heartbeat for {now - member.heard:.0f} s'

@@ -49,13 +49,13 @@ class Shared:
         self.model = Model(partition, master, self.codec)
         self.aggregation = Aggregation(config.sync, self.model, Team(
             config.capacities, self.codec.name, config.momentum, config.clip, config.above))
-        # maps a robot to the number of its implausible pushes
+        # maps each robot to the number of its pushes that were refused as implausible
         self.refused: Counter[str] = Counter()
         # maps a robot to the number of its pushes that were scaled down
         self.clipped: Counter[str] = Counter()
         self.state = RUNNING
         self.members: dict[str, Member] = {}
-        # For each master row, the iteration of the newest push that it contains.
+        # For each master row, the iteration of the newest push in this row.
         self.updated_at = np.zeros(partition.rows, np.int64)
         self.iteration = 0         # highest iteration pushed by any robot
         # After a restart of the server: for each robot, its incarnation and the receipt of its last
@@ -64,8 +64,7 @@ class Shared:
         self.restarted = False     # whether the server has resumed and no robot has registered yet
         # After a restart, the server waits until this time for the robots that the method expects.
         self.missed_at = math.inf
-        # Robots for which a restarted server no longer waits. Those that have come back do not
-        # count.
+        # Robots for which a restarted server no longer waits, unless they have registered again.
         self.missing: frozenset[str] = frozenset()
         self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
         self.paused = False        # if true, no iteration is granted; transfers continue

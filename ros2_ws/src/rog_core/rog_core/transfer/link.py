@@ -6,9 +6,10 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-# Lower limit of `LinkEstimate.chunk_bytes`; with a header, a message of this size has 1300 bytes.
+# Lower limit of `LinkEstimate.chunk_bytes`. A message with such a chunk has 1300 bytes, including
+# its header.
 MIN_CHUNK = 1260
-QUEUE_TIME = 0.02      # seconds for which data may wait in the queue of the link
+QUEUE_TIME = 0.02      # seconds that data may wait in the queue of the link
 MIN_RTO, MAX_RTO = 0.05, 2.0  # limits of `LinkEstimate.timeout`, seconds
 MIN_RATE = 1e3         # lower limit of the estimated rate, in bytes per second
 
@@ -35,7 +36,7 @@ class LinkEstimate:
     shortest: float = 0.0  # shortest of the last 64 round-trip times in seconds; 0: not measured
     backoff: float = 1.0      # factor of `timeout`; a time-out doubles it, an answer resets it to 1
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
-    _backed_off: float = -math.inf  # time in seconds at which a time-out happened last
+    _backed_off: float = -math.inf  # time of the last time-out, in seconds
 
     def __post_init__(self) -> None:
         self.rate /= self.scale
@@ -58,13 +59,14 @@ class LinkEstimate:
 
     def sample(self, nbytes: int, sent_at: float, delivered_then: int, now: float,
                full: bool = True) -> None:
-        """Update the estimate from the acknowledgement of a chunk that was sent once.
+        """Update the estimate from the acknowledgement of a chunk that was sent only once.
 
-        ``delivered_then``: number of bytes that had arrived when the chunk was sent. ``full``:
-        whether the window was full at that time. If the window was not full, the sender had no more
-        data to send. Then the bytes that have arrived since that time give only a lower limit of
-        the rate. An upper limit is the bytes of the other chunks that have arrived since that time,
-        divided by the time for which this chunk waited in the queue.
+        ``nbytes``: size of the chunk. ``delivered_then``: number of bytes that had arrived when
+        the chunk was sent. ``full``: whether the window was full at that time. If the window was
+        not full, the sender had no more data to send. Then the bytes that have arrived since that
+        time give only a lower limit of the rate. An upper limit is the bytes of the other chunks
+        that have arrived since that time, divided by the time for which this chunk waited in the
+        queue.
         """
         elapsed = max(now - sent_at, 1e-6)
         self.delivered += nbytes
@@ -75,7 +77,7 @@ class LinkEstimate:
             self.shortest = elapsed
         elif forgotten == self.shortest:
             self.shortest = min(trips)
-        # A time-out shows that the old round trip was wrong, so the next sample replaces it.
+        # A time-out shows that the estimated round trip was wrong, so this sample replaces it.
         weight = 1 / 8 if self.backoff == 1 else 1.0
         self.round_trip += (elapsed - self.round_trip) * weight
         self.backoff = 1.0
@@ -89,15 +91,15 @@ class LinkEstimate:
         self.rate += (measured - self.rate) / 8
 
     def is_back(self) -> None:
-        """Handle the first message after a silence: reset the factor `backoff` of the time-out."""
+        """Handle the first message after a silence: reset the factor `backoff` to 1."""
         self.backoff = 1.0
 
     def timed_out(self, now: float) -> None:
         """Handle a chunk that was not acknowledged in time: halve the rate, double the time-out.
 
-        Only a chunk that was sent once gives a sample. If the time-out stayed shorter than the
-        round trip, every chunk would be sent repeatedly, and the link would never be measured
-        again. Within one time-out, only the first call has an effect.
+        The rate and the round trip are measured only with chunks that were sent once. If the
+        time-out stayed shorter than the round trip, every chunk would be sent repeatedly, and the
+        link would never be measured again. Within one time-out, only the first call has an effect.
         """
         if now >= self._backed_off + self.timeout:
             self._backed_off = now

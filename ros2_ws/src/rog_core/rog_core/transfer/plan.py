@@ -15,9 +15,9 @@ from ..errors import ConfigError
 from ..model.partition import RowPartition
 from ..protocol.messages import Sending
 
-# For the option `second` of a method, as in the authors' artifact. Each pair is a staleness bound
-# and a share of the rows. With this bound or a larger bound, this share of the rows is mandatory in
-# addition to the MTA.
+# For the option `second` of a method; values as in the authors' artifact. Each pair is a staleness
+# bound and a share of the rows. If the method's bound is at least this bound, this share of the
+# rows is mandatory in addition to the MTA.
 SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 
 
@@ -25,8 +25,8 @@ SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 def minimum_transmission(threshold: int) -> float:
     """Return the share P of the rows that every transfer must carry: P solves (1-P)^(S-1) = P.
 
-    With this share, every row is sent before its staleness reaches the threshold S. Source: ROG,
-    Section IV-B and Table I. For example, P is 1 for S = 1, and 0.5 for S = 2.
+    S: the staleness threshold. With this share, every row is sent before its staleness reaches S.
+    Source: ROG, Section IV-B and Table I. For example, P is 1 for S = 1, and 0.5 for S = 2.
     """
     if threshold < 1:
         raise ConfigError(f'the staleness threshold is {threshold}; it must be at least 1')
@@ -44,13 +44,14 @@ def minimum_transmission(threshold: int) -> float:
 class Plan:
     """Windows of segments in order of importance.
 
-    Inside a window, segment ids ascend, so that an id takes about one byte on the wire. The order
-    of importance inside a window is lost, so a window is small (`window_size`). The first
-    ``mandatory`` windows are sent however long this takes, in model order. All other windows are
-    sent only within ``budget`` seconds. ``mta_factor``: the MTA time is the transmission time of
-    the mandatory rows times this factor. The factor is 1, except if the option ``-minimum`` makes
-    fewer rows mandatory than the MTA has. Then the factor is the number of rows of the MTA divided
-    by the number of mandatory rows.
+    Inside a window, segment ids ascend, so that an id takes about one byte in the message. The
+    order of importance inside a window is lost, so a window is small (`window_size`).
+
+    The first ``mandatory`` windows are sent in model order, however long this takes. All other
+    windows are sent only within ``budget`` seconds. The MTA time is ``mta_factor`` times the
+    transmission time of the mandatory rows. Usually the factor is 1. But with the option
+    ``-minimum``, fewer rows are mandatory than the MTA has. Then the factor is the number of rows
+    of the MTA divided by the number of mandatory rows.
     """
 
     windows: list[np.ndarray]
@@ -72,7 +73,7 @@ def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def window_size(partition: RowPartition) -> int:
-    """Return the number of segments per window: 1/32 of all, at least 16 and at most 1024."""
+    """Return the number of segments per window: 1/32 of all segments, from 16 to 1024."""
     return min(max(partition.segments // 32, 16), 1024)
 
 
@@ -97,9 +98,9 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
     """Return the importance of each row: f1 * mean|gradient| + f2 * age (Algorithm 3).
 
     The magnitude is divided by its mean over the rows, so that f1 and f2 mean the same for every
-    model and learning rate. ``age`` is in iterations. At a worker, ``age`` is the time since the
-    row was last pushed (max(iters) - iters). At the server, ``age`` is larger for a newer row
-    (iters - min(iters)).
+    model and learning rate. ``age`` is in iterations. At a worker, ``age`` is the number of
+    iterations since the row was last pushed (max(iters) - iters). At the server, ``age`` is larger
+    for a row with a newer push (iters - min(iters)).
     """
     mean = float(mean_magnitude.mean()) or 1.0
     return f1 / mean * mean_magnitude + f2 * age
@@ -108,9 +109,10 @@ def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float
 def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return the positions by descending score; positions where ``first`` is true come first.
 
-    Equal scores keep their order. This sorts integers, several times faster than `numpy.lexsort`.
-    Each integer has 1 bit for "not first", 32 bits for the score (as float32) and 31 bits for the
-    position. Once the bits of negative floats are inverted, the bits of floats sort like integers.
+    Equal scores keep their order. The function sorts integers, which is several times faster than
+    `numpy.lexsort`. Each integer has 1 bit for "not first", 32 bits for the score (as float32) and
+    31 bits for the position. The bits of floats sort like integers if those of negative floats are
+    inverted.
     """
     bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
     ascending = np.where(bits < 0, -1 - (bits & 0x7fffffff), bits) + (1 << 31)
@@ -146,14 +148,14 @@ def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec
 
 def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray, age: np.ndarray,
                   candidates: np.ndarray, budget: float) -> Plan:
-    """Return the plan of ATP: overdue rows first, then the others by descending score.
+    """Return the plan of ATP: overdue rows first, then the other rows by descending score.
 
     Overdue rows are mandatory. If they are fewer than the share ``sending.minimum`` of all rows,
     the next rows in this order are mandatory, too. ``scores``: importance, float32 (rows,).
-    ``age`` int64 (rows,): iterations for which a row was not sent. A row whose age reaches the
-    threshold is overdue: if it were left out, it would exceed the staleness bound. ``candidates``
-    (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. Equal scores
-    keep model order, so the plan is deterministic.
+    ``age`` int64 (rows,): number of iterations since each row was sent. A row whose age reaches the
+    threshold is overdue: if it were not sent, it would exceed the staleness bound. ``candidates``
+    (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. Rows with equal
+    scores keep model order, so the plan is deterministic.
     """
     rows = np.flatnonzero(candidates)
     if rows.size == 0:
@@ -166,8 +168,8 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
     least = max(int(np.ceil(sending.minimum * partition.rows)), int(late.sum()), 1)
     least = min(least, rows.size)
     size = window_size(partition)
-    # All mandatory rows are sent, so their order does not matter. Model order is the fastest in
-    # memory and gives the shortest ids.
+    # All mandatory rows are sent, so their order does not matter. Model order gives the fastest
+    # memory access and the shortest encoded ids.
     first = _windows(_expand(partition, np.sort(order[:least])), size)
     rest = _windows(_expand(partition, order[least:]), size)
     factor = max(sending.mta * partition.rows / least, 1.0)

@@ -1,8 +1,9 @@
 """Receives the transfers of one robot in one direction.
 
 A chunk is checked completely before any of its rows are returned to the caller. Its rows are
-returned only once, even if the channel duplicates, delays or reorders the chunk, and never after
-its transfer was closed. The table of states is `rog_core.protocol.states.RECEIVER`.
+returned only once, even if the channel duplicates, delays or reorders the chunk. No rows are
+returned after their transfer was closed. The table of states is
+`rog_core.protocol.states.RECEIVER`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Receiver:
     incarnation: int
     codec: Codec                     # codec of rows; model values and full gradients are raw
     transfer: TransferId | None = None
-    receipt: Receipt | None = None   # receipt of the transfer, once it is closed
+    receipt: Receipt | None = None   # receipt of the transfer; None until the transfer is closed
     bytes_received: int = 0
     floor: int = 1                   # transfers with a lower number (`attempt`) are over
     granted: int | None = None  # iteration that the next transfer must have; None: any iteration
@@ -60,10 +61,10 @@ class Receiver:
     _seen: np.ndarray = field(default_factory=lambda: _NOTHING)
 
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
-        """Return the acknowledgement, and the rows of a new chunk; the caller applies them.
+        """Return the acknowledgement of a chunk, and its rows, which the caller must apply.
 
         The acknowledgement is None if the transfer is closed or over. The rows are None if the
-        chunk is a duplicate or repeats a segment of another chunk.
+        chunk is a duplicate, or if it contains a segment of an earlier chunk.
         """
         self.check(chunk.transfer)
         if not self.is_open(chunk.transfer):
@@ -101,9 +102,9 @@ class Receiver:
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer; return its receipt, and the segments that have arrived (int64).
 
-        If the transfer was already closed, the segments are None. Returns None instead of the pair
-        if the `End` belongs to an earlier transfer, or takes effect only when more chunks have
-        arrived.
+        If the transfer was already closed, None replaces the segments. Returns only None if the
+        `End` belongs to an earlier transfer. Also returns only None if the `End` takes effect only
+        after more chunks have arrived.
         """
         self.check(end.transfer)
         most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
@@ -130,16 +131,16 @@ class Receiver:
 
     @property
     def due(self) -> End | None:
-        """The `End` that had to wait for chunks and can take effect now; None if there is none.
+        """The `End` that waited for chunks and can take effect now; None if there is none.
 
-        It is None while a chunk is missing, and after the transfer is closed.
+        It is None as long as a chunk is missing, and after the transfer is closed.
         """
         end = self.announced
         whole = end is not None and len(self._flags) == self._next == end.chunks
         return end if whole and self.state == OPEN else None
 
     def check(self, transfer: TransferId) -> None:
-        """Raise `RemoteProtocolError` unless the transfer is of this session and direction."""
+        """Raise `RemoteProtocolError` if the transfer is of another session or direction."""
         if transfer.incarnation != self.incarnation:
             raise StaleMessageError(f'session of a message must be {self.incarnation:#x}, got '
                                     f'{transfer.incarnation:#x}: it is from before a restart or '
@@ -149,7 +150,7 @@ class Receiver:
                                       f'{sorted(map(int, self.kinds))}, got {int(transfer.kind)}')
 
     def _expect(self, transfer: TransferId) -> None:
-        """Raise `RemoteProtocolError` for a transfer that cannot be the next one.
+        """Raise `RemoteProtocolError` for a transfer that cannot come next.
 
         A sender numbers its transfers without gaps. It begins a transfer only when the previous
         transfer is over. If a forged, much higher number were accepted, every later transfer of the
@@ -186,7 +187,7 @@ class Receiver:
         return 0 <= sequence < len(self._flags) and bool(self._flags[sequence])
 
     def is_closed(self, transfer: TransferId) -> bool:
-        """Return whether this transfer is the latest one and has been closed."""
+        """Return whether this transfer is the latest transfer and has been closed."""
         return self.state == CLOSED and self.transfer == transfer
 
     def known(self) -> Receipt | None:
@@ -216,7 +217,7 @@ class Receiver:
     # -- internals -------------------------------------------------------------------------------
 
     def _codec_of(self, chunk: Chunk) -> Codec:
-        # Check the codec here, not when rows are applied, so that a chunk with a wrong codec does
+        # Check the codec here, not later when rows are applied. So a chunk with a wrong codec does
         # not open its transfer.
         codec = codec_on_wire(chunk.codec, self.codec)
         raw = chunk.transfer.kind.is_raw
@@ -246,14 +247,14 @@ class Receiver:
         self._next = len(self._flags) if gap < 0 else gap
 
     def _mask(self) -> int:
-        if self._next == len(self._flags):  # usually no chunk is missing
+        if self._next == len(self._flags):  # the usual case: no chunk is missing
             return 0
         after = self._flags[self._next + 1:self._next + 65]
         bits = np.packbits(np.frombuffer(after, np.uint8), bitorder='little')
         return int.from_bytes(bits.tobytes(), 'little')
 
     def _collect(self) -> np.ndarray:
-        """Return the segments that have arrived in the present transfer; forget these segments."""
+        """Return the segments of the present transfer that have arrived; then forget them."""
         seen, self._seen = self._seen, _NOTHING
         return np.flatnonzero(seen)
 
@@ -266,7 +267,7 @@ class Receiver:
 
 @njit(nogil=True, cache=True)
 def _repeats(seen, ids):
-    """Return whether a segment of ``ids`` is marked in ``seen``; if not, mark all of ``ids``."""
+    """Return whether any segment of ``ids`` is marked in ``seen``; if not, mark all ``ids``."""
     for i in ids:
         if seen[i]:
             return True

@@ -1,12 +1,14 @@
 """Sends one transfer over an unreliable datagram channel (the paper's SendWithTimeout).
 
-Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission), with acknowledgements of our own
-in place of a socket time-out. Until the budget (the MTA time) is over, the sender keeps as many
-unacknowledged bytes under way as the link can take. If the mandatory segments of the plan have not
-arrived by then, the sender continues with only these segments. An End follows the last chunk at
-once. This End takes effect when all chunks have arrived, so the receiver can answer without a
-further round trip. If no answer comes, the sender sends an End that takes effect at once, and
-repeats it until the Receipt arrives. The table of states is `rog_core.protocol.states.SENDER`.
+Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission). Our own acknowledgements replace
+the paper's socket time-out.
+
+Until the budget (the MTA time) is over, the sender keeps as many unacknowledged bytes under way as
+the link can carry. If the mandatory segments of the plan have not arrived by then, the sender
+continues with only these segments. An End follows the last chunk at once. This End takes effect
+when all chunks have arrived, so the receiver can answer without a further round trip. If no answer
+comes, the sender sends an End that takes effect at once, and repeats it until the Receipt arrives.
+The table of states is `rog_core.protocol.states.SENDER`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ..protocol.states import CLOSING, DONE, SENDER, SENDING
 from .link import LinkEstimate
 from .plan import Plan
 
-DUPLICATES = 3  # a chunk counts as lost when this many later chunks have arrived
+DUPLICATES = 3  # a chunk counts as lost when this many chunks that were sent later have arrived
 
 
 @dataclass(slots=True, eq=False)
@@ -39,10 +41,10 @@ class _Sent:
     chunk: Chunk
     segments: np.ndarray
     nbytes: int
-    order: int = -1           # number of its last transmission; -1: not sent yet
+    order: int = -1           # number of the chunk's last transmission; -1: not sent yet
     sent_at: float = 0.0
     delivered_then: int = 0
-    full: bool = False        # whether the window was full when it was sent
+    full: bool = False        # whether the window was full when the chunk was sent
     tries: int = 0
     arrived: bool = False
     lost: bool = False
@@ -64,7 +66,7 @@ class Rows(Protocol):
 
 
 class RawRows:
-    """Sends ``values``, float32 (elements,), uncompressed; ``partition``: a `raw_partition`."""
+    """Provides ``values``, float32 (elements,), uncompressed; ``partition``: a `raw_partition`."""
 
     def __init__(self, partition: RowPartition, values: Array) -> None:
         self._partition, self._values = partition, values
@@ -75,7 +77,7 @@ class RawRows:
         return at_once(self._values)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments, raw; see `Rows.encode`."""
+        """Encode the segments ``ids`` as raw float32; see `Rows.encode`."""
         return RAW.snapshot(self._partition, self._values, ids)
 
 
@@ -97,25 +99,25 @@ class Sender:
     receipt: Receipt | None = None
     closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
-    _window: int = 0          # next window of the plan to divide into chunks
+    _window: int = 0          # number of the next window of the plan that is divided into chunks
     _ready: deque[Part] = field(default_factory=deque)  # encoded windows, from number `_window` on
     _fresh: int = 0           # number of chunks sent at least once
-    _mandatory: int = 0       # number of chunks of mandatory windows, so far
+    _mandatory: int = 0       # number of chunks of the mandatory windows that have been divided
     _arrived: int = 0         # number of chunks that the receiver has acknowledged
     _mandatory_arrived: int = 0
     _in_flight: int = 0       # number of bytes that were sent, and neither acknowledged nor lost
-    _order: int = 0           # number of the next transmission; one count for all chunks
-    _newest: int = -1         # highest number of a transmission that has arrived
+    _order: int = 0           # number of the next transmission; repeated chunks count again
+    _newest: int = -1         # number of the latest transmission that has arrived
     # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
-    # Heap of (time of its time-out, order, chunk) of each transmission.
+    # Heap of (time-out, order, chunk) of each transmission; the time-out is a time in seconds.
     _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again
     _end_interval: float = 0.0
-    _message: End | None = None  # the End, once the transfer is closing
+    _message: End | None = None  # the End that is repeated while the transfer is closing
     _last_poll: float = -math.inf
-    _low: int = 0             # every chunk with a lower number has arrived
+    _low: int = 0             # all chunks with lower numbers have arrived
     segments_arrived: int = 0  # number of segments that are known to have arrived
 
     def __post_init__(self) -> None:
@@ -141,8 +143,8 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
 
-        If a receipt comes before the second End, it answers the first End, or the receiver has
-        ended the transfer early.
+        A receipt that comes before the second End answers the first End, or the receiver has ended
+        the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -155,8 +157,8 @@ class Sender:
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # The time of the receipt is the time of the answer only for the newest chunk. The other
-            # chunks arrived earlier, and their acknowledgements may have been lost.
+            # Only for the newest chunk is the time of the receipt the time of its acknowledgement.
+            # The other chunks arrived earlier, and their acknowledgements may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
             self._arrive((k for k in taken if k == newest), now)
@@ -164,7 +166,10 @@ class Sender:
         return True
 
     def abort(self, receipt: Receipt | None = None) -> None:
-        """End the transfer at once; ``receipt`` names the arrived chunks, None if unknown."""
+        """End the transfer at once.
+
+        ``receipt`` names the chunks that have arrived; if it is None, no chunk counts as arrived.
+        """
         self._end(receipt, 'abort')
 
     def _end(self, receipt: Receipt | None, event: str) -> None:
@@ -189,7 +194,10 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon: the peer has received it, but the peer's receipt has not arrived."""
+        """Repeat the End soon.
+
+        The peer has received the End, but the peer's receipt may have been lost.
+        """
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
@@ -216,7 +224,7 @@ class Sender:
 
     @property
     def deadline(self) -> float:
-        """Time at which `poll` must be called even if nothing arrives."""
+        """Time at which `poll` must be called even if no message arrives; infinity means never."""
         if self.state == DONE:
             return math.inf
         if self.state == CLOSING:
@@ -228,7 +236,7 @@ class Sender:
         return min(oldest, over) if over > self._last_poll else oldest
 
     def _next_expiry(self) -> float:
-        """Return the time at which the next chunk on its way counts as lost."""
+        """Return the time at which the next chunk under way counts as lost; infinity: no chunk."""
         expiry = self._expiry
         while expiry:
             at, order, sent = expiry[0]
@@ -240,16 +248,19 @@ class Sender:
     # -- outcome ---------------------------------------------------------------------------------
 
     def taken(self) -> np.ndarray:
-        """Return the segments that have arrived by the receipt, int64; the sender must be DONE."""
+        """Return the segments that have arrived according to the receipt, int64.
+
+        The transfer must be in the state DONE.
+        """
         parts = [ids for ids, _ in self.taken_chunks()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def complete(self) -> bool:
-        """Return whether all rows of the plan have arrived; the sender must be DONE."""
+        """Return whether all rows of the plan have arrived; the state must be DONE."""
         return self._window == len(self.plan.windows) and not self.untaken()
 
     def untaken(self) -> list[Part]:
-        """Return (segments, encoded values) of everything that was encoded but has not arrived."""
+        """Return (segments, encoded values) of all encoded segments that have not arrived."""
         return [*self._parts(taken=False), *self._ready]
 
     def taken_chunks(self) -> list[Part]:
@@ -297,10 +308,10 @@ class Sender:
         heapq.heappush(self._lost, sent.chunk.sequence)
 
     def _mark_lost(self, now: float) -> None:
-        """Mark chunks as lost if later chunks have overtaken them or their time-out is over.
+        """Mark chunks as lost if later chunks have overtaken them, or if their time-out has passed.
 
-        Looks only at the oldest chunks in flight, so that the cost per message does not grow with
-        the window.
+        Only the oldest chunks under way are checked, so that the cost per message does not grow
+        with the window.
         """
         flight, overtaken = self._flight, self._newest - DUPLICATES
         while flight:
@@ -361,12 +372,13 @@ class Sender:
     def _encode(self, now: float) -> None:
         """Encode the next window, and more windows that will be sent, up to `Rows.at_once` bytes.
 
-        A window will be sent if it is mandatory, or if the link can carry it within the budget.
+        A window will be sent if it is mandatory, or if the link can carry it within the plan's
+        budget.
         """
         most, first = self.rows.at_once, self._window
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
         windows: list[np.ndarray] = []
-        ends = [0]  # bytes of the encoded windows up to each window
+        ends = [0]  # encoded bytes before each window, and in all windows
         for number, ids in enumerate(self.plan.windows[first:], first):
             ends.append(ends[-1] + int(self._sizes[ids].sum()))
             if windows and ends[-1] > (most if number < self.plan.mandatory else likely):

@@ -1,8 +1,8 @@
 """The worker's arrays: weights, momentum, and the gradients that the server has not received yet.
 
-Source: dist-EF-SGDM, ROG's reference [22]: blockwise compression with error feedback and Nesterov
-momentum on the worker. The error of a lossy codec stays in ``pending`` and is sent later. Rows that
-were not sent also stay in ``pending``.
+Source: dist-EF-SGDM (reference [22] of the ROG paper): blockwise compression with error feedback
+and Nesterov momentum on the worker. The error of a lossy codec stays in ``pending`` and is sent
+later. Rows that were not sent also stay in ``pending``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ FARTHEST = 10.0
 class Accumulator:
     """Flat float32 arrays (elements,) on one device, see `rog_core.arrays`.
 
-    ``weights``: the model, to which pulled rows are added. ``model``: the memory on which gradients
-    are computed; it is the same array as ``weights`` until `detach` separates them. ``pending``:
-    sum of the steps (gradients times learning rate) that the server has not received yet.
-    ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the local steps of a `Phase`, in
-    the rows that the server has not received yet; None outside of phases. ``model`` includes these
-    steps, ``weights`` does not.
+    ``weights``: the model, to which pulled rows are added. ``model``: the memory on which
+    gradients are computed; it is the same array as ``weights`` until `detach` separates them.
+    ``pending``: sum of the steps (gradients times learning rate) that the server has not received
+    yet. ``magnitude`` float32 (segments,): sum of |pending|. ``drift``: the part of the local
+    steps of a `Phase` that the server has not received yet; None outside of phases. ``model``
+    includes these steps, ``weights`` does not.
 
-    Only for SVRG: ``full`` is this worker's full gradient, to be pushed; None if there is none.
-    ``anchor`` is an earlier model with the fleet's full gradient at this model, or None.
+    Only for SVRG: ``full`` is this worker's full gradient, which must be pushed; None if there is
+    none. ``anchor`` is a pair: an earlier model, and the fleet's full gradient at this model; or
+    None.
     """
 
     def __init__(self, partition: RowPartition, weights: Array) -> None:
@@ -47,16 +48,16 @@ class Accumulator:
         self.anchor: tuple[Array, Array] | None = None
 
     def detach(self) -> None:
-        """Move ``weights`` to memory of its own, so that pulled rows do not change ``model``."""
+        """Give ``weights`` separate memory, so that pulled rows do not change ``model``."""
         if self.model is self.weights:
             self.weights = copy_of(self.weights)
 
     def publish(self, ahead: int = 0) -> None:
-        """Copy ``weights`` to ``model``; call it only while no gradient is computed.
+        """Copy ``weights`` to ``model``; the caller must not call it while a gradient is computed.
 
         ``ahead``: number of this worker's steps that are under way and not yet in the weights. Each
         of these steps is predicted from the momentum (SpecTrain's weight prediction). A prediction
-        far away from the model is dropped. Such a prediction comes from a gradient that the server
+        far away from the model is ignored. Such a prediction comes from a gradient that the server
         will refuse, and gradients at the predicted model would be useless, or NaN.
         """
         if self.model is not self.weights:
@@ -69,7 +70,7 @@ class Accumulator:
                     self.model -= step
 
     def publish_own(self) -> None:
-        """Store ``weights`` - ``drift`` in ``model``, whose memory is separate from ``weights``."""
+        """Store ``weights`` - ``drift`` in ``model``; give both arrays separate memory first."""
         if self.drift is None:
             self.drift = zeros_like(self.weights)
         self.detach()
@@ -77,7 +78,7 @@ class Accumulator:
         self.model -= self.drift
 
     def keep_local(self, change: Array) -> None:
-        """Add ``change``, made by local steps, to ``pending`` and ``drift`` with factor 1."""
+        """Add ``change``, the result of local steps, to ``pending`` and ``drift`` unscaled."""
         self.accumulate(change, 1.0, 0.0)
         self.kept += 1
         self.momentum[:] = 0  # a later method must not continue with this momentum
@@ -85,7 +86,7 @@ class Accumulator:
             self.drift += change
 
     def settle(self, ids: np.ndarray) -> None:
-        """Set ``drift`` to zero in the segments that have arrived at the server."""
+        """Set ``drift`` to zero in the segments ``ids``, which have arrived at the server."""
         if self.drift is not None:
             zeros = np.zeros(4 * int(self.partition.lengths[ids].sum()), np.uint8)
             RAW.store(self.partition, self.drift, ids, zeros)
@@ -138,10 +139,10 @@ class Accumulator:
         return at_once(self.pending)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments of ``pending``, and subtract the decoded values from ``pending``."""
+        """Encode segments ``ids`` of ``pending``; subtract the decoded values from ``pending``."""
         return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
-        """Add ``parts``, which have not arrived at the server, to ``pending`` again."""
+        """Add the rows ``parts``, which have not arrived at the server, to ``pending`` again."""
         ids, values = in_model_order(codec, self.partition, parts)
         codec.add(self.partition, self.pending, ids, values)

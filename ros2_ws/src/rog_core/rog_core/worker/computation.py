@@ -1,4 +1,4 @@
-"""What a worker computes: one class for each kind of step in `rog_core.protocol.steps`.
+"""Computations of a worker: one class for each kind of step in `rog_core.protocol.steps`.
 
 The worker adds a computed gradient to its accumulator and pushes rows of the accumulator. Only a
 full gradient is pushed completely and uncompressed.
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Return the number of batches of `shard`."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards."""
+        """Return the batch of this iteration from shard number ``shard`` of ``shards`` shards."""
 
     def clear(self) -> None:
         """Set the gradient to zero."""
@@ -51,13 +51,13 @@ class Source(Protocol):
 
 
 class Computation(Generic[S]):
-    """The work of a worker for one ``step``."""
+    """A worker's computation of one ``step``."""
 
     def __init__(self, step: S) -> None:
         self.step = step
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """Prepare the model on which the step is computed; return the action to compute the step.
+        """Prepare the model on which the step is computed; return the order to compute the step.
 
         ``ahead``: see `Accumulator.publish`.
         """
@@ -136,7 +136,7 @@ class OfShards(Computation[Shards]):
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: keep only the codec's error, after a complete push.
+        """See `Computation.after_push`: after a complete push, keep only the codec's error.
 
         After an incomplete push, drop all pending rows, because they are useless in another round.
         If the step has no ``feedback``, drop them after a complete push, too.
@@ -155,7 +155,7 @@ class OfFull(Computation[Full]):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`: the result is the mean of the gradients of all batches.
 
-        The batches have about equal size.
+        All batches count equally, because they have about equal size.
         """
         losses = [source.add(batch) for batch in source.shard()]
         gradient = source.result
@@ -180,9 +180,9 @@ class OfLocal(Computation[Local]):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`.
 
-        The "gradient" is the model before the local steps minus the model after the local steps.
+        The result is the model before the local steps minus the model after the local steps.
         """
-        # The velocity begins at zero: the gradient holds zeros here.
+        # The velocity begins at zero, because the gradient is zero here.
         return self._steps(source, source.gradient.clone(), sgd)
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
@@ -210,7 +210,7 @@ class OfPhase(OfLocal):
     """Makes local steps that continue the previous phase."""
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """See `Computation.begin`: predict nothing, because ``drift`` has the steps under way."""
+        """See `Computation.begin`: predict no steps, because ``drift`` has the steps under way."""
         fresh = store.drift is None
         store.publish_own()
         return Compute(iteration, self.step, fresh)
@@ -218,7 +218,7 @@ class OfPhase(OfLocal):
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`."""
         if order.fresh or source.velocity is None:
-            # the gradient holds zeros, because nothing was added yet
+            # the gradient is zero here, because no batch has been added yet
             source.velocity = source.gradient.clone()
         return self._steps(source, source.velocity, sgd)
 

@@ -1,4 +1,4 @@
-"""Computes the gradients that a `Step` asks for, from a model and its data."""
+"""Computes the gradients for a `Step` from a model and its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .computation import computation_of
 
 
 class Data(Protocol):
-    """The training data of a robot; a batch may be anything that ``loss`` takes."""
+    """The training data of a robot; a batch may be anything that ``loss`` accepts."""
 
     def batch(self) -> Any:
         """Return the robot's own next batch."""
@@ -25,7 +25,7 @@ class Data(Protocol):
         """Return each batch of the robot's whole shard once."""
 
     def batch_of(self, shards: int, shard: int, iteration: int) -> Any:
-        """Return the batch for an iteration from shard number ``shard`` of ``shards`` shards.
+        """Return the batch of this iteration from shard number ``shard`` of ``shards`` shards.
 
         This batch is the same on every robot.
         """

@@ -2,12 +2,12 @@
 
 Source: ROG, Section IV-A, Algorithm 1. Here the channel may lose, duplicate and reorder messages.
 The tables `WORKER` and `GRADIENT` of `rog_core.protocol.states` list the states and events. The
-gradient has a table of its own because with pipelining a worker computes while it pushes, waits and
-pulls.
+gradient has its own table, because with pipelining a worker also computes while it pushes, waits
+and pulls.
 
-The shell, the program around the machine, reports events by method calls with the present time
-(seconds, any monotonic clock). Each call returns the actions that the shell must carry out. The
-shell must call `on_time` at the time `deadline`.
+The shell, which is the program around the machine, reports each event by a method call with the
+present time (seconds, any monotonic clock). Each call returns the actions that the shell must
+execute. The shell must call `on_time` at the time `deadline`.
 
 `Registration`, `Pushes` and `Pulls` each handle some of the events. They share one state, `Shared`.
 """
@@ -56,7 +56,7 @@ class WorkerMachine(Shared):
         return self.registration.register(now)
 
     def awaits(self, request: RegisterRequest) -> bool:
-        """Return whether ``request`` is the worker's latest request; other answers must be ignored.
+        """Return whether ``request`` is the latest request; other answers must be ignored.
 
         A shell must call this method when the answer to ``request`` arrives, because the worker
         may have sent a later request in the meantime.
@@ -66,7 +66,7 @@ class WorkerMachine(Shared):
     def on_register_response(self, response: RegisterResponse, now: float) -> list[Action]:
         """Handle the server's answer; a final refusal stops the worker with the server's reason.
 
-        If the run is over, the worker stops without an error.
+        If the server refuses because the run is over, the worker stops without an error.
         """
         return self.registration.on_response(response, now)
 
@@ -84,20 +84,20 @@ class WorkerMachine(Shared):
     # -- transfers -------------------------------------------------------------------------------
 
     def on_gradient(self, gradient: Array, sgd: SgdConfig, now: float) -> list[Action]:
-        """Push the gradient that the last `Compute` asked for.
+        """Push the gradient that the last `Compute` ordered.
 
-        ``gradient``: finite, float32 (elements,). The caller must not change it before the next
-        `Compute`: with pipelining, the worker reads it only after the transfers of the previous
-        iteration.
+        ``gradient``: finite, float32 (elements,). The caller must not change this array before the
+        next `Compute`: with pipelining, the worker may read it only after the transfers of the
+        previous iteration.
         """
         return self.pushes.on_gradient(gradient, sgd, now)
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
-        """Handle the acknowledgement of chunks of our push."""
+        """Handle the acknowledgement of chunks of this worker's push."""
         return self.pushes.on_ack(ack, now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
-        """Handle the receipt of our push, which names the chunks that have arrived."""
+        """Handle the receipt of this worker's push, which names the chunks that have arrived."""
         return self.pushes.on_receipt(receipt, now)
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
@@ -132,7 +132,7 @@ class WorkerMachine(Shared):
 
         The shell must report the pause to the server. During the pause, no robot waits for this
         worker. Its transfers end as if the link were lost. The worker keeps the rows that have not
-        arrived, and the gradient that it still computes.
+        arrived at the server, and the gradient that is being computed.
         """
         self.move('pause', now)
 

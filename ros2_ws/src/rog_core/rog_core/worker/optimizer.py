@@ -23,7 +23,7 @@ from .machine import WorkerMachine
 
 
 class Link(Protocol):
-    """Runs a worker's state machine and delivers its messages, as the ROS 2 node does."""
+    """Runs a worker's state machine and transports its messages, as the ROS 2 node does."""
 
     def join(self, machine: WorkerMachine) -> Compute | None:
         """Start the machine; return the first order to compute, or None if the run is over."""
@@ -43,8 +43,8 @@ class RogOptimizer(torch.optim.Optimizer):
     work. ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is
     the next iteration to compute; ``stopped`` says whether the run is over.
 
-    Some methods (coded gradients, SVRG, local steps) choose the batches and steps to compute. To
-    work with them, a program passes its ``data`` and calls `compute` instead of ``backward``.
+    Some methods (coded gradients, SVRG, local steps) choose the batches and steps to compute. With
+    these methods, a program must pass its ``data`` and call `compute` instead of ``backward``.
     """
 
     def __init__(self, model: torch.nn.Module, link: Link, *, robot: str, incarnation: int,
@@ -85,7 +85,7 @@ class RogOptimizer(torch.optim.Optimizer):
         return sgd
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refuse each group except the first, because the parameters of a fleet's model are fixed.
+        """Refuse every group except the first: the parameters of a fleet's model cannot change.
 
         The constructor adds the first group.
         """
@@ -95,7 +95,7 @@ class RogOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def compute(self) -> float:
-        """Compute the gradient that the method asks for, from ``data``; return the loss."""
+        """Compute the gradient that the method orders, from ``data``; return the loss."""
         source = self._learner.source
         if source is None:
             raise LocalProtocolError('compute() needs data; give it to the optimizer')
@@ -109,7 +109,7 @@ class RogOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Push the gradient, wait for the other robots, and pull the fleet's updates.
 
-        Raises `GradientError`, with nothing changed, if the gradient is not finite.
+        If the gradient is not finite, raises `GradientError` and leaves the model unchanged.
         """
         loss = None
         if closure is not None:

@@ -1,4 +1,4 @@
-"""Receives transfers from the server, adds their rows to the model, begins granted iterations."""
+"""Receives the server's transfers, applies their rows to the model, begins granted iterations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .shared import Shared
 
 
 class Pulls:
-    """Receives the server's transfers; lets ``pushes`` begin each iteration that is granted."""
+    """Receives the server's transfers; calls ``pushes`` to begin each granted iteration."""
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes
@@ -51,7 +51,7 @@ class Pulls:
 
     def _apply(self, rows: Rows) -> None:
         store, kind = self.shared.accumulator, rows.transfer.kind
-        if self.shared.gradient == BUSY:  # `model` must not change now
+        if self.shared.gradient == BUSY:  # a gradient is being computed on `model`
             store.detach()
         if not kind.is_raw:
             rows.codec.add(store.partition, store.weights, rows.ids, rows.data)
@@ -68,7 +68,7 @@ class Pulls:
         if pull is None or shared.state in (REGISTERING, PAUSED):
             return []
         if shared.state == PUSHING and not pull.is_closed(end.transfer):
-            return []  # the receipt of our push is still missing; the server repeats this End
+            return []  # this worker's push has no receipt yet; the server repeats this End
         kind, command = end.transfer.kind, end.command
         grants = kind in (Kind.PULL, Kind.ANCHOR) and not command.stop
         event = 'final' if command.stop else 'granted' if grants else 'stored'
@@ -76,7 +76,7 @@ class Pulls:
         if grants:
             command.check()
         if shared.state != STOPPED and pull.is_open(end.transfer):
-            WORKER.after(shared.state, event)  # raises if the event is wrong here
+            WORKER.after(shared.state, event)  # raises if this state does not allow the event
         closed = pull.on_end(end)
         if closed is None:
             return []
@@ -103,7 +103,7 @@ class Pulls:
         if shared.state == JOINING:
             shared.pushed_at[:] = command.next_iteration - 1
         elif command.step.additive and command.next_iteration > shared.iteration + 1:
-            # This worker was retired. The iterations that it skips do not count as age of its rows.
+            # This worker was retired. The iterations that it skips do not make its rows older.
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:

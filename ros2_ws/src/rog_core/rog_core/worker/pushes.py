@@ -34,7 +34,7 @@ class Pushes:
     # -- computing -------------------------------------------------------------------------------
 
     def go_on(self, now: float) -> list[Action]:
-        """Begin the granted iteration: push its gradient, or order it to be computed."""
+        """Begin the granted iteration: push its gradient, or order its computation."""
         shared = self.shared
         if shared.gradient == BUSY:  # `on_gradient` will check if the gradient fits
             return []
@@ -63,9 +63,8 @@ class Pushes:
         if shared.state == COMPUTING:
             shared.gradient_is('use', now)
             return self._start(gradient, sgd, now)
-        # The worker is joining, or the run is over. If the gradient is additive, keep it in the
-        # accumulator, to send it later. Any other gradient belongs to a round that is over; drop
-        # it.
+        # The worker is joining, or the run is over. Keep an additive gradient in the accumulator,
+        # to send it later. Drop any other gradient, because it belongs to a round that is over.
         additive = shared.order.step.additive
         shared.gradient_is('use' if additive else 'drop', now)
         if additive:
@@ -73,7 +72,7 @@ class Pushes:
         return []
 
     def _keep(self, gradient: Array, sgd: SgdConfig) -> None:
-        """Store a gradient in the accumulator; the push reads it there."""
+        """Store a gradient in the accumulator, from which the push reads it."""
         assert self.shared.order is not None
         made, asked = self.shared.order.step, self.shared.command.step
         step = asked if made == asked else made
@@ -92,7 +91,7 @@ class Pushes:
         return [shared.order]
 
     def _compute_ahead(self, now: float) -> list[Action]:
-        """Pipelining: order the next gradient, on the present model, if the server allows it."""
+        """With pipelining, order the next gradient on the present model if the server allows it."""
         if not self.shared.command.ahead:
             return []
         self.shared.accumulator.detach()
@@ -134,7 +133,7 @@ class Pushes:
         return plans.by_importance(shared.partition, sending, scores, age, turn, command.mta_time)
 
     def poll(self, now: float) -> list[Action]:
-        """Send the messages that the push may send now."""
+        """Return the messages of the push that must be sent now."""
         shared = self.shared
         if shared.push is None:
             return []
@@ -144,14 +143,14 @@ class Pushes:
         return actions
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
-        """Handle the acknowledgement of chunks of our push."""
+        """Handle the acknowledgement of chunks of this worker's push."""
         if self.shared.push is None or self.shared.state == PAUSED:
             return []
         self.shared.push.on_ack(ack, now)
         return self.poll(now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
-        """Handle the receipt of our push, which names the chunks that have arrived."""
+        """Handle the receipt of this worker's push, which names the chunks that have arrived."""
         shared, push = self.shared, self.shared.push
         if shared.state != PUSHING or push is None or not push.on_receipt(receipt, now):
             return []

@@ -28,8 +28,8 @@ MAX_REGISTER_INTERVAL = 4.0
 class Registration:
     """Registers the worker with the server.
 
-    ``pushes`` ends an open push when the server has answered. ``due``: time of the next attempt, in
-    seconds.
+    When the server has answered, a push that is still open is ended by ``pushes``. ``due``: time of
+    the next attempt, in seconds.
     """
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
@@ -43,7 +43,7 @@ class Registration:
         """Ask the server to let this worker join."""
         shared = self.shared
         shared.settle(now)
-        # Iteration 0 means that the gradient under way fits no iteration that will be granted.
+        # Iteration 0: the gradient that is being computed fits no iteration that will be granted.
         shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
         self.due = now + self._interval
@@ -57,7 +57,7 @@ class Registration:
             number=self._requests, pull=pull.known() if known and pull else None))]
 
     def register_soon(self, now: float) -> list[Action]:
-        """Register now; if no answer comes, register again after the shortest interval."""
+        """Register now; if no answer comes, register again after `REGISTER_INTERVAL` seconds."""
         self._interval = REGISTER_INTERVAL
         return self.register(now)
 
@@ -71,7 +71,7 @@ class Registration:
         if shared.state != REGISTERING:
             return []
         if not response.accepted:
-            if response.retry:  # the link works, but the server does not accept this worker yet
+            if response.retry:  # the server can be reached, but does not accept this worker yet
                 self._interval = REGISTER_INTERVAL
                 self.due = now + REGISTER_INTERVAL
                 return []
@@ -93,7 +93,7 @@ class Registration:
 
     @staticmethod
     def _foreign(pull: TransferId | None, following: int) -> bool:
-        """Return whether the number of a pull is too high, so that a stranger must have sent it.
+        """Return whether the number of a pull is so high that the server cannot have sent the pull.
 
         ``following``: the number of the server's next transfer. Earlier transfers have lower
         numbers. Only a snapshot may have the number ``following``, because a snapshot continues
@@ -110,7 +110,8 @@ class Registration:
             return []
         missed = not known or incarnation != shared.server
         self._unknown = self._unknown + 1 if missed else 0
-        # Ignore one such heartbeat: the server may have sent it before it accepted this worker.
+        # Ignore the first heartbeat that does not list this worker: the server may have sent it
+        # before it accepted this worker.
         if self._unknown < 2:
             return []
         shared.move('lost', now)
@@ -127,7 +128,7 @@ class Registration:
         return self.pushes.poll(now)
 
     def on_time(self, now: float) -> list[Action]:
-        """Register again if no answer came before `due`; double the interval of the attempts."""
+        """Register again if no answer came before `due`; double the interval between attempts."""
         if now < self.due:
             return []
         self._interval = min(2 * self._interval, MAX_REGISTER_INTERVAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Activities of a robot; time and power are counted for each of them.
+# Activities of a robot; time and power are counted separately for each activity.
 COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
 TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
 

@@ -28,7 +28,7 @@ from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, Worke
 
 
 class Shared:
-    """The state of a robot's worker. ``incarnation``: random 64-bit identity of this process."""
+    """The state of one worker. ``incarnation``: random 64-bit identity of this process."""
 
     def __init__(self, robot: str, incarnation: int, accumulator: Accumulator,
                  config: TransferConfig) -> None:
@@ -39,7 +39,7 @@ class Shared:
         self.link = LinkEstimate(config.chunk_bytes, config.chunk_time, config.traffic)
         self.statistics = WorkerStatistics()
         self.state = REGISTERING
-        self.gradient = IDLE             # state of the gradient that was ordered last
+        self.gradient = IDLE             # state of the last ordered gradient
         self.iteration = 0               # iteration being computed or pushed
         self.sync = ''                   # name of the fleet's method, for display
         self.command = Command()
@@ -69,7 +69,10 @@ class Shared:
             self.state = after
 
     def gradient_is(self, event: str, now: float) -> None:
-        """Change the gradient's state, as the table `rog_core.protocol.states.GRADIENT` says."""
+        """Change the gradient's state by ``event``.
+
+        The table `rog_core.protocol.states.GRADIENT` gives the new state.
+        """
         after = GRADIENT.after(self.gradient, event)
         self.settle(now)
         self.gradient = after
@@ -84,7 +87,7 @@ class Shared:
         return COMMUNICATES if self.state in (PUSHING, PULLING) else STALLS
 
     def settle(self, now: float) -> None:
-        """Add the time since the last call to the present activity's time in the statistics."""
+        """Add the time since the last call to the statistics, as time of the present activity."""
         began = self.command.next_iteration > 0  # time before the first grant is not counted
         if began and self.state not in (STOPPED, PAUSED):
             name = TIME_OF[self.activity]

@@ -16,7 +16,7 @@ from rog_sim.model_outputs import SERVER, ModelOutputs, read_model_outputs
 
 from . import style
 
-WINDOW = 30  # number of iterations that the figure `micro` shows before and after its moment
+WINDOW = 30  # number of iterations that the figure `micro` shows before and after the largest lag
 
 
 def draw_run(directory: str | PathLike[str], out: str | PathLike[str] | None = None) -> list[Path]:

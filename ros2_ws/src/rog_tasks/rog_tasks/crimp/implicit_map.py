@@ -46,8 +46,8 @@ class ImplicitMap(nn.Module):
         """Return distances (n,) and colours (n, 3) at ``points`` (n, 3).
 
         The loss is the mean over all points. For a cell, the backward pass does not return the
-        gradient of this mean. It returns about the gradient of the mean over the points around
-        the cell. So the map learns a distant wall as fast as a wall that fills the image.
+        gradient of this mean. It returns approximately the gradient of the mean over the points
+        around the cell. So the map learns a distant wall as fast as a wall that fills the image.
 
         :param gain: additional factor on the gradient of the grids.
         """

@@ -1,4 +1,4 @@
-"""RGB-D recordings in the layouts of TUM RGB-D, Replica (NICE-SLAM's version), ScanNet, 7-Scenes.
+"""Reads RGB-D recordings: TUM RGB-D, Replica (NICE-SLAM's version), ScanNet and 7-Scenes.
 
 The content of a file is checked before it is used; a DataError names the file and the fault.
 """
@@ -37,7 +37,7 @@ class _Frame:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a kind of recording.
+    """How a kind of recording stores its frames.
 
     ``frames``: function that lists the frames in a folder. ``scale``: value of a depth
     pixel at 1 m. ``camera``: the camera of the depth images, if the folder has no file of
@@ -116,7 +116,7 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
 
 
 def _camera(layout: Layout, root: Path, shape: tuple[int, ...]) -> Camera:
-    """Return the camera of a recording's depth images, which have this ``shape``."""
+    """Return the camera that took depth images of this ``shape``, (height, width)."""
     if (file := root / layout.intrinsics[0]).is_file():
         k = _numbers(file, _text(file), (layout.intrinsics[1],) * 2)
         size = np.array([shape[1], shape[0]])
@@ -277,7 +277,7 @@ def _of_quaternion(seven: NDArray[np.float64], where: str) -> NDArray[np.float64
 
 
 def _numbers(where: str | Path, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return the numbers of a text as an array of this shape; all must be finite."""
+    """Return the numbers in ``text`` as an array of this ``shape``; all must be finite."""
     words = text.split()
     try:
         values = np.array([float(word) for word in words])

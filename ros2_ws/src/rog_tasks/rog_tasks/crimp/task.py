@@ -103,7 +103,7 @@ class Crimp(Task):
             return ImplicitMap(self._bounds[0], self._bounds[1], (4 * self._cell, self._cell))
 
     def batches(self, rank: int, world: int) -> Iterator[Explorer]:
-        """Yield the robot's `Explorer` at each step, because its samples depend on the map."""
+        """Yield the same `Explorer` for every step; the samples of a step depend on the map."""
         if not 0 <= rank < world:
             raise TaskError(f'rank {rank} must lie between 0 and {world - 1}')
         # If robots see different places, the mean of their gradients is too small by the factor
@@ -112,7 +112,7 @@ class Crimp(Task):
                                self._number('samples', rank)))
 
     def loss(self, model: nn.Module, batch: Explorer) -> Tensor:
-        """Find a pose of the robot, then return the map's error on samples of its frames."""
+        """Find a pose of the robot; return the map's error on samples of the robot's frames."""
         assert isinstance(model, ImplicitMap)
         self._robots[model] = batch
         samples = batch.step(model)
@@ -130,7 +130,7 @@ class Crimp(Task):
         return max(0.0, 1 - robot.error() / max(robot.worst(), 1e-9))
 
     def trajectory_error(self, model: nn.Module) -> float:
-        """Return the error, in metres, of the robot that trains ``model``.
+        """Return the trajectory error, in metres, of the robot that trains ``model``.
 
         The error is NaN if no robot trains this model.
         """

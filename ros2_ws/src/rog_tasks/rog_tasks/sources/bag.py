@@ -1,4 +1,4 @@
-"""A rosbag2 recording as a source: it is played repeatedly through the buffer of a camera."""
+"""A rosbag2 recording as a source of images; it is played repeatedly, like a camera."""
 
 from __future__ import annotations
 

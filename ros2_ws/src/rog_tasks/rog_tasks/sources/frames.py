@@ -58,7 +58,7 @@ class Frames:
                             f'{memory / 2**20:g}; choose a smaller keep or more memory')
         self._numbers = {name: number for number, name in enumerate(classes)}
         self._tolerance = tolerance
-        self._room = memory - size         # bytes for encoded images
+        self._room = memory - size         # maximum bytes of all encoded images
         self._bytes = 0                    # size of the encoded images at present
         self._pending: deque[Frame] = deque()
         self._arrived: deque[Frame] = deque()

@@ -1,4 +1,4 @@
-"""Labels images with the predictions of a teacher or of the trained model, if these are sure."""
+"""Labels images with the predictions of a teacher or of the trained model, if they are probable."""
 
 from pathlib import Path
 

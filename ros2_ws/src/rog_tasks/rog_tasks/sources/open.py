@@ -1,4 +1,4 @@
-"""Makes a source from the texts of its images and labels."""
+"""Makes a source from the texts that name its images and labels."""
 
 import re
 from collections.abc import Sequence

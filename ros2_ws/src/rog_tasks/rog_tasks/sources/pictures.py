@@ -77,8 +77,8 @@ def from_message(message: Any, name: str) -> Picture:
 def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
     """Return the pixels, (channels, size, size); the image is squeezed to a square.
 
-    EXIF data say how to set the image upright. Only the higher 8 bits of 16-bit grey values
-    are used; transparency is ignored.
+    The image is set upright according to its EXIF data. Only the higher 8 bits of 16-bit grey
+    values are used; transparency is ignored.
 
     :param channels: 3: red, green and blue; 1: grey.
     :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; the

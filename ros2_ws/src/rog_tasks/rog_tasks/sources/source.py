@@ -68,7 +68,8 @@ class Source(ABC):
         """Open the source, and return endless batches of at most ``count`` images.
 
         Images are (B, C, H, W) float32, 0 to 1; labels are (B,) int64, -1 for an image without
-        a label. Each robot has a share of a folder, but a whole recording or topic.
+        a label. The robots divide the images of a folder. A recording or a topic belongs to one
+        robot.
 
         :raises DataError: a file or topic is missing or invalid; the message names it, and what
             is available instead.
@@ -76,7 +77,7 @@ class Source(ABC):
 
     @abstractmethod
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
-        """Yield the share of robot ``rank`` of ``world`` once, in the order of the share.
+        """Yield the images of robot ``rank`` of ``world`` once, in batches and in a fixed order.
 
         :raises TaskError: the source has no shard, for example a live topic.
         """

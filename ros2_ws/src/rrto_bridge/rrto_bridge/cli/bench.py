@@ -1,4 +1,4 @@
-"""`rrto bench`: measure one model's latency in every mode, over links of different round trips."""
+"""`rrto bench`: measure one model's latency in every mode, over links with several round trips."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-# These modes make a round trip per call. Therefore only a tenth of their inferences are
-# timed.
+# These modes make a round trip per call. Therefore only a tenth as many of their inferences
+# are timed.
 SLOW = ('cached', 'rpc')
 
 

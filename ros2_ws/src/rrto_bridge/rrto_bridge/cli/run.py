@@ -48,7 +48,7 @@ def call(options: Any) -> int:
     if not command:
         print('rrto: no command given: write rrto run -- python app.py', file=sys.stderr)
         return 2
-    # Check the command first, because the search for a server takes longer.
+    # Check the command before the slow search for a server.
     if not shutil.which(command[0]):
         print(f'rrto: {command[0]}: there is no such program, or it is not executable',
               file=sys.stderr)
@@ -161,7 +161,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
             process.wait(STOP_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # the process hangs in the kernel
+            with contextlib.suppress(subprocess.TimeoutExpired):   # it may hang in the kernel
                 process.wait(STOP_LIMIT)
 
 

@@ -33,7 +33,7 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
-    """Return the same metas as `infer`, several times faster, but for a few operators less exactly.
+    """Return the same metas as `infer`, but several times faster and inexact for a few operators.
 
     The layout of these operators' results differs from the layout on a CPU. Raises an error in the
     same cases as `infer`.

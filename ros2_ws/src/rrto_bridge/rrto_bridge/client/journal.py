@@ -19,10 +19,11 @@ DEPTH = 4096
 
 
 class _Node:
-    """A call of the graph. `data`: the bytes of an upload. `inputs`: the calls to which it points.
+    """A call of the graph, with the bytes of an upload in `data`.
 
-    `depth`: length of the longest chain of calls that ends at this call. `order`: number of the
-    call in the order of recording.
+    `inputs`: the calls that gave the arguments of this call their values. `depth`: length of the
+    longest chain of calls that ends at this call. `order`: number of the call in the order of
+    recording.
     """
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')

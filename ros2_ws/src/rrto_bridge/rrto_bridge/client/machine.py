@@ -75,7 +75,7 @@ class ClientMachine:
         self._number = self._done = 0
         self._asked = False                    # whether a message was made since the last wait
         self._items: list[bytes] = []          # items of the unfinished message
-        self._sealed: list[bytes] = []         # finished messages
+        self._sealed: list[bytes] = []         # finished messages that are not sent yet
         self._awaited: set[int] = set()        # numbers of messages whose replies are missing
         # Maps `Ticket.number` to `Ticket.first`, for each ticket that was given to `forgo` before
         # its reply arrived.
@@ -84,7 +84,7 @@ class ClientMachine:
         # Maps the signature of a call to its result, and the name of a query to its answer.
         self._known: dict[Any, Any] = {}
         self._predictor = Predictor(sketch, infer)
-        # Values of wanted calls in runs, by (run, index).
+        # Maps (run, index) to the value of a wanted call in this run.
         self._values: dict[tuple[int, int], Value] = {}
 
     def follow(self, other: ClientMachine) -> ClientMachine:
@@ -184,9 +184,9 @@ class ClientMachine:
         return self._wait((MEMORY, handle))
 
     def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
-        """Request a new tensor whose bytes the server has possibly kept.
+        """Request a new tensor whose bytes the server may already have.
 
-        `digest`: SHA-256 of the bytes. The reply says whether the server has kept them.
+        `digest`: SHA-256 of the bytes. The reply says whether the server has them.
         """
         handle = self.allocate(1)
         return handle, self._wait((FIND, handle, meta, digest), handle)

@@ -1,4 +1,4 @@
-"""Move a program's tensors to a server that has returned; each tensor keeps its handle."""
+"""Move a program's tensors to a server that is available again; each tensor keeps its handle."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ WEIGHT_BYTES = 4096
 class Result(NamedTuple):
     """The result of a call: either tensors or a plain `value`.
 
-    `handles` and `metas` describe the tensors in a flat order. None stands for an absent tensor.
+    `handles` and `metas` are flat tuples with one element for each tensor; None means that the
+    operator returned no tensor there.
     """
 
     handles: tuple[int | None, ...]

@@ -25,7 +25,7 @@ class Port(ABC):
         machine = self.machine
         self.transmit()
         try:
-            while not machine.settled(ticket):    # an earlier wait may have received this reply
+            while not machine.settled(ticket):    # an earlier `wait` may have received the reply
                 machine.on_message(self.receive())
         except BaseException:
             machine.forgo(ticket)
@@ -33,7 +33,7 @@ class Port(ABC):
         return machine.result(ticket)
 
     def post(self) -> None:
-        """Send pending messages; if the server is lost, only `wait` reports that."""
+        """Send pending messages; if the server is lost, raise no error, but let `wait` raise it."""
         self.transmit()
 
     @abstractmethod
@@ -42,13 +42,13 @@ class Port(ABC):
 
     @abstractmethod
     def receive(self) -> bytes:
-        """Return the server's next message; raises LinkError if the server is lost."""
+        """Return the server's next message; raise LinkError if the server is lost."""
 
     @abstractmethod
     def watch(self, back: Callable[[], bool]) -> None:
-        """After the server is lost, call `back` repeatedly while a server is visible.
+        """Call `back` repeatedly while a server is visible, until `back` returns True.
 
-        Stop when `back` returns True.
+        Use this method after the server is lost.
         """
 
     @abstractmethod

@@ -18,8 +18,8 @@ from typing import Any
 from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
-WAITS = 16  # after this number of waits for calls of known kinds, the slow rules are also used
-KINDS = 4096     # maximum number of remembered kinds of calls; at this number, all are forgotten
+WAITS = 16  # number of waits for known kinds after which the slow rules are used
+KINDS = 4096     # maximum number of kinds in `_seen`; when it is reached, `learn` forgets all kinds
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
@@ -27,16 +27,16 @@ Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta 
 class Predictor:
     """Predicts results with shape rules, which return metas or raise an error.
 
-    The file `infer` contains such rules. The first rule must be fast. `predict` uses the other
-    rules only after the program has waited `WAITS` times for results.
+    The module `client.infer` contains such rules. `predict` always uses the first rule, which must
+    be fast. It uses the other rules only after the program has waited `WAITS` times for results.
     """
 
     def __init__(self, *rules: Rule) -> None:
         self._rules = rules
         self._waits = 0
         self._seen: dict[Any, tuple[Call, tuple[Meta | None, ...], Any]] = {}
-        # Maps a kind to (rule, number of rules tried so far). `rule` reproduces the recorded
-        # result; None: no rule that was tried reproduces the recorded result.
+        # Maps a kind to (rule, number of rules tried so far). `rule` is the rule that reproduces
+        # the recorded result, or None if no tried rule reproduces it.
         self._trusted: dict[Any, tuple[Rule | None, int]] = {}
 
     def learn(self, call: Call, inputs: tuple[Meta | None, ...], described: Any) -> None:
@@ -70,7 +70,7 @@ class Predictor:
 
 
 def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) -> Any:
-    """Return the results that `rule` computes, in the form of `like`; None if the rule fails."""
+    """Return the results that `rule` computes, structured like `like`; None if the rule fails."""
     given = iter(inputs)
 
     def meta(ref: Ref) -> Meta | None:
@@ -84,7 +84,7 @@ def _answer(rule: Rule, call: Call, inputs: tuple[Meta | None, ...], like: Any) 
         # the server, which raises a clearer error.
         return None
     if type(like) is tuple and all(type(item) is Meta for item in like):
-        return metas    # do not use `_fill`, because the number of results may differ from `like`
+        return metas    # `rule` may return more or fewer results than `like`, so do not use `_fill`
     return _fill(like, iter(metas))
 
 

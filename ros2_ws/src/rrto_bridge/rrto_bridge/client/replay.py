@@ -3,17 +3,17 @@
 A sequence is the list of calls of one inference; a pass is one execution of it. A run is the replay
 of one pass by the server. While no run is open, the client sends calls one by one, and also gives
 them to the search for sequences. A pass can begin at a *boundary*: at a host-to-device copy, or
-after a wanted call, that is, a call whose value the program needs at once. A call at a boundary
-opens a run if it equals the first step of a known sequence. From then on, calls are *virtual*: the
-program gets handles and metas as results while the server executes the run. The program waits only
-for wanted values. A call that differs from the sequence is a mismatch: the server undoes the run,
-then executes again the calls that the program has made.
+after a wanted call (a call whose value the program needs at once). A call at a boundary opens a run
+if it equals the first step of a known sequence. From then on, calls are *virtual*: the program gets
+handles and metas as results while the server executes the run. The program waits only for the
+values of wanted calls. A call that differs from the sequence is a mismatch: the server undoes the
+run, then executes again the calls that the program has made.
 
 Several known sequences may begin with the same calls. A run follows one of them, the *leader*. The
-other sequences that agree with all calls so far are its *rivals*. At some step, a rival differs
-from the leader, and the program may follow the rival. Shortly before this step, the client sends
-nothing. At other times the server may execute steps of the leader that the program has not made.
-The server undoes these steps if the program then follows a rival.
+other sequences that agree with all calls so far are its *rivals*. Shortly before a step at which a
+rival differs from the leader, the client sends nothing, because the program may follow the rival.
+At other times the server may execute steps of the leader that the program has not made. The server
+undoes these steps if the program then follows a rival.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..search.known_sequences import Known, PrefixTree
 from ..search.partial_sequences import PartialSequences
 from ..search.search import LIMIT, Search
 
-NEAR = 16             # number of following steps at which `_stop_is_near` looks
+NEAR = 16             # number of steps ahead that `_stop_is_near` checks
 HOPELESS = LIMIT      # number of calls after which the user is told once that no sequence was found
 
 
@@ -63,14 +63,14 @@ class _Run:
     values: int = 0                    # number of wanted calls so far
     bound: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
-    # number of items of `inputs` and of items of `bound` that have been sent
+    # (number of sent items of `inputs`, number of sent items of `bound`)
     sent: tuple[int, int] = (0, 0)
     dead: set[int] = field(default_factory=set)  # handles of this run that the program has freed
     # Maps the position of a step whose shape depends on data to the metas that the server returned.
     returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
 
     def alive(self, count: int) -> tuple[int, ...]:
-        """Return handles that the first `count` steps create and that the program still holds."""
+        """Return the handles that the first `count` steps create and the program has not freed."""
         made = self.leader.sequence.made[count]
         return tuple([h for h in range(self.base, self.base + made) if h not in self.dead])
 
@@ -95,7 +95,7 @@ class ReplayClient:
         # If the program's next call matches this step, the caller uses `advance` instead of `call`.
         self.expected: Step | None = None
         self.base = 0                      # handle of slot 0 of the open run
-        self.runs = self.finished = 0      # number of opened runs and of completed runs
+        self.runs = self.finished = 0      # numbers of opened runs and of completed runs
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
         self._tree = PrefixTree(meta_of, infer)
@@ -119,9 +119,10 @@ class ReplayClient:
         self.expected = self._fast[self._position]
 
     def call(self, call: Call, data: Any = None) -> Decision:
-        """Decide how to handle a call that has no results yet.
+        """Decide how to handle a call.
 
-        The call has metas only if it is HTOD. `data`: the bytes of an HTOD call.
+        `call` has no results yet. It has metas only if it is a host-to-device copy (HTOD). `data`:
+        the bytes of a host-to-device copy.
         """
         actions: list[Action] = []
         self.closed = None
@@ -153,7 +154,7 @@ class ReplayClient:
     def received(self, value: Value) -> list[Action]:
         """Process the value of the wanted call for which the program has waited.
 
-        End the run if a tensor of this call has an unexpected shape.
+        End the run if a tensor of this call does not have the shape that the sequence contains.
         """
         run = self._run
         actions: list[Action] = []
@@ -166,7 +167,10 @@ class ReplayClient:
         return actions
 
     def hasten(self) -> list[Action]:
-        """Send the data of all calls so far, because the program waits for their execution."""
+        """Return the actions that send all data of the open run to the server.
+
+        The program now waits until the server has executed all calls so far.
+        """
         actions: list[Action] = []
         if self._run is not None:
             self._send(self._run, actions)
@@ -357,7 +361,7 @@ class ReplayClient:
     def _abandon(self, run: _Run, actions: list[Action]) -> None:
         """End the run at a mismatch.
 
-        The server undoes the run and repeats the program's calls.
+        The server undoes the run, then executes again the calls that the program has made.
         """
         self._send(run, actions)
         actions.append(Abandon(run.number, self._position, run.alive(self._position)))
@@ -372,8 +376,8 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        # Record these tensors as freed before the last call. If the last call completes a
-        # sequence, this sequence must not keep them.
+        # Record first that the program has freed these tensors. Otherwise a sequence that the last
+        # call completes would keep these tensors.
         for handle in run.dead - last:
             self._forget(handle)
         self._observe(calls[-1], actions)

@@ -1,4 +1,4 @@
-"""The engine of mode `replay`: a ReplayClient replays each call, or PerCall sends it."""
+"""The engine of mode `replay`: replays a call if possible, otherwise sends it as `PerCall` does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Replaying(PerCall):
     `repeats`: number of equal passes after which a sequence is replayed (R in the thesis).
     """
 
-    batch = 1   # report each dropped tensor at once, because `Finish` lists the tensors still held
+    # free each dropped tensor at once: `Finish` must list exactly the tensors that are still used
+    batch = 1
 
     def __init__(self, port: Port, journal: Journal | None = None, repeats: int = 3) -> None:
         super().__init__(port, journal)
@@ -35,7 +36,7 @@ class Replaying(PerCall):
         self.replay = ReplayClient(self.machine.allocate, self._metas.get,
                                    Search(repeats), infer)
         self.follower = self.replay
-        self.defined: Sequence | None = None   # the sequence that was sent last
+        self.defined: Sequence | None = None   # the sequence that was last sent to the server
         # Handles that the program has dropped since `_note_closed` last recorded a run.
         self._dropped: set[int] = set()
         self._round_trips = 0   # `machine.round_trips` after the last replayed inference
@@ -110,7 +111,7 @@ class Replaying(PerCall):
         super().synchronize()
 
     def seed(self, seed: int) -> None:
-        """Seed the random operators by an upload and a call, because a replay can contain both."""
+        """Seed the random operators with an upload and a call; a sequence can contain both."""
         if self.journal is not None:
             self.journal.seed = seed
         number = self.upload(NUMBER, memoryview(struct.pack('Q', seed)), False)
@@ -200,7 +201,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
-        at_once = False    # whether to send now: after some actions the server can compute
+        at_once = False    # whether to send now, because an action allows the server to compute
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The program's end of the link: a ClientMachine on the topics of a ROS 2 node.
+"""The program's side of the link: a ClientMachine on the topics of a ROS 2 node.
 
 The node belongs only to this link. It has its own context and its own spinning thread,
 so the program can also use rclpy.
@@ -54,9 +54,10 @@ from .settings import START_LIMIT, STARTING
 SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
 LINGER = 0.0005  # minimum time in seconds between two messages while the program waits for no reply
 TURN = 30.0  # time in seconds within which the server must have started a process for the program
-ASKED = 4  # maximum number of requests for a session; all of them together take 2 * `LIMIT` seconds
+# maximum number of requests to open a session; together they wait at most 2 * `LIMIT` seconds
+ASKED = 4
 GRACE = 0.5           # seconds to wait for a Ctrl+C that has possibly also ended the server
-LOOK = 2.0            # seconds between searches for a server that has returned
+LOOK = 2.0            # seconds between searches for a server, after the server was lost
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
@@ -82,7 +83,9 @@ class Link(Port):
     because the server has been silent for the time of the lease.
     """
 
-    _stood = 0.0           # longest time in seconds for which this process was suspended
+    # longest time in seconds between two calls of `_on_timer`; shows whether this process was
+    # suspended
+    _stood = 0.0
     _looked = math.inf     # time at which the node last called `_on_timer`
     _told = ''             # why the server has ended the session; '' if it has not
 
@@ -97,7 +100,7 @@ class Link(Port):
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        # An item wakes `receive`: a message has arrived, or the link is lost.
+        # Each item wakes `receive`, because a message has arrived or the link is lost.
         self._arrived: SimpleQueue[None] = SimpleQueue()
         self._changed = threading.RLock()      # protects the streams and the link
         self._heard = self._flushed = self._looked = time.monotonic()
@@ -120,7 +123,7 @@ class Link(Port):
             self._release()
             raise
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # the status message contains the engine's counters
+        self.engine: Any = None              # the engine whose counters the status message contains
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
@@ -145,7 +148,7 @@ class Link(Port):
         request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
                                    incarnation=self._incarnation, operators=operators_digest())
         answers: SimpleQueue[Any] = SimpleQueue()
-        # Ask several times: an answer is lost if DDS at the server has not yet found this node.
+        # Ask several times: an answer is lost if the server's DDS has not yet found this node.
         for _ in range(ASKED):
             future = client.call_async(request)
             future.add_done_callback(lambda done: answers.put(done.result()))
@@ -252,10 +255,11 @@ class Link(Port):
             raise SystemExit
 
     def _let_signals_come(self) -> None:
-        """Wait briefly, once the server has ended, for a Ctrl+C to reach this program.
+        """Wait briefly for a Ctrl+C if the server has ended.
 
-        One Ctrl+C can end both. If it reaches this program during the wait, the program ends with
-        KeyboardInterrupt instead of an error about the server.
+        One Ctrl+C can end both the server and this program. If the Ctrl+C reaches this program
+        during the wait, the program ends with KeyboardInterrupt instead of an error about the
+        server.
         """
         if self.lost == ENDED and not self._waited:
             self._waited = self.idle = True
@@ -275,9 +279,9 @@ class Link(Port):
         self.transmit()
 
     def watch(self, back: Callable[[], bool]) -> None:
-        """After the server is lost, call `back` repeatedly while a server is visible.
+        """Call `back` repeatedly while a server is visible, until `back` returns True.
 
-        The node's thread makes these calls. Stop when `back` returns True.
+        Use this method after the server is lost. The node's thread calls `back`.
         """
         def look() -> None:
             names = servers(self.node)
@@ -392,7 +396,7 @@ class Link(Port):
         self._arrived.put(None)
 
     def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a callback of the node, so that its error ends the waits of the program."""
+        """Wrap a callback of the node: if it raises an error, the link and all waits end."""
         def call(*arguments: Any) -> None:
             try:
                 callback(*arguments)

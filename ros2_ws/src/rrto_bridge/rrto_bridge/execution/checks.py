@@ -21,7 +21,7 @@ aten = torch.ops.aten
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
-# Maps an operator to a method of the tensor that returns the result without reading values.
+# Maps an operator to a method of the tensor that returns the same result but reads no values.
 _ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
 
 
@@ -53,7 +53,7 @@ def prepared(operator: Any, device: torch.device) -> Call:
 def _zeroed(function: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         made: torch.Tensor = function(*args, **kwargs)
-        # Number of elements, including unused memory between them.
+        # Number of elements, including the unused memory between elements.
         whole = made.untyped_storage().nbytes() // made.itemsize
         made.as_strided((whole,), (1,), 0).zero_()
         return made
@@ -75,11 +75,11 @@ def _grouped(function: Call) -> Call:
 def _recurrent(function: Call, device: torch.device) -> Call:
     """Wrap an operator such as an LSTM, so that it computes the same values as in the program.
 
-    In the program, weights possibly require gradients (`learnt`). On a CPU, PyTorch uses
-    another multiplication for such weights, even without a backward pass. The weights on the
-    server were made in inference mode, so they cannot require gradients. Therefore the wrapper
-    uses copies that require gradients. If gradients are enabled (`graded`), PyTorch also uses
-    another library to compute an LSTM.
+    In the program, weights possibly require gradients (`learnt`). On a CPU, PyTorch multiplies
+    such weights with another routine, even without a backward pass. The weights on the server
+    were made in inference mode, so they cannot require gradients. Therefore the wrapper uses
+    copies that require gradients. If gradients are enabled (`graded`), PyTorch also uses another
+    library to compute an LSTM.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -100,7 +100,7 @@ def _packed(function: Call) -> Call:
 
 
 def _encoder_layer(function: Call) -> Call:
-    """Wrap the layer, so that it accepts sequences of different lengths.
+    """Wrap the transformer encoder layer, so that it accepts sequences of different lengths.
 
     See `program.nested_tensors`.
     """
@@ -113,9 +113,10 @@ def _encoder_layer(function: Call) -> Call:
 
 
 def _restoring(function: Call, outs: list[str]) -> Call:
-    """Wrap an operator, so that an error leaves the shapes of its `outs` unchanged.
+    """Wrap an operator, so that an error leaves the shapes of its output arguments unchanged.
 
-    Otherwise a failed operator might leave a shape that exceeds the tensor's memory.
+    `outs`: the names of these arguments. Without the wrapper, a failed operator might leave a shape
+    that exceeds the tensor's memory.
     """
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [kwargs[name] for name in outs if kwargs.get(name) is not None]
@@ -242,7 +243,7 @@ def _segments(data: torch.Tensor, reduce: str, *, axis: int = 0, unsafe: bool = 
 
 def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *rest: Any,
                     **named: Any) -> None:
-    """Check `offs`, the ends of the groups, because the operator addresses memory with them."""
+    """Check `offs`, the ends of the groups, because the operator uses them as memory offsets."""
     if offs is not None:
         rows = self.shape[0] if (self.dim(), mat2.dim()) == (2, 3) else mat2.shape[-1] \
             if self.dim() == 3 else self.shape[-1]
@@ -253,7 +254,7 @@ def _groups_of_rows(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *r
 
 def _frames(grad_in: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int,
             **named: Any) -> None:
-    """Check that `grad_in` has the shape that `unfold` returns for a tensor of `input_sizes`.
+    """Check that `grad_in` has the shape of `unfold`'s result for a tensor of shape `input_sizes`.
 
     `grad_in` holds the frames that the operator adds up, as in `istft`.
     """
@@ -346,9 +347,9 @@ def _affine_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> Any:
 
 
 def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **named: Any) -> Any:
-    """Accept integers as well as floats, as CUDA does.
+    """Compute the histogram of a tensor of integers or floats, as CUDA does.
 
-    Models with a mixture of experts rely on this.
+    Models with a mixture of experts call this operator with integers.
     """
     if self.is_floating_point() or named:
         return torch.histc(self, bins, min, max, **named)
@@ -356,7 +357,7 @@ def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **na
 
 
 def _softmax(function: Call) -> Call:
-    """Convert half precision to float first if `half_to_float` is set.
+    """Wrap softmax; if `half_to_float` is set, the wrapper first converts half precision to float.
 
     CUDA's operator does the same.
     """

@@ -17,7 +17,8 @@ from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
 
-# Failed calls are remembered, because later calls may use their results: at most so many calls.
+# Maximum number of failed calls that a context remembers. A later call that uses the result of a
+# failed call raises the same error.
 FAILURES = 1024
 REACH = 1 << 16   # maximum number of tensors that one call creates
 
@@ -48,8 +49,9 @@ class Context:
         self.generator = torch.Generator(device) if generator is None else generator
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
         self._failed: list[tuple[int, Failed]] = []   # (first handle of a failed call, error)
-        self._storages: dict[int, list[int]] = {}   # maps an address to [number of tensors, bytes]
-        self._addresses: dict[int, int] = {}        # maps a handle to an address
+        # maps the address of a storage to [number of tensors, bytes]
+        self._storages: dict[int, list[int]] = {}
+        self._addresses: dict[int, int] = {}        # maps a handle to a storage's address
 
     def close(self) -> None:
         """Free all tensors."""

@@ -67,7 +67,7 @@ class ContextExecutor:
         return value
 
     def upload(self, data: Any, meta: Meta) -> torch.Tensor:
-        """Return a new tensor on the device with these bytes."""
+        """Return a new tensor on the device with the bytes `data`."""
         return to_device(unpack(meta, data), self.context.device)
 
     def download(self, tensor: torch.Tensor) -> Any:

@@ -41,7 +41,7 @@ class Performer:
         self.context = context
         self.replay = ReplayServer(ContextExecutor(context))
         self.weights = weights
-        self._failure: tuple[str, str] | None = None  # (name, text): error for the next reply
+        self._failure: tuple[str, str] | None = None  # (name, text) of the error for the next reply
 
     @property
     def used(self) -> int:

@@ -40,9 +40,9 @@ class Executor(Protocol):
     def resolve(self, op: str) -> Kernel:
         """Return the `Kernel` of an operator; raises Refused."""
     def argument(self, value: Any) -> Any:
-        """Return the operator's argument for a scalar, string, `Special` or tuple."""
+        """Convert a scalar, string, `Special` or tuple into an operator's argument."""
     def upload(self, data: Any, meta: Meta) -> Any:
-        """Return a new tensor; raises RemoteError if the bytes do not fit."""
+        """Return a new tensor with the bytes `data`; raise RemoteError if they do not fit."""
     def download(self, tensor: Any) -> Any:
         """Return the meta and the bytes of a tensor, in the form that is sent to the client."""
     def meta(self, tensor: Any) -> Meta:
@@ -86,20 +86,20 @@ class Instruction:
     contains a tensor.
     """
 
-    kind: str                               # HTOD, DTOH or ''
+    kind: str                               # HTOD or DTOH for a copy; '' for an operator
     call: Callable[..., Any] | None
-    arguments: list[Any]                    # None at each hole; a run fills the holes in a copy
+    arguments: list[Any]                    # None at each hole; each run fills the holes in a copy
     holes: list[tuple[int, Any]]            # (position of an argument, value of `Plan.hole`)
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]
-    results: list[tuple[int, int]]          # (index among the results, register) of new tensors
+    results: list[tuple[int, int]]          # (index in the results, register) of new tensors
     # Like `results`, but for all returned tensors, including returned arguments.
     returned: list[tuple[int, int]]
-    metas: tuple[Meta | None, ...]          # expected metas of a copy or a wanted step; else ()
+    metas: tuple[Meta | None, ...]          # expected metas of a copy or wanted step; otherwise ()
     wanted: bool
-    needs: int  # number of bound tensors that must have arrived before this step
+    needs: int  # number of `Bound` tensors whose handles must arrive before this step
     release: list[int]                      # registers to clear after this step
-    fresh: list[int]                        # registers whose new tensors may have new memory
+    fresh: list[int]                        # registers of tensors that may have memory of their own
     frees: list[int]                        # registers whose memory is unused after this step
 
     def reads(self) -> Iterator[int]:
@@ -119,7 +119,7 @@ class Plan:
             raise RemoteError(f'a sequence must have 1 to {MAX_STEPS} steps, '
                               f'got {len(sequence.steps)}')
         self.slots, self.made, self.kept = sequence.slots, sequence.made, sequence.kept
-        self.persistent: list[int] = []          # handles of the `Persistent` tensors, by register
+        self.persistent: list[int] = []          # handles of `Persistent` tensors in register order
         self.places: dict[StepRole, int] = {}
         self.bound = len(sequence.bound)
         self.count_registers(sequence)
@@ -207,7 +207,7 @@ class Plan:
 
     def note_writes(self, step: Step, kernel: Kernel | None, inputs: list[int],
                     made: list[int]) -> None:
-        """Record the effects of a step on older tensors, and the sharing of memory.
+        """Record which older tensors a step changes, and which tensors may share memory.
 
         `written`: the older tensors that the step changes, directly or through a view.
         `sharers` and `_shares`: tensors that possibly share memory with the results `made`.
@@ -219,8 +219,8 @@ class Plan:
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()
-        # With `fresh`, a result has memory of its own, or shares the memory of other tensors.
-        # Ignore sharing with tensors of this run, and record only sharing with older tensors.
+        # If `fresh` is set, it is unknown whether a result has its own memory or shares memory.
+        # Record that it may share memory with older tensors, but not with tensors of this run.
         if kernel is None or kernel.fresh:
             shared = {p for p in shared if p >= self.slots}
         for place in made:
@@ -235,7 +235,7 @@ class Plan:
     def note_releases(self, sequence: Sequence) -> None:
         """Record in the instructions after which step each tensor and its memory are released.
 
-        This is the step of the last use, except for tensors that the sequence keeps.
+        A tensor is released after the step that uses it last, unless the sequence keeps the tensor.
         """
         last: dict[int, int] = {}
         for position, step in enumerate(sequence.steps):

@@ -52,7 +52,7 @@ class _Run:
     def begin(self, plan: Plan, last: bool = False) -> None:
         """Set the run to the state before the first step of `plan`.
 
-        `last`: the run cannot be undone afterwards.
+        `last`: whether the server executes the run for the last time and cannot undo it afterwards.
         """
         self.plan, self.last = plan, last
         # Numbers of executed steps, of inputs that they used, and of values that they returned.
@@ -60,7 +60,7 @@ class _Run:
         # Whether the metas of the last step differ from the plan; the run then waits for `Abandon`.
         self.differs = False
         self.stopped = False     # whether an error has stopped the run
-        self.error: Exception | None = None   # the first error
+        self.error: Exception | None = None   # the first error of the run
         self.told = False        # whether `advance` has yielded the error
         # Maps a register whose tensor does not exist to the error that caused this.
         self.failed: dict[int, Exception] = {}
@@ -97,7 +97,9 @@ class _Run:
                     self.saved.append((tensor, saved))
             except Missing as error:   # the call that creates this tensor has failed
                 self.failed[place] = error
-                if not self.last:   # after `undo`, only the steps that use this tensor fail
+                # after `undo`, the server executes all other steps, so only the steps that use this
+                # tensor fail
+                if not self.last:
                     self.fail(error)
             except OutOfMemory as error:
                 self.fail(error)
@@ -176,7 +178,7 @@ class _Run:
         missing = self.used + sum(s.kind == HTOD for s in steps) > len(self.inputs)
         if missing and self.short is None or any(s.needs > len(self.bound) for s in steps):
             raise RemoteError('inputs or bound tensors of the completed steps are missing')
-        self.differs = False    # the client knows that the metas differ
+        self.differs = False    # the client already knows that the metas differ
         for step in steps:
             error = next((self.failed[p] for p in step.reads() if p in self.failed), None)
             if step.kind == HTOD and self.used == len(self.inputs):

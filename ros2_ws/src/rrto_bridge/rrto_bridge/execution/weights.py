@@ -21,7 +21,7 @@ _DIGEST = re.compile('[0-9a-f]{64}')
 
 
 class Weights:
-    """Keeps weights in `folder`, at most `limit` bytes in total; keeps nothing without a folder."""
+    """Keeps weights in `folder`, at most `limit` bytes in total; keeps none if `folder` is None."""
 
     def __init__(self, limit: int = 0, folder: Path | None = None) -> None:
         self.limit = limit
@@ -29,7 +29,7 @@ class Weights:
 
     @property
     def used(self) -> int:
-        """Number of bytes that are kept."""
+        """Number of bytes of all kept weights."""
         return sum(size for _, size, _ in self._kept())
 
     def find(self, digest: str, size: int) -> mmap.mmap | None:
@@ -46,16 +46,16 @@ class Weights:
             return None
 
     def keep(self, data: Any, digest: str) -> mmap.mmap | None:
-        """Keep a copy of `data` and return it as `find` does; None if it cannot be kept.
+        """Keep a copy of `data`; return this copy in the form that `find` returns.
 
-        Raises RemoteError for a wrong digest.
+        Return None if the copy cannot be kept. Raises RemoteError for a wrong digest.
         """
         if hashlib.sha256(data).hexdigest() != digest:
             raise RemoteError(f'weights of {len(data)} bytes do not have the digest {digest[:64]}')
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
-        # the end of a process also releases the lock
+        # If the process ends, the operating system releases the lock.
         with (self.folder / 'lock').open('w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.find(digest, size)

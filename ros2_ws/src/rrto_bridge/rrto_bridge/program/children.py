@@ -1,4 +1,4 @@
-"""Make the device visible in every process that a program starts, whatever its environment.
+"""Make the device visible in every process that a program starts, with any environment.
 
 A program gets the remote device through environment variables, which make Python load `bootstrap`.
 A child process with an empty environment, or a Python that ignores the environment, would not get
@@ -18,10 +18,10 @@ from typing import Any
 import rrto_bridge
 
 SETTINGS = 'RRTO_SETTINGS'
-HIDDEN = 'RRTO_HIDDEN'       # holds the PYTHON* variables that Python must not see at its start
+HIDDEN = 'RRTO_HIDDEN'       # stores the PYTHON* variables that Python must not read at its start
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(rrto_bridge.__file__)), 'bootstrap')
 
-# Variables that a process needs to find the server, besides PYTHONPATH.
+# Environment variables, besides PYTHONPATH, that a process needs to find the server.
 _NEEDED = re.compile('RRTO_SETTINGS|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|AMENT_PREFIX_PATH'
                      '|SKIP_DEFAULT_XML_FILE|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
 # Commands that start another command, as in `timeout 5 python ...`.
@@ -75,7 +75,7 @@ def _started(command: list[str]) -> int:
         name = os.path.basename(word)
         if name in ('env', *_BEFORE) or _PYTHON.fullmatch(name):
             return at
-        # Options, durations and signals such as KILL begin with other characters than a program.
+        # Program names begin with [a-z/.]; options, durations and signals such as KILL do not.
         if re.match('[a-z/.]', word):
             break
     return len(command)
@@ -88,7 +88,7 @@ def _joined(*paths: str | None) -> str:
 
 
 def _after_env(command: list[str], environment: Environment, ours: Mapping[str, str]) -> list[str]:
-    """Return a command `env [OPTION] [NAME=VALUE] COMMAND` with an adapted COMMAND."""
+    """Adapt COMMAND in a command `env [OPTION] [NAME=VALUE] COMMAND`; return the new command."""
     at, emptied, named = 1, False, {}
     while at < len(command) and (command[at].startswith('-') or '=' in command[at]):
         option = command[at]
@@ -116,7 +116,7 @@ def _python(command: list[str], environment: Environment) -> tuple[list[str], En
     while at < len(command) and re.match('-[a-zA-Z]', command[at]):
         option = command[at]
         flags = re.match('-([a-bd-ln-zA-VY-Z]*)', option)[1]  # type: ignore[index]
-        rest = option[1 + len(flags):]      # c, m, W or X and any text that follows
+        rest = option[1 + len(flags):]      # the option c, m, W or X, and the text that follows it
         if 'S' in flags:
             _say(_CANNOT.format('python -S'))
             return command, environment

@@ -31,13 +31,13 @@ class Connection:
 
     `connect` connects to a server and returns an engine. `Connection` calls `connect` at the first
     use of the device, and again when a server becomes visible after a loss. If this later call
-    raises RrtoError, the program stays on this machine.
+    raises RrtoError, the program continues on this machine.
     """
 
     def __init__(self, connect: Callable[[], PerCall]) -> None:
         self._connect = connect
         self._lost: PerCall | None = None       # the engine of the lost server
-        self._next: PerCall | None = None       # the engine of a server that has returned
+        self._next: PerCall | None = None       # the engine of a server that answers after the loss
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
@@ -63,7 +63,7 @@ class Connection:
                                "multiprocessing, you must use the 'spawn' start method")
         self._use(self._connect())
         if self._seed is not None:
-            # `ask` handles the case that the server is lost by now
+            # `ask` handles the case that the server has already been lost
             self.ask('seed', self._seed)
         return self.engine
 
@@ -123,13 +123,14 @@ class Connection:
 
     @property
     def returning(self) -> bool:
-        """Whether a server has returned, so that `resume` can continue on it."""
+        """Whether a server answers after the loss, so that `resume` can continue on it."""
         return self._next is not None
 
     def resume(self) -> None:
-        """If a server has returned, move the program's tensors to it and continue there.
+        """Move the program's tensors to a server that answers after the loss, and continue there.
 
-        Call this when an inference begins, and with the lock held.
+        Do nothing if there is no such server. Call this when an inference begins, with the lock
+        held.
         """
         found = self._next
         if found is None:

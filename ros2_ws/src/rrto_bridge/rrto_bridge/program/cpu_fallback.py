@@ -12,10 +12,9 @@ from .runner import Runner
 
 
 class CpuFallback:
-    """Fetches the arguments of an operator, and sends the operator's results.
+    """Fetches the arguments of an operator that runs on this machine, and sends its results.
 
-    The operator runs on this machine. `device`: the remote device, which copies the values.
-    `arguments`: the operator's arguments.
+    `device`: the remote device, which copies the values. `arguments`: the operator's arguments.
     """
 
     def __init__(self, device: Runner, arguments: Any) -> None:

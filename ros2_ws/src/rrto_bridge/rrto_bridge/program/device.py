@@ -63,12 +63,13 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                # While this thread waited, other threads made calls; find the expected step again.
+                # While this thread waited, other threads made calls. The expected step may be
+                # another one now, so dispatch the operator again.
                 return self.dispatch(function, args, kwargs)
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
-            # If the stack has too little room, raise a RecursionError before any state changes.
+            # Raise RecursionError here if too few stack frames are free, before any state changes.
             _headroom(ROOM)
             try:
                 handler = HANDLERS.get(function)
@@ -228,7 +229,7 @@ class Device:
     def _own(self, tensor: Any) -> None:
         """Assign a new handle to a tensor whose handle has several wrappers.
 
-        The shape of the tensor may then change without an effect on the other wrappers.
+        Afterwards the shape of the tensor can change without an effect on the other wrappers.
         """
         if isinstance(tensor, RemoteTensor) and self.lifetimes.has_aliases(tensor):
             become(tensor, self.run(aten.alias.default, (tensor,), {}))
@@ -263,7 +264,7 @@ class Device:
 
     def copy(self, tensor: RemoteTensor, copied: dict[int, torch.Tensor], away: bool
              ) -> torch.Tensor:
-        """Return a copy of a tensor, on this machine if `away`, else on the server.
+        """Return a copy of a tensor, on this machine if `away` is True, otherwise on the server.
 
         The copies of tensors that share memory also share memory. For this purpose, `copied` maps
         the key of each shared memory to the copy of that memory; this method adds missing entries.

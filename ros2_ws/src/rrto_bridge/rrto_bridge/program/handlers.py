@@ -31,7 +31,8 @@ def _dtype(kwargs: Any) -> torch.dtype:
 def _pack_padded_sequence(on: Runner, /, *args: Any) -> Any:
     """Decompose the operator into slices, which the server can run.
 
-    The lengths and the returned batch sizes are CPU tensors, so the server cannot run the operator.
+    The server cannot run the operator itself, because the lengths and the returned batch sizes
+    are CPU tensors.
     """
     return aten._pack_padded_sequence.default._op_dk(
         torch._C.DispatchKey.CompositeExplicitAutograd, *args)
@@ -104,9 +105,9 @@ def _recurrent(function: Any) -> Any:
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
     """Return a handler for an operator that returns singular values or eigenvalues.
 
-    If gradients are possible, the handler runs `decomposition` instead of `function` and returns
-    these values from its results, as PyTorch does, because `function` rounds differently. `place`:
-    index of the values among these results.
+    If gradients are possible, PyTorch computes these values with `decomposition`, because
+    `function` rounds differently. In this case the handler does the same. `place`: index of the
+    values among the results of `decomposition`.
     """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:

@@ -30,8 +30,8 @@ def install() -> None:
 def connect(settings: Settings) -> Any:
     """Connect to a server; return the engine that sends it the calls in the requested mode.
 
-    If there is no server: in the main thread, print the reason and exit with code 1; in another
-    thread, such as the thread that waits until a server is back, raise ConfigError.
+    If there is no server, the main thread prints the reason and exits with code 1. Any other
+    thread raises ConfigError, because it only waits for the return of a lost server.
     """
     from ..client.journal import Journal
     from ..client.percall import PerCall

@@ -45,7 +45,7 @@ class Lifetimes:
         # Maps the temporary handle of each deferred tensor to the call that will create the tensor:
         # (function, args, kwargs).
         self._deferred: dict[int, Any] = {}
-        # maps a handle to the number of its wrappers after the first
+        # maps a handle to the number of its wrappers, minus 1
         self._shared: Counter[int] = Counter()
         self._temporary = NOTHING  # the newest temporary handle; the next one is lower by 1
 

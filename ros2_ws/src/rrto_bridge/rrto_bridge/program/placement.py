@@ -57,7 +57,7 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
     for key in (EXPLICIT, NON_FUNCTIONAL):
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) \
                 and facts.name not in _READ_BY_ITEM and not facts.index:
-            return function._op_dk(key, *args, **kwargs)   # decompose it into other operators
+            return function._op_dk(key, *args, **kwargs)   # decompose the operator
     if written and all(isinstance(v, torch.Tensor) and not isinstance(v, RemoteTensor)
                        for a, v in tensors if a.name in facts.writes) \
             and all(_is_read(facts, a, t) for a, t in _remote(tensors)):

@@ -252,7 +252,7 @@ def of_program(kind: type) -> type | None:
 
 
 def _named_as(kind: type, ours: tuple[type, ...]) -> None:
-    """Give our classes the name and module of `kind`, because libraries test name and module."""
+    """Give our classes the name and module of `kind`, because libraries check name and module."""
     for one in ours:
         one.__module__, one.__name__ = kind.__module__, kind.__name__
         one.__qualname__ = kind.__qualname__

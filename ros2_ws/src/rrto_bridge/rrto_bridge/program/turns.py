@@ -11,9 +11,10 @@ import threading
 import time
 from typing import Any
 
-GAP = 0.003      # seconds without a call after which another thread may continue
-# Time in seconds. A thread that has waited for this time gets its turn as soon as the
-# holder has read a value.
+# if the holder makes no call for this time in seconds, another thread gets the turn
+GAP = 0.003
+# If a thread has waited for this time in seconds, it gets its turn as soon as the holder has
+# read a value.
 LONGEST = 0.1
 
 

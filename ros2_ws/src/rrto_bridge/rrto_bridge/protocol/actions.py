@@ -24,7 +24,7 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the sequence with this number on the server."""
+    """Remove the sequence `number` from the server."""
 
     number: int
 

@@ -46,7 +46,7 @@ class Refused(RrtoError):
 
 
 class Unsendable(TypeError):
-    """No message can hold this argument; the operator can still run on this machine."""
+    """The argument cannot be sent in a message; the operator can still run on this machine."""
 
 
 class OutOfMemory(RrtoError):

@@ -51,8 +51,9 @@ class Operator:
     name: str
     composite: bool     # the operator calls other operators; its result is possibly a view
     decomposes: bool    # the operator is composite and not sent whole: the device decomposes it
-    wanted: bool        # the operator returns values, or shapes that depend on values
-    index: bool         # the operator's shapes depend on values, but only if an index is a mask
+    wanted: bool        # the operator returns scalars, or tensors whose shapes depend on values
+    # the shape of the operator's result depends on values only if an index is a mask
+    index: bool
     view: bool          # the operator only creates views
     moves: str          # for an in-place view: name of the operator that returns the view; else ''
     writes: tuple[str, ...]  # names of the arguments that the operator changes
@@ -90,7 +91,7 @@ def operator(function: Any) -> Operator:
 
 
 def _functional(name: str, schema: Any) -> str:
-    """Return the name of the variant of an in-place operator that works out of place.
+    """Return the name of the out-of-place variant of an in-place operator.
 
     'aten.t_.default' gives 'aten.t.default'. The arguments of both operators have equal
     types. If there is no such variant, return ''.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 # HTOD, SEEDING and DTOH are names of calls that are not ATen operators.
 
-# Copy from host to device: no arguments, one result. `Call` does not hold the bytes.
+# Copy from host to device: no arguments, one result. `Call` does not contain the bytes.
 HTOD = 'htod'
 # Set the random seed: the argument is a tensor that contains the seed; no result.
 SEEDING = 'rrto.seed.default'
@@ -52,7 +52,7 @@ class Slot(NamedTuple):
 
 
 class Special(NamedTuple):
-    """An argument that is neither scalar nor tensor; float32 has kind 'dtype', name 'float32'."""
+    """An argument that is neither scalar nor tensor, such as Special('dtype', 'float32')."""
 
     kind: str
     name: str
@@ -125,7 +125,7 @@ def _template(value: Any, slots: dict[int, int]) -> Any:
 
 
 class Persistent(NamedTuple):
-    """Role of a tensor that exists before every pass and is always the same (a parameter)."""
+    """Role of a tensor that exists before every pass and is always the same (as a parameter)."""
 
     handle: int
 

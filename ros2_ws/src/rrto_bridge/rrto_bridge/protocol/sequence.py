@@ -119,7 +119,7 @@ class Sequence:
         return [instantiate(step, base, bound) for step in self.steps[:count]]
 
     def common(self, other: Sequence) -> int:
-        """Return the number of steps at the beginning in which the two sequences are equal."""
+        """Return the number of steps, counted from the first, that are equal in both sequences."""
         pairs = zip(self.keys, other.keys, strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b),
                     min(len(self.keys), len(other.keys)))

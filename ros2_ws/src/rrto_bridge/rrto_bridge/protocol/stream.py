@@ -34,7 +34,7 @@ class Sender:
         self.next = 0            # number of the frame that is sent next
         self.acknowledged = 0           # number of the first frame that is not acknowledged
         self.bytes = 0
-        self.waiting = 0         # bytes not sent yet
+        self.waiting = 0         # number of bytes of queued messages that are not sent yet
         self._waiting: deque[tuple[Any, bool]] = deque()
 
     def offer(self, message: Any) -> None:

@@ -130,8 +130,8 @@ def ordinary() -> Any:
     While an implementation runs, PyTorch skips the steps that it has already done for the
     arguments of this operator. Other tensors still need these steps. Without the steps,
     PyTorch would ignore that a tensor is lazily conjugated or negated. It would also ignore
-    that a weight requires gradients, although PyTorch uses another multiplication for such
-    weights. In the context, PyTorch does all steps.
+    that a weight requires gradients, although it multiplies such weights with another routine.
+    In the context, PyTorch does all steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)

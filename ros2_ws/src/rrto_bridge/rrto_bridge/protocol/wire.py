@@ -2,8 +2,9 @@
 
 The decoder checks every length before it uses the length.
 
-A value is a tag byte and its content. Integers have 64 bits, little endian; strings are UTF-8.
-Tuples nest at most `DEPTH` deep. The size of a message limits the size of its decoded value.
+An encoded value consists of a tag byte and the content. Integers have 64 bits, little endian;
+strings are UTF-8. Tuples nest at most `DEPTH` deep. The size of a message limits the size of its
+decoded value.
 """
 
 from __future__ import annotations

@@ -100,11 +100,11 @@ class _Derivation:
             begin, end = prod(before[:at]), prod(before[:at + 1])
             inside = [i for i in range(len(shape)) if prod(shape[:i]) <= end
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
-            # If the batch size is 1, several dimensions can be the batch. Choose among them by
-            # three rules. First, prefer a dimension whose size is the batch size of the known
-            # sequence. Then prefer a dimension that reaches beyond the start of the input's batch
-            # dimension; skip this rule if the operator merges dimensions. Then prefer the lowest
-            # index.
+            # If the batch size is 1, several dimensions of the result can be the batch. Choose
+            # among them by three rules. First, prefer a dimension whose size is the batch size of
+            # the known sequence. Then prefer a dimension that reaches beyond the start of the
+            # input's batch dimension; skip this rule if the operator merges dimensions. Then prefer
+            # the lowest index.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))

@@ -14,7 +14,8 @@ from .derive import Infer, derive
 # maximum number of known sequences; beyond it, the least recently used one is dropped
 MAX_SEQUENCES = 32
 PATIENCE = 3          # a sequence pauses after more than this number of failed runs in a row
-# Maximum number of tensors that `add` makes `Bound`; if more tensors differ, the model differs.
+# Maximum number of persistent tensors that `add` changes to `Bound`. If more tensors differ, the
+# calls are those of another model.
 MAX_LOOSE = 4
 MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
 MAX_PAUSE = 64  # after failures, a sequence skips at most MAX_PAUSE - 1 possible starts in a row
@@ -28,10 +29,10 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    # Maps the number of each other sequence to the number of steps that are equal at the beginning.
+    # Maps the number of each other known sequence to the number of first steps that are equal.
     common: dict[int, int] = field(default_factory=dict)
     failures: int = 0   # number of consecutive failed runs
-    pause: int = 0      # number of possible starts to skip
+    pause: int = 0      # number of possible starts that the sequence still skips
     persistent: frozenset[int] = frozenset()
     # Each step, or None in place of a step that only `PrefixTree.bind` can compare with a call.
     fast: list[Step | None] = field(default_factory=list)
@@ -120,7 +121,7 @@ class PrefixTree:
         actions.append(Forget(number))
 
     def forget_users(self, handles: Iterable[int], actions: list[Action]) -> None:
-        """Drop the sequences in which one of these tensors is persistent."""
+        """Drop each sequence that has a persistent tensor with one of these handles."""
         gone = set(handles)
         for known in [k for k in self.known if not gone.isdisjoint(k.persistent)]:
             self.forget(known, actions)

@@ -87,7 +87,7 @@ class PartialSequences:
         # Node after the last wanted call of the open partial sequence, and the number of `_items`
         # up to and including this call; None if it has no wanted call yet.
         self._end: tuple[_Node, int] | None = None
-        # maps a handle to the meta, for the tensors that the calls use
+        # Maps handles to metas, for the tensors that the calls in `_items` and `_fragment` use.
         self._given: dict[int, Meta] = {}
 
     def observe(self, call: Call) -> Sequence | None:

@@ -76,16 +76,17 @@ class Search:
         self._origin: dict[int, int]    = {}      # maps the handle of a live tensor to its origin
         # maps the handle of a tensor from a replayed pass to its meta
         self._outside: dict[int, Meta] = {}
-        # positions in the log; before each, the program made calls that are not in the log
+        # Positions in the log. Before the call at each position, the program made calls that are
+        # not in the log.
         self._breaks: list[int] = []
         self._input = -1                          # position of the last host-to-device copy
         # Maps (k, contents of 2^k sections in a row) to the name of these sections.
         self._names: dict[Any, int] = {}
         # For each k and each section: name of the 2^k sections that end with this section.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
-        self._seen: dict[int, int] = {}  # maps a name to the section at which it was last seen
+        self._seen: dict[int, int] = {}  # maps a name to the number of its last section
         self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
-        # Maps the length of a pass to the position before which R equal passes cannot begin.
+        # Maps the length of a pass to a position. R equal passes cannot begin before this position.
         self._blocked: dict[int, int] = {}
 
     def observe(self, call: Call) -> Sequence | None:
@@ -243,10 +244,11 @@ class Search:
 
     def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
                     is_first: bool) -> int | None:
-        """Return the index of an argument whose roles in the passes `start` and `last` differ.
+        """Return the index of an argument that has different roles in two passes; None if none has.
 
-        Return None if all roles are equal. `fixed`: for each argument, whether it must be one
-        tensor in all passes. `is_first`: whether `start` is the first pass.
+        `last` and `start`: positions at which the two passes begin. `fixed`: for each argument,
+        whether it must be one tensor in all passes. `is_first`: whether `start` belongs to the
+        first pass.
         """
         shift = (last - start) << _SHIFT
         begin, end = start << _SHIFT, last << _SHIFT

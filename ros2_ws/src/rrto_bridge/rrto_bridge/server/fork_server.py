@@ -31,7 +31,7 @@ from .parameters import ServerSettings
 from .worker import Task, serve
 
 MESSAGE = 1 << 16   # maximum size of a datagram, in bytes
-ORDERLY = 0.8       # seconds that processes have to end by themselves before they are killed
+ORDERLY = 0.8       # seconds in which processes can end before they are killed
 
 
 class ForkServer:

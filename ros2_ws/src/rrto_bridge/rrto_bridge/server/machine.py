@@ -168,10 +168,10 @@ class ServerMachine:
                  ) -> list[Action]:
         """Process the end of a program's process.
 
-        `status`: its exit status, negative for a signal. `reason`: the reason that the process
-        has told the program, if the process ended by itself; otherwise ''. `name`: the last
-        operator of the process. If `status` is not 0, the next start is delayed. If `status` is
-        not 0 and `reason` is not '', the program was at fault.
+        `status`: exit status of the process, negative for a signal. `reason`: the reason that the
+        process has reported; '' if it has reported none. Only in the latter case, send an error to
+        the program. `name`: the last operator of the process. If `status` is not 0, delay the next
+        start.
         """
         known = self._programs.pop(program, None)
         if known is None:

@@ -54,7 +54,7 @@ class SessionMachine:
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
         """Process a frame from the program."""
         if self.over:
-            return []    # the program sent this frame before it knew that the session is over
+            return []    # the program sent this frame before it received the end of the session
         if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
         self._heard = now
@@ -85,7 +85,7 @@ class SessionMachine:
     def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
         """Process an acknowledgement from the program.
 
-        If it contains an `error`, the program ends.
+        If `error` is not empty, the program has ended, so end the session.
         """
         if self.over or incarnation != self.incarnation:
             return []

@@ -1,8 +1,8 @@
 """Memory in which a program's process on the server shares its status with the supervisor.
 
 The supervisor can read the status even after the process has ended. The supervisor may also read
-while the process writes. Therefore the status contains only numbers of one machine word, and texts
-that only people read.
+while the process writes. Therefore the status contains only two kinds of values: numbers of one
+machine word, which are never half written, and texts that only people read.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from .machine import Action, Begin, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-# Maximum time in seconds of each of two waits: until the programs have received the message that
-# the server ends, and until the fork server has ended.
+# Maximum time in seconds of each of two waits. First the server waits until the programs have
+# received the message about its end, then until the fork server has ended.
 FAREWELL = 1.0
 START = 300.0     # maximum time in seconds to load PyTorch; long enough for a busy machine
 MEMORY = '/dev/shm'
@@ -50,7 +50,7 @@ LOOK = 1.0        # seconds between checks of the processes
 
 
 class ForkServerProcess:
-    """The process of the fork server (`fork_server.ForkServer`), seen from the supervisor."""
+    """The supervisor's connection to the process of the fork server (`fork_server.ForkServer`)."""
 
     def __init__(self, server: str, folder: Path, settings: ServerSettings) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -125,7 +125,7 @@ class ForkServerProcess:
 
 
 class _Program:
-    """The shell's objects for one program: its status file and a publisher."""
+    """The status file of one program, and the publisher of acknowledgements to this program."""
 
     def __init__(self, server: Server, program: str) -> None:
         self.path = server.folder / program
@@ -136,7 +136,10 @@ class _Program:
 
 
 class Server:
-    """Serves programs; the caller spins `node`. Raises ConfigError if it cannot start."""
+    """Admits programs and starts a process for each of them; the caller spins `node`.
+
+    Raises ConfigError if the server cannot start.
+    """
 
     def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
         self.node, self.name, self.settings = node, name, settings
@@ -145,7 +148,7 @@ class Server:
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
-            if name in wait_for_servers(node, wanted=name):   # PyTorch loads during this wait
+            if name in wait_for_servers(node, wanted=name):   # the fork server loads PyTorch now
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
             facts = self._fork_server.ready()
@@ -156,8 +159,8 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # protects `machine` and `_programs`
         self._programs: dict[str, _Program] = {}
-        # For each program that has left: the time until which its publisher is kept, and the
-        # publisher.
+        # (time, publisher) for each program that has left: the publisher is destroyed at this
+        # time, or earlier if its last message has arrived.
         self._last_words: list[tuple[float, Publisher]] = []
         self._messages = 0       # number of executed messages of the programs that have left
         self._closing = False
@@ -169,7 +172,7 @@ class Server:
         node.create_timer(LOOK, self._report)
 
     def pause(self, paused: bool) -> None:
-        """Refuse new programs, or accept them again."""
+        """Refuse new programs if ``paused``; otherwise accept new programs again."""
         with self._changed:
             self.machine.paused = paused
 
@@ -262,8 +265,8 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Keep the publisher for a while, so that DDS can repeat the message with
-                        # the reason if it is lost.
+                        # Keep the publisher of the last message for a while: DDS can repeat a lost
+                        # message only while its publisher exists.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known.acks))
                         known.path.unlink(missing_ok=True)
@@ -317,7 +320,8 @@ def _folder() -> tuple[Path, IO[str]]:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
             lock = (folder / 'new').open('w')
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Rename the file only when it is locked, because other servers look for this name.
+            # Rename the file only after it is locked: other servers delete a folder whose file
+            # `LOCK` is not locked.
             (folder / 'new').rename(folder / LOCK)
             return folder, lock
     raise ConfigError(f'the server needs a folder, but neither {MEMORY} nor a temporary folder '

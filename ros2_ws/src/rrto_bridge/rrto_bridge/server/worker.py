@@ -105,7 +105,7 @@ class _Worker:
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        # Why the session ended; whether the program is at fault.
+        # Why the session ended ('' before its end), and whether the program caused the end.
         self.reason, self.fault = '', False
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
@@ -137,7 +137,7 @@ class _Worker:
             time.sleep(0.002)
 
     def run(self) -> None:
-        """Execute messages until the session ends, or until SIGTERM says that the server ends."""
+        """Execute messages until the session ends, or until SIGTERM because the server ends."""
         try:
             signal.signal(signal.SIGTERM, _server_has_ended)
             self._work()
@@ -145,7 +145,7 @@ class _Worker:
         except _ServerHasEnded:
             with self._changed:
                 self._act(self.machine.fail(ENDED, False))
-        # Wait for this lock, because another thread may still send the reason.
+        # Wait for this lock, because another thread may still send the reason of the end.
         with self._changed:
             self.status.leave(self.reason)
         self._close()

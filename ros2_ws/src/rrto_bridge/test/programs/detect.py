@@ -1,4 +1,4 @@
-"""A detector like YOLOv5: the first inference makes a grid, then boxes are selected by score."""
+"""A detector like YOLOv5: the first inference makes a grid; each inference then selects boxes."""
 
 import torch
 from results import COUNT, DEVICE, show

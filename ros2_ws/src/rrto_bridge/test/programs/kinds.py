@@ -1,4 +1,4 @@
-"""A program that uses the types of its tensors, and prints them."""
+"""A program that reads and compares the Python types of its tensors, and prints the results."""
 import torch
 from torch import nn
 

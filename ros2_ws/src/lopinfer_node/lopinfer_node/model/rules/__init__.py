@@ -1,4 +1,4 @@
-"""Rules for operators, one module for each kind of footprint; the import registers all rules."""
+"""Rules for operators, one module per kind of footprint; importing them registers the rules."""
 
 from . import pointwise, rows, shapes, windows
 

@@ -39,7 +39,7 @@ def placed(shape: Sequence[int], rank: int, axis: int) -> int | None:
 
 @rule(*UNARY, *BINARY)
 def pointwise(call: Call) -> Division:
-    """Divide an operator with any number of operands, which broadcast against each other."""
+    """Divide an element-wise operator with any number of operands, which broadcast together."""
     rank = len(call.shape)
     axis = next((v.axis + rank - len(v.shape) for v in sorted(
         call.values, key=lambda v: -len(v.shape)) if v.axis is not None and v.extent > 1), None)
@@ -69,7 +69,7 @@ def pointwise(call: Call) -> Division:
 
 
 def narrowed(argument: Any, rank: int, axis: int, lo: int, hi: int) -> Any:
-    """Return an argument; if it is a weight that spans the axis, return its part [lo, hi)."""
+    """Return an argument; if it is a weight longer than 1 along `axis`, only its part [lo, hi)."""
     if isinstance(argument, Weight):
         size = placed(argument.shape, rank, axis)
         if size is not None and size > 1:

@@ -24,7 +24,10 @@ def linear(call: Call) -> Division:
 
 @rule('addmm', 'baddbmm')
 def addmm(call: Call) -> Division:
-    """Return how to divide a matrix product; the added tensor is cut along the same axis."""
+    """Return how to divide a matrix product with an added tensor.
+
+    The added tensor is cut along the axis of the division.
+    """
     names = ('mat1', 'mat2') if call.op == 'addmm' else ('batch1', 'batch2')
     bias = call.arguments['self']
     if isinstance(bias, Value):
@@ -34,7 +37,7 @@ def addmm(call: Call) -> Division:
 
 @rule('matmul', 'mm', 'bmm')
 def matmul(call: Call) -> Division:
-    """Divide along rows of the left factor, columns of the right factor, or a batch dimension."""
+    """Divide a product along rows of the left factor, columns of the right, or a batch axis."""
     return product(call, 'self', 'mat2' if call.op in ('mm', 'bmm') else 'other')
 
 
@@ -49,8 +52,8 @@ def product(call: Call, left: str, right: str) -> Division:
         return indivisible(call)
     extent = call.shape[axis]
     batch = axis < rank - 2
-    # If one tensor is both factors, one factor would need the whole tensor and the other only a
-    # part. A tensor has only one footprint for each call.
+    # If one tensor is both factors, one factor needs the whole tensor and the other factor only
+    # a part of it. But a tensor has only one footprint for each call.
     if a == b and not batch:
         return indivisible(call)
     same = [v for v, rows in ((a, rank - 2), (b, rank - 1)) if isinstance(v, Value)
@@ -131,7 +134,7 @@ def attention(call: Call) -> Division:
             end = max(n[1] for v, n in zip(call.values, needs, strict=True) if v != query)
             visible = end if any(v.axis == rank - 2 for v in call.values if v != query) else keys
 
-            # Make the mask in each call, so that it takes no memory between calls.
+            # Make the mask in each call, so that the mask takes no memory between calls.
             def on_slices(*tensors: torch.Tensor) -> torch.Tensor:
                 at = torch.arange(max(visible, hi), device=tensors[0].device)
                 past = at[None, :visible] <= at[lo:hi, None]
@@ -154,7 +157,7 @@ def _past(extent: int, keys: int) -> Any:
 
 @rule('layer_norm', 'native_layer_norm', 'rms_norm')
 def layer_norm(call: Call) -> Division:
-    """Divide along any axis except the last axes, over which the operator normalises."""
+    """Divide along any axis except those over which the operator normalises: the last axes."""
     value = call.values[0]
     assert value.axis is not None
     if value.axis >= len(value.shape) - len(call.arguments['normalized_shape']) or call.pick:

@@ -15,7 +15,7 @@ from .pointwise import same_axis
 
 @rule('permute', 'transpose', 't', 'numpy_T', 'mT', 'swapaxes', 'swapdims', 'movedim')
 def permute(call: Call) -> Division:
-    """Divide along the divided axis of the input, which moves to another position."""
+    """Divide along the input's divided axis, wherever the operator moves this axis."""
     value = call.values[0]
     rank = len(value.shape)
     order = list(range(rank))
@@ -91,7 +91,7 @@ def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
 
 @rule('expand', 'broadcast_to')
 def expand(call: Call) -> Division:
-    """Divide along an axis that is not stretched; the operator may also add leading axes."""
+    """Divide along an axis whose size the operator does not change; it may add leading axes."""
     value = call.values[0]
     assert value.axis is not None
     axis = value.axis + len(call.shape) - len(value.shape)
@@ -132,8 +132,8 @@ def slice_(call: Call) -> Division:
 def select(call: Call) -> Division:
     """Divide along the divided axis of the input.
 
-    If the operator selects an index of this axis, the result is indivisible and needs only the
-    selected index.
+    If the operator selects one index of the divided axis, the result is indivisible and needs
+    only the selected index.
     """
     value = call.values[0]
     dim = call.arguments['dim'] % len(value.shape)
@@ -218,7 +218,7 @@ def _stretches(call: Call, tensors: Sequence[Any], axis: int) -> Division:
 
 @rule('stack')
 def stack(call: Call) -> Division:
-    """Divide along the divided axis of the inputs, which may lie before or behind the new axis."""
+    """Divide along the divided axis of the inputs, which may lie before or after the new axis."""
     tensors = call.arguments['tensors']
     rank = len(call.shape)
     dim = call.arguments.get('dim', 0) % rank
@@ -232,7 +232,7 @@ def stack(call: Call) -> Division:
 @rule('constant_pad_nd', 'pad', 'reflection_pad2d', 'replication_pad2d', 'reflection_pad1d',
       'replication_pad1d')
 def pad(call: Call) -> Division:
-    """Divide constant padding, which shifts the footprint.
+    """Divide constant padding; padding of the divided axis shifts the footprint.
 
     If the divided axis has other padding, such as reflection, the operator is indivisible.
     """
@@ -298,7 +298,7 @@ def pixel_unshuffle(call: Call) -> Division:
 @rule('upsample_nearest1d', 'upsample_nearest2d', 'upsample_nearest3d', 'upsample_linear1d',
       'upsample_bilinear2d', 'upsample_trilinear3d')
 def interpolate(call: Call) -> Division:
-    """Divide along any axis, unless parts and whole could be rounded differently.
+    """Divide along any axis, unless a part could be rounded differently from the whole result.
 
     Along a divided spatial axis this rule itself selects the input indices and their weights, and
     PyTorch's kernel interpolates only along the other axes. An output index needs one input index
@@ -338,7 +338,7 @@ def interpolate(call: Call) -> Division:
 
 
 def _ambiguous(call: Call, value: Value) -> bool:
-    """Return whether the sizes have the ratio 1 or 2, but the call's scale differs.
+    """Return whether an output size is 1 or 2 times the input size, but the call's scale differs.
 
     In that case some kernels use the sizes and other kernels use the scale. Sizes and scale
     together decide which kernel runs.
@@ -354,7 +354,7 @@ def _others(call: Call, sizes: list[int], at: int) -> Arithmetic:
     """
     packet = getattr(torch.ops.aten, call.op)
     corners = call.arguments.get('align_corners')
-    # Keep the call's scales of the other axes, because they decide where samples fall.
+    # Keep the call's scales of the other axes, because the scales decide where samples fall.
     scales = [None if i == at else scale for i, scale in enumerate(_scales(call, len(sizes)))]
     if corners is None:
         return lambda x: packet(x, sizes, *scales)

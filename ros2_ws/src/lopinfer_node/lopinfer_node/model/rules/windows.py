@@ -18,13 +18,13 @@ from .pointwise import same_axis
 
 
 def each(setting: Any, dims: int) -> list[int]:
-    """Return a setting for each spatial dimension; a single number holds for all of them."""
+    """Return a list with the setting of each spatial dimension; a single number applies to all."""
     items = list(setting) if isinstance(setting, (list, tuple)) else [setting]
     return [int(i) for i in (items * dims if len(items) == 1 else items)]
 
 
 def on_axis(items: Sequence[int], at: int, value: int) -> list[int]:
-    """Return ``items`` with `value` at position `at`."""
+    """Return a copy of ``items`` with `value` at position `at`."""
     return [value if i == at else item for i, item in enumerate(items)]
 
 
@@ -44,7 +44,7 @@ def padded(tensor: torch.Tensor, axis: int, low: int, high: int, value: float = 
 def _first(call: Call) -> tuple[Value, int, int] | None:
     """Return (operand, number of spatial dimensions, index of the divided spatial dimension).
 
-    The index is below 0 if the batch or the channels are divided. Return None if the
+    The index is negative if the batch or the channels are divided. Return None if the
     operand is not divided, or if other arguments also depend on the inputs of the model.
     """
     value = call.arguments.get('input', call.arguments.get('self'))
@@ -104,7 +104,10 @@ def convolution(call: Call) -> Division:
 
 
 def _with_padding(call: Call, padding: list[int], **changes: Any) -> Arithmetic:
-    """Return the call with its padding as numbers, even if the padding is a string."""
+    """Return a function that makes the call with the numbers `padding`.
+
+    The call itself may name its padding by a string.
+    """
     if call.overload._overloadname == 'padding':
         plain = Call(getattr(torch.ops.aten, call.op).default, {**call.arguments}, call.shape,
                      call.dtype)
@@ -203,7 +206,7 @@ def _pool(call: Call, border: float) -> Division:
 
 def _average(call: Call, at: int, axis: int, pads: tuple[int, int], interval: Interval,
              kernel: list[int], stride: list[int], padding: list[int], extent: int) -> Arithmetic:
-    """Return average pooling of a slice, with the right divisor for each window."""
+    """Return a function that pools a slice, with the right divisor for each window."""
     lo, hi = interval
     k, s, p = kernel[at], stride[at], padding[at]
     run = call.bind(padding=on_axis(padding, at, 0))

@@ -1,8 +1,8 @@
 """Gradient coding: no robot waits for stragglers, because several robots compute each shard.
 
-Sources: DGH-GC, and the schemes that it is compared with. `grouping` divides the robots into
-groups, `coding` assigns shards to robots and decodes, `schemes` defines how the methods differ in
-grouping and assignment, and `rounds` has their common base class.
+Source: DGH-GC, and the schemes with which its paper compares it. `grouping` divides the robots
+into groups. `coding` assigns shards to robots and decodes. `schemes` defines the grouping and
+assignment of each method. `rounds` has the common base class of the methods.
 """
 
 from .rounds import Coded

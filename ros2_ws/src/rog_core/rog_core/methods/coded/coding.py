@@ -1,9 +1,9 @@
 """Gradient codes: which robot computes which shards with which weights, and how to decode.
 
 The full gradient is the sum over P shards of the data. Each shard belongs to one group of robots,
-and s + 1 members of the group compute it. Each member sends one weighted sum of the gradients of
-its shards. If any s of these sums are missing, the others still give the exact sum over the group's
-shards.
+and s + 1 robots of the group compute it. Each robot sends one weighted sum of the gradients of
+its shards. If any s of these sums are missing, the server can still compute the exact sum over the
+group's shards from the other sums.
 Sources: DGH-GC, equations 1 to 4 and 15 to 17; Wang et al., Heterogeneity-aware gradient coding
 for straggler tolerance, ICDCS 2019.
 """
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ConfigError
 from .grouping import checked
 
-# Number of steps of a bisection. After these steps, the ends of the interval are adjacent doubles.
+# Number of steps of a bisection; then the two ends of the interval are adjacent float64 numbers.
 HALVINGS = 100
 # Largest coefficient allowed in decoding. With a coefficient of 115 (40 robots, 5 stragglers) the
 # measured float32 error was 4e-6.
@@ -26,12 +26,12 @@ MAX_AMPLIFICATION = 150.0
 
 
 def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -> NDArray[np.int64]:
-    """Divide a whole number into parts in proportion to weights; each part has bounds.
+    """Divide a whole number into whole parts in proportion to weights, within bounds.
 
-    Each part is clip(x * weight, low, high). The number x is chosen so that the parts add
-    up to ``total``. The method of largest remainders rounds the parts. ``low``, ``high``:
-    whole numbers, either one number for all parts or one for each part, with sum(low) <=
-    total <= sum(high). Returns int64.
+    Each part is clip(x * weight, low, high), rounded by the method of largest remainders.
+    The number x is chosen so that the parts add up to ``total``. ``low``, ``high``: whole
+    numbers, either one number for all parts or one for each part, with
+    sum(low) <= total <= sum(high). Returns int64 (parts,).
     """
     array = checked(weights)
     floor, roof = np.broadcast_to(low, array.shape), np.broadcast_to(high, array.shape)
@@ -51,9 +51,9 @@ def apportion(total: int, weights: ArrayLike, low: ArrayLike, high: ArrayLike) -
 def allocate(partitions: int, stragglers: int, capacities: ArrayLike) -> NDArray[np.int64]:
     """Return how many shards each member of a group computes (equations 2 and 3).
 
-    The numbers are proportional to the capacities, from 1 to ``partitions``; their sum is
-    partitions * (s + 1), with s = ``stragglers``. Raises `ConfigError` for fewer than s + 1
-    members, or if there are more members than this sum.
+    The numbers are proportional to the capacities and lie between 1 and ``partitions``. Their sum
+    is partitions * (s + 1), with s = ``stragglers``. Raises `ConfigError` if the group has fewer
+    than s + 1 members, or more members than this sum.
     """
     array = checked(capacities)
     total = partitions * (stragglers + 1)
@@ -67,25 +67,25 @@ def allocate(partitions: int, stragglers: int, capacities: ArrayLike) -> NDArray
 
 
 class GroupCode:
-    """The code of one group of n members that hold d shards.
+    """The code of one group of n members (robots) that compute d shards.
 
     Member j computes ``amounts[j]`` consecutive shards, cyclically; they begin where the
-    shards of member j - 1 end (equation 4). So every shard has s + 1 different holders.
-    Member j sends the sum of the gradients of its shards, weighted by row j of ``matrix``
-    B, float64 (n, d).
+    shards of member j - 1 end (equation 4). So every shard has s + 1 different holders: the
+    members that compute it. Member j sends the sum of the gradients of its shards, weighted
+    by row j of ``matrix`` B, float64 (n, d).
 
-    In the paper, B holds only 0 and 1. In general such a code cannot be decoded: for
-    example, no two of the rows 1 1 0, 0 1 1 and 1 0 1 combine to 1 1 1. So the weights here
-    come from heterogeneity-aware gradient coding (Wang et al.). C is a matrix of s + 1
-    rows, and any s + 1 columns of C are independent. For a shard with the holders H, let b
-    be the weights in the column of B for this shard; b solves C[:, H] b = u. To decode when
-    the members S are missing, choose lambda with lambda C[:, S] = 0 and lambda u = 1. The
+    In the paper, the entries of B are only 0 and 1. In general such a code cannot be
+    decoded: for example, no two of the rows 1 1 0, 0 1 1 and 1 0 1 combine to 1 1 1. So the
+    weights here come from heterogeneity-aware gradient coding (Wang et al.). C is a matrix
+    of s + 1 rows, and any s + 1 columns of C are independent. Let H be the holders of a
+    shard, and b the weights of this shard in B; b solves C[:, H] b = u. To decode when the
+    members S are missing, choose lambda with lambda C[:, S] = 0 and lambda u = 1. The
     coefficients are a = lambda C, because a B = lambda C B = lambda u 1 = 1.
 
-    Wang et al. draw C at random and take u = 1. Here the shards of all members lie end to
+    Wang et al. draw C at random and use u = 1. Here the shards of all members lie end to
     end on a line from -1 to 1, and t_j is the middle of the shards of member j. C is the
-    Vandermonde matrix of the places t, and u is the last unit vector. Then both b and a
-    have closed forms, and no equation has to be solved. The weight b of the holder h is 1 /
+    Vandermonde matrix of the places t, and u is the last unit vector. Then b and a have
+    closed forms, and no equation has to be solved. The weight b of the holder h is 1 /
     prod(t_h - t_i) over the other holders i (divided differences). The coefficient a_j is
     the polynomial prod(t_j - t_i) over the missing members i.
 
@@ -96,10 +96,10 @@ class GroupCode:
     largest magnitude becomes 1. If all amounts are equal and divide evenly, B is the
     paper's 0/1 matrix.
 
-    ``members``: ranks; ``partitions``: ids of the shards, int64 (d,); ``amounts``: see
-    `allocate`; ``stragglers``: s. ``amplification``: the largest coefficient for s missing
-    members. Raises `ConfigError` if ``amplification`` is above `MAX_AMPLIFICATION`, because
-    the float32 error may then exceed 1e-5.
+    ``members``: ranks of the robots. ``partitions``: ids of the shards, int64 (d,).
+    ``amounts``: see `allocate`. ``stragglers``: s. ``amplification``: the largest coefficient
+    for s missing members. Raises `ConfigError` if ``amplification`` is above
+    `MAX_AMPLIFICATION`, because the float32 error may then exceed 1e-5.
     """
 
     def __init__(self, members: Sequence[int], partitions: ArrayLike, amounts: ArrayLike,
@@ -128,18 +128,18 @@ class GroupCode:
     def _amplification(self) -> float:
         """Return the largest coefficient that decoding can need.
 
-        The coefficient of a member is largest when the s members farthest from it on the line are
-        missing (see `GroupCode`).
+        A member's coefficient is largest when the s members farthest from this member on the line
+        are missing (see `GroupCode`).
         """
         apart = np.sort(np.abs(self._place[:, None] - self._place), axis=1)
         farthest = apart[:, len(self.members) - self.stragglers:].prod(axis=1)
         return float((farthest * np.abs(self._scale)).max())
 
     def decode(self, received: Collection[int]) -> NDArray[np.float64] | None:
-        """Return the coefficients (n,) of the members' sums, 0 for sums that were not received.
+        """Return the coefficients (n,) of the members' sums; a missing sum has coefficient 0.
 
-        Returns None if more than s sums are missing. If fewer than s are missing, several choices
-        of coefficients recover the sum. In this case, returns the choice with the least norm.
+        Returns None if more than s sums are missing. If fewer than s sums are missing, several
+        choices of coefficients are correct. Then the choice with the smallest norm is returned.
         """
         missing = [place for place, rank in enumerate(self.members) if rank not in received]
         spare = self.stragglers - len(missing)
@@ -147,7 +147,7 @@ class GroupCode:
             return None
         apart = self._place[:, None] - self._place[missing]
         lines = (apart.prod(axis=1) * self._scale)[:, None] * np.vander(self._place, spare + 1)
-        if spare:  # the polynomial may have ``spare`` more zeros, at any place
+        if spare:  # the polynomial may have ``spare`` more zeros, and their places are free
             lines[:, 0] -= lines[:, 1:] @ np.linalg.lstsq(lines[:, 1:], lines[:, 0], rcond=None)[0]
         return lines[:, 0]
 
@@ -172,7 +172,7 @@ class GradientCode:
         return group.partitions[held], group.matrix[place, held]
 
     def decode(self, received: Collection[int]) -> dict[int, float] | None:
-        """Return a coefficient for each received sum; the weighted total is the gradient.
+        """Return the coefficients with which the received sums add up to the gradient.
 
         The result maps ranks in ``received`` to coefficients. It is None if a group has more
         missing members than the group tolerates. Ranks that are not in the code are ignored.
@@ -187,7 +187,7 @@ class GradientCode:
         return coefficients
 
     def missing(self, received: Collection[int]) -> list[int]:
-        """Return the missing ranks, sorted, of the groups that cannot be decoded yet."""
+        """Return, sorted, the missing ranks of all groups that cannot be decoded yet."""
         late = [[rank for rank in group.members if rank not in received] for group in self.groups]
         return sorted(rank for group, ranks in zip(self.groups, late, strict=True)
                       if len(ranks) > group.stragglers for rank in ranks)

@@ -1,10 +1,10 @@
-"""Divides robots of different capacity into groups, each with a gradient code of its own.
+"""Divides robots of different capacity into groups; each group has its own gradient code.
 
-A fleet of m robots is divided into k groups, each of which recovers its own part of the gradient
-despite s stragglers. Static grouping evens out the computing capacity of the groups. Dynamic
-grouping spreads the robots that straggle most over the groups. Source: DGH-GC, Section 4.1. In this
-module, a robot is its rank, 0 to m-1. A capacity is a computing speed in any unit that is the same
-for all robots.
+A fleet of m robots is divided into k groups. Each group can lose the pushes of s stragglers, and
+the server still computes the group's part of the gradient. Static grouping makes the total
+capacities of the groups similar. Dynamic grouping spreads the robots that straggle most over the
+groups. Source: DGH-GC, Section 4.1. In this module, a robot is its rank, 0 to m-1. A capacity is a
+computing speed, in the same unit for all robots.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Groups = list[list[int]]
 
 # Greedy grouping is used if (highest - lowest) / mean of the capacities is at most this value.
 SMALL_SPREAD = 0.5
-COMPARABLE = 1.1     # robots whose capacities differ by at most this factor may replace each other
-ROUNDING = 1e-9      # a relative difference up to this counts as a rounding error
+COMPARABLE = 1.1     # robots whose capacities differ by at most this factor may change places
+ROUNDING = 1e-9      # relative differences up to this value count as rounding errors
 
 
 def checked(capacities: ArrayLike) -> NDArray[np.float64]:
-    """Return the capacities as an array.
+    """Return the capacities as an array, float64 (robots,).
 
-    Raises `ConfigError` if there are no capacities, or if one is not positive.
+    Raises `ConfigError` if there are no capacities, or if a capacity is not positive and finite.
     """
     array = np.asarray(capacities, np.float64)
     if array.ndim != 1 or not len(array):
@@ -41,9 +41,9 @@ def checked(capacities: ArrayLike) -> NDArray[np.float64]:
 def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
     """Return the capacities, with similar capacities replaced by their mean.
 
-    Capacities are put into classes in ascending order; a new class begins at the first capacity
-    that exceeds `COMPARABLE` times the lowest capacity of the class before. Each capacity is
-    replaced by the mean of its class.
+    Capacities are put into classes in ascending order. A capacity begins a new class if it exceeds
+    `COMPARABLE` times the lowest capacity of the present class. Each capacity is replaced by the
+    mean of its class.
     """
     array = checked(capacities)
     classes: list[list[int]] = []
@@ -57,7 +57,7 @@ def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def check_shares(capacities: ArrayLike, stragglers: int) -> None:
-    """Raise `ConfigError` if even one group of all robots cannot tolerate the stragglers."""
+    """Raise `ConfigError` if one group of all robots would not tolerate the stragglers."""
     array = checked(capacities)
     redundancy = stragglers + 1
     if stragglers < 0:
@@ -74,9 +74,9 @@ def check_shares(capacities: ArrayLike, stragglers: int) -> None:
 
 
 def largest_number_of_groups(capacities: ArrayLike, stragglers: int) -> int:
-    """Return the highest k in (r - 1, c_total / (r c_max)], r = stragglers + 1 (equation 13).
+    """Return the highest whole k with r - 1 < k <= c_total / (r c_max) (equation 13).
 
-    Raises `ConfigError` if no k lies in this interval.
+    r = stragglers + 1. Raises `ConfigError` if there is no such k.
     """
     array = checked(capacities)
     check_shares(array, stragglers)
@@ -98,7 +98,7 @@ def imbalance(groups: Sequence[Collection[int]], capacities: ArrayLike) -> float
 
 
 def greedy(capacities: ArrayLike, k: int) -> Groups:
-    """Put robots into k groups, the fastest first, each into the group of lowest total capacity."""
+    """Form k groups: put each robot, fastest first, into the group of lowest total capacity."""
     array = checked(capacities)
     groups: Groups = [[] for _ in range(k)]
     heap = [(0.0, group) for group in range(k)]
@@ -115,8 +115,8 @@ def karmarkar_karp(capacities: ArrayLike, k: int) -> Groups:
     Every robot starts as a tuple of k slots; the robot is in the first slot, and the other slots
     are empty. Repeat until one tuple is left: choose the two tuples whose first slots have the
     largest sums, and join them. The largest slot of the first tuple is joined with the smallest
-    slot of the second tuple, the second largest with the second smallest, and so on. Then the
-    lowest sum is subtracted from the sums of all slots.
+    slot of the second tuple, the second largest with the second smallest, and so on. Then subtract
+    the lowest sum from the sums of all slots.
     """
     array = checked(capacities)
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
@@ -140,11 +140,14 @@ def static_grouping(capacities: ArrayLike, stragglers: int, groups: int = 0) -> 
 
     ``groups``: number of groups. If it is 0, the function tries the numbers that equation 13
     allows, from the largest down. It stops when every group has a capacity of at least r c_max (r =
-    stragglers + 1, c_max: highest capacity). If the spread of the capacities is at most
-    `SMALL_SPREAD`, the grouping is greedy. For a larger spread the paper uses Karmarkar-Karp. Here
-    the more balanced of both groupings is tried first, because Karmarkar-Karp left a larger
-    difference between groups than greedy grouping in 42 of 3217 fleets (4 to 40 robots, capacities
-    1 to 5). Raises `ConfigError` if no grouping is found.
+    stragglers + 1, c_max: highest capacity).
+
+    If the spread of the capacities is at most `SMALL_SPREAD`, the grouping is greedy. For a larger
+    spread the paper uses Karmarkar-Karp. Here, for a larger spread, the more balanced of the two
+    groupings is tried first. The reason: in 42 of 3217 fleets (4 to 40 robots, capacities 1 to 5),
+    Karmarkar-Karp left a larger difference between groups than greedy grouping.
+
+    Raises `ConfigError` if no grouping is found.
     """
     array = checked(capacities)
     most = largest_number_of_groups(array, stragglers)
@@ -173,12 +176,12 @@ def _candidates(capacities: NDArray[np.float64], k: int) -> list[Groups]:
 
 
 def _short_of(probabilities: NDArray[np.float64], stragglers: int) -> NDArray[np.float64]:
-    """Return for each row the probability of fewer stragglers than ``stragglers``.
+    """Return for each row the probability that fewer than ``stragglers`` robots straggle.
 
     ``probabilities`` (rows, robots): the probability that each robot of a row straggles. A
     convolution over the robots gives the exact result.
     """
-    # Row i: the probability that i of the robots counted so far straggle.
+    # counts[i]: for each row, the probability that i of the robots processed so far straggle.
     counts = np.zeros((stragglers, len(probabilities)))
     counts[:1] = 1.0
     for column in probabilities.T:
@@ -190,12 +193,12 @@ def _short_of(probabilities: NDArray[np.float64], stragglers: int) -> NDArray[np
 
 def expected_tolerated(groups: Sequence[Collection[int]], probabilities: ArrayLike,
                        stragglers: int) -> float:
-    """Return the sum over the groups of E[min(S, s)].
+    """Return the expected number of stragglers that the groups tolerate.
 
-    S: number of stragglers in a group. ``stragglers``: s. ``probabilities``: by rank, the
-    probability that a robot straggles in a round, independently of the others. The result
-    is exact, because min(S, s) counts the stragglers that have fewer than s stragglers
-    before them in their group.
+    This is the sum of E[min(S, s)] over the groups, where S is the number of stragglers in a
+    group. ``stragglers``: s. ``probabilities``: by rank, the probability that a robot
+    straggles in a round, independently of the other robots. The result is exact, because
+    min(S, s) counts the stragglers that have fewer than s stragglers before them in their group.
 
     The paper calls this sum E_start if all probabilities are equal to their mean, and
     E_real if the probabilities are the observed frequencies.
@@ -213,13 +216,13 @@ def regroup(groups: Groups, capacities: ArrayLike, frequencies: ArrayLike,
             stragglers: int) -> Groups:
     """Spread the robots that straggle most over the groups (Section 4.1.2).
 
-    Repeatedly exchange two robots of equal capacity (see `comparable`) in different groups. Each
-    time, choose the pair that increases `expected_tolerated` most; stop when no exchange increases
-    it. The paper instead distributes the most frequent stragglers anew.
+    Exchange two robots of equal capacity (see `comparable`) in different groups, again and again.
+    Each time, choose the pair that increases `expected_tolerated` most. Stop when no exchange
+    increases it. In the paper, the most frequent stragglers are distributed anew instead.
 
     In our measurements with up to 7 robots, the groups of this function tolerate on average at most
-    0.003 stragglers fewer than the best groups, and the paper's groups tolerate 0.001 to 0.025
-    fewer. With 40 robots, this function moves a third as many robots as the paper's rule does.
+    0.003 stragglers fewer than the best groups. The paper's groups tolerate 0.001 to 0.025 fewer.
+    With 40 robots, this function moves a third as many robots as the paper's rule.
     ``frequencies``: by rank, the share of rounds in which the robot straggled, 0 to 1.
     """
     array, chances = checked(capacities), np.asarray(frequencies, np.float64)

@@ -15,23 +15,23 @@ from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
 from ..method_spec import MethodSpec
 from .schemes import Scheme
 
-# Default arguments: stragglers per group; number of groups (0: `Scheme` chooses it); rounds between
-# two regroupings.
+# Default arguments: stragglers per group, number of groups, rounds between two regroupings. With 0
+# groups, `Scheme` chooses the number.
 DEFAULTS = (1, 0, 50)
 
 
 class Coded(Rolling):
     """Base of GC, HGC, GCC, DCGC and DGH-GC: all robots compute on the same model, in rounds.
 
-    ``gc[:S[:K[:B]]]``: any S robots of a group may straggle; there are K groups, which are formed
+    ``gc[:S[:K[:B]]]``: each group tolerates S stragglers; there are K groups, which are formed
     again every B rounds (see `Scheme`).
 
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
-    shards; a single coded gradient is useless by itself. A robot that has not pushed when the round
-    ends is a straggler: the server ends its push early, and the robot continues with the present
-    round. If too many robots leave, the pushes of a round can never be decoded. The papers do not
-    treat this case. Here the server gives up the round and makes a new code for the remaining
-    robots. Robots that come back are part of the code again from the next round on.
+    shards; a single coded gradient is useless by itself. A robot that has not pushed when the
+    round ends is a straggler: the server ends its push early, and the robot continues with the
+    present round. If too many robots leave, the pushes of a round can never be decoded. The papers
+    do not treat this case. Here the server gives up the round and makes a new code for the
+    remaining robots. If a robot comes back, the code of the next round includes it again.
     """
 
     known = ('feedback',)
@@ -54,10 +54,10 @@ class Coded(Rolling):
         try:
             self._scheme = Scheme(self.name, list(team.capacities.values()), stragglers, groups,
                                   every)
-        except ConfigError as error:  # the error's text has only ranks, so add the robots' names
+        except ConfigError as error:  # the error names only ranks, so add the robots' names
             names = ', '.join(f'{n} {c:g}' for n, c in team.capacities.items())
             raise ConfigError(f"'{self}': {error}. The capacities are {names}") from error
-        self._there = frozenset(self._rank.values())  # ranks that the present code covers
+        self._there = frozenset(self._rank.values())  # ranks of the robots in the present code
         self._round = 1
         self._received: list[int] = []  # ranks of the received pushes, in order of arrival
         self._late: list[str] = []
@@ -140,12 +140,12 @@ class Coded(Rolling):
         return out
 
     def _prompt(self) -> list[int]:
-        """Return the ranks that pushed first in this round; all others count as stragglers.
+        """Return the ranks that pushed first in this round; all other ranks count as stragglers.
 
-        The number of robots that count as stragglers is the number that all groups together
-        tolerate. It would not be enough to count the robots that are missing at the end of the
-        round. The round waits for all but S members of each group, so a group never has more than S
-        missing robots.
+        The number of ranks that count as stragglers is the number that all groups together
+        tolerate. It would not be enough to count the robots whose push is missing at the end of
+        the round: the round waits until each group lacks at most S pushes, so more than S
+        stragglers in a group would never be seen.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]
@@ -202,7 +202,10 @@ class Coded(Rolling):
             master -= self.velocity if exact else self._coded_once()
 
     def _coded_once(self) -> Array:
-        """Return the velocity, encoded and decoded once (equation 22, no error feedback)."""
+        """Return the velocity after encoding and decoding it once (equation 22).
+
+        There is no error feedback.
+        """
         model = self.held_model
         rows, out = model.partition, model.zeros()
         magnitude = difference_magnitude(self.velocity, out, rows.offsets)

@@ -36,11 +36,11 @@ REGROUPED = ('dcgc', 'dgh-gc')
 
 
 def number_of_shards(capacities: ArrayLike) -> int:
-    """Return the number of shards.
+    """Return the number of shards for a fleet.
 
     Each capacity is divided by the lowest capacity and rounded. The number of shards is the
     sum of these quotients, but at most `MAX_SHARDS`. If there are more robots than
-    `MAX_SHARDS`, it is the number of robots.
+    `MAX_SHARDS`, the number of shards is the number of robots.
     """
     array = checked(capacities)
     shares = np.minimum(np.rint(array / array.min()), MAX_SHARDS)
@@ -48,7 +48,7 @@ def number_of_shards(capacities: ArrayLike) -> int:
 
 
 class Scheme:
-    """The gradient code of a fleet over a run.
+    """The gradient code of a fleet, which may change during a run.
 
     ``capacities``: computing speed by rank, in any unit; similar capacities (`comparable`) count as
     equal. ``stragglers``: number of stragglers that every group tolerates. ``groups``: number of
@@ -72,8 +72,8 @@ class Scheme:
         self._shards = number_of_shards(capacities)
         self._capacities = comparable(capacities)
         count = len(self._capacities)
-        # By rank: the robot's weight when shards are divided. Robots of equal weight may change
-        # places.
+        # By rank: the weight by which shards are divided among robots. Robots of equal weight may
+        # change places.
         self._worth = self._capacities if name in BY_CAPACITY else np.ones(count)
         self._late, self._rounds = np.zeros(count), 0
         ranks = list(range(count))
@@ -82,13 +82,15 @@ class Scheme:
     def round_over(self, received: Collection[int]) -> bool:
         """Count the ranks not in ``received`` as stragglers; return whether `code` has changed.
 
-        Here the groups change whenever exchanges of robots can raise E_real, the number of
-        stragglers that the groups are expected to tolerate with the observed frequencies. The paper
-        regroups when E_real falls below E_start, the same number with all frequencies equal. But
-        frequencies that differ inside a group raise E_real, so the paper's condition hardly ever
-        holds, even if better groups exist. Example: of 12 robots in two groups (s = 1), one
-        straggles in 90 % of the rounds and another in 20 %. With both in one group, E_real is 0.92
-        and E_start 0.88; with one in each group, E_real is 1.1.
+        E_real is the expected number of stragglers that the groups tolerate with the observed
+        frequencies; E_start is this number if all robots straggle equally often. The paper
+        regroups when E_real falls below E_start. But different frequencies inside a group raise
+        E_real, so this condition hardly ever holds, even if better groups exist. Therefore this
+        function changes the groups whenever an exchange of robots can raise E_real.
+
+        Example: 12 robots in two groups (s = 1); one robot straggles in 90 % of the rounds,
+        another robot in 20 %. With both robots in one group, E_real is 0.92 and E_start is 0.88.
+        With one of them in each group, E_real is 1.1.
         """
         if self.name not in REGROUPED:
             return False
@@ -106,11 +108,11 @@ class Scheme:
         return True
 
     def restrict(self, ranks: Collection[int]) -> bool:
-        """Build a new code for these robots alone; return whether the code has changed.
+        """Build a new code for these robots only; return whether the code has changed.
 
-        The shards stay the same. If the requested number of groups or of stragglers no longer fits,
-        the code tolerates as many stragglers as possible, perhaps 0. If ``ranks`` is empty, the
-        code does not change.
+        The number of shards does not change. If the requested number of groups or stragglers no
+        longer fits, the code tolerates as many stragglers as possible, perhaps 0. If ``ranks`` is
+        empty, the code does not change.
         """
         here = sorted(set(ranks))
         if not here or here == sorted(rank for members in self._members for rank in members):
@@ -127,8 +129,9 @@ class Scheme:
     def holds(self, rank: int) -> NDArray[np.int64]:
         """Return the shards, sorted, that a robot may have to compute until the next `restrict`.
 
-        These are its own shards and, in dcgc and dgh-gc, also the shards of the robots with which
-        it may change places. A robot that is not part of the code gets an empty result.
+        These are the robot's own shards. In dcgc and dgh-gc, the result also contains the shards
+        of the robots with which this robot may change places. The result is empty for a robot that
+        is not part of the code.
         """
         present = [other for members in self._members for other in members]
         alike = [other for other in present if other == rank or
@@ -174,8 +177,8 @@ class Scheme:
 def _number_of_groups(capacities: NDArray[np.float64], stragglers: int) -> int:
     """Return the number of groups that dgh-gc would form.
 
-    If dgh-gc finds no valid grouping, return the largest possible number of groups, each of
-    ``stragglers`` + 1 robots or more.
+    If dgh-gc finds no valid grouping, return the largest possible number of groups of at least
+    ``stragglers`` + 1 robots each, but at least 1.
     """
     try:
         return len(static_grouping(capacities, stragglers))

@@ -81,7 +81,7 @@ def _random_numbers(device: Device) -> None:
 
 def _accelerator() -> None:
     module: Any = getattr(torch, 'accelerator', None)
-    if module is None:   # PyTorch before 2.6
+    if module is None:   # PyTorch before 2.6 does not have this module
         return
     cuda: Any = torch.cuda
     answers = {

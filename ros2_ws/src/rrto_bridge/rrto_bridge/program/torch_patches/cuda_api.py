@@ -40,7 +40,7 @@ class Event:
         self._timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
-        """If the event measures time, wait for all calls made so far, and record the time."""
+        """Wait for all calls made so far and record the time, if the event measures time."""
         if self._timed:
             self._at = self._device.connection.clock()
 
@@ -95,7 +95,7 @@ class Stream:
     wait_event = wait_stream
 
     def record_event(self, event: Any = None) -> Any:
-        """Record `event`, or a new event if none is given; return it."""
+        """Record `event`, or a new event if none is given; return the recorded event."""
         event = event or torch.cuda.Event()
         event.record(self)
         return event
@@ -122,7 +122,7 @@ def install(device: Device) -> None:
               'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
-        if name in vars(torch.cuda.memory):   # some programs call this module directly
+        if name in vars(torch.cuda.memory):   # some programs call functions of this module directly
             setattr(torch.cuda.memory, name, value)
     _tensors(device)
     files.install(device)
@@ -168,7 +168,7 @@ _DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch'
 
 
 class _DeviceScope:
-    """Replaces the context `torch.cuda.device(...)`; with only one device, it does nothing."""
+    """Replaces the context `torch.cuda.device(...)`; does nothing, because there is one device."""
 
     def __init__(self, device: Any = None) -> None:
         _check(device)

@@ -151,7 +151,7 @@ def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _apply_to_script(module: Any, function: Callable[[Any], Any]) -> Any:
-    """Do for a TorchScript module what `Module._apply` does: apply `function` to every tensor."""
+    """Apply `function` to every tensor of a TorchScript module, as `Module._apply` does."""
     for child in module.children():
         child._apply(function)
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -206,8 +206,8 @@ def _loading_scripts(device: Device) -> None:
 
     @functools.wraps(load)
     def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # The patched `torch.load` passes its function `locate`. The attribute `map_location` of
-        # `locate` is the argument of the user.
+        # The patched `torch.load` passes its function `locate` as `map_location`. The attribute
+        # `map_location` of `locate` is the argument of the user.
         map_location = getattr(map_location, 'map_location', map_location)
         place = torch.device(map_location) if isinstance(map_location, str) else map_location
         if isinstance(place, torch.device) and place.type != 'cuda' \
@@ -301,6 +301,6 @@ def _saving_scripts() -> None:
     for name in ('save', 'save_to_buffer', '_save_for_lite_interpreter',
                  '_save_to_buffer_for_lite_interpreter'):
         kinds: tuple[Any, ...] = torch.jit.RecursiveScriptModule, torch.jit.ScriptModule
-        for kind in kinds:   # ScriptModule's own methods are for traced modules
+        for kind in kinds:   # patch ScriptModule too, because traced modules use its methods
             if name in vars(kind):
                 setattr(kind, name, homely(getattr(kind, name)))

@@ -82,7 +82,8 @@ def install() -> None:
         if frame.f_code.co_name == '<module>':
             _look(names, path)
         if names.get('__name__') == '__main__' and not os.path.exists(path):
-            # The code of `python -c`, a prompt or a notebook is in no file that could be searched.
+            # The code of `python -c`, a prompt or a notebook is not in a file. It cannot be
+            # searched for uses of `type`, so replace `type` in any case.
             names['type'] = TYPE
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
