@@ -16,8 +16,8 @@ try:
 except ImportError:  # rclpy is not installed; only some tests need it
     os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-# Use the network settings of a fleet. With them, the tests do not discover nodes on this machine
-# that have other ROS 2 settings.
+# rclpy is installed: use the network settings of a fleet, so that the tests do not discover nodes
+# on this machine that have other ROS 2 settings.
 else:
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
 # A script that runs in the background ignores SIGINT. Without this line, the processes
@@ -39,7 +39,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def environment():
-    """Restore the environment after each test, so that its changes do not affect the next test."""
+    """Restore the environment variables after each test, so that no test affects the next test."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():

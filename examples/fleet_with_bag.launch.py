@@ -1,4 +1,4 @@
-"""Start a fleet and record its statuses with rosbag2, in a folder named after the time.
+"""Start a fleet and record its statuses with rosbag2; the name of the bag contains the time.
 
     ros2 launch examples/fleet_with_bag.launch.py fleet:=examples/my_fleet.yaml
     rog plot rosbag2_*                                  # afterwards: the figures of the run
@@ -26,4 +26,4 @@ def generate_launch_description():
     # Record all statuses of the training, but not the rows, which are most of the traffic.
     bag = ExecuteProcess(cmd=['ros2', 'bag', 'record', '--regex', '.*(fleet|training)_status'],
                          output='screen')
-    return LaunchDescription([fleet, bag])  # the bag needs the DDS variables that the fleet sets
+    return LaunchDescription([fleet, bag])  # the fleet first: it sets DDS variables for `bag`

@@ -30,7 +30,7 @@ class Reach(Policy):
 
     def model(self):
         """Return the network; load your weights into it here."""
-        torch.manual_seed(0)                 # without weights: equal networks on all machines
+        torch.manual_seed(0)                 # gives all machines equal random weights
         return Network().eval()
 
     def observe(self, batch):

@@ -18,7 +18,7 @@ class Half(Codec):
     segment_elements = 512  # cut longer rows, so that each encoded part fits into a datagram
     scales = 0              # number of bfloat16 scales at the start of each encoded segment
     compiled = False        # the torch code below, not compiled loops, also encodes numpy arrays
-    faults = ('chunk holds a value that is NaN or infinite',)  # error text of `_look`'s result OWN
+    faults = ('chunk holds a value that is NaN or infinite',)  # error text of rule OWN in `_look`
 
     def sizes(self, lengths):
         """Return the size of each encoded segment in bytes; ``lengths``: its number of elements."""
@@ -34,7 +34,10 @@ class Half(Codec):
         values[elements(partition, ids, values)] += factor * decoded
 
     def _look(self, lengths, ids, data):
-        """Check ``data``; return (broken rule or 0, index of the bad segment, sum of squares)."""
+        """Check ``data``; return (rule, segment, sum of squares).
+
+        rule: number of the broken rule; 0 if ``data`` is valid. segment: index of the bad segment.
+        """
         if data.size != self.sizes(lengths[ids]).sum():
             return LENGTH, 0, 0.0
         energy = float(np.square(data.view('<f2'), dtype=np.float64).sum())

@@ -17,8 +17,8 @@ Until = Callable[[Callable[[], Any], str], None]
 class Driver:
     """Changes the states of managed nodes.
 
-    ``node`` sends the requests; ``until(condition, what)`` spins this node until the
-    condition holds.
+    ``node`` sends the requests. ``until(condition, what)``: function that spins this node until the
+    condition holds; ``what`` names the condition in an error.
     """
 
     def __init__(self, node: Any, until: Until) -> None:
@@ -34,10 +34,10 @@ class Driver:
         return future.result()
 
     def _meet(self, client: Any, name: str, harmless: Any) -> None:
-        """Repeat a request that changes nothing until the node answers it.
+        """Send a request, again and again, until the node answers.
 
-        A node that has not yet discovered the sender cannot answer. With Fast DDS, the node then
-        drops the answer after 100 ms.
+        ``harmless``: the request, which has no effect. A node that has not yet discovered the
+        sender cannot answer. With Fast DDS, the node then drops the answer after 100 ms.
         """
         self.until(client.service_is_ready, f'{name} is there')
         answered: list[Any] = []

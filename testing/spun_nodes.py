@@ -22,7 +22,7 @@ class SpunNodes:
         self.executor = SingleThreadedExecutor(context=self.context)
 
     def add(self, node: Any) -> Any:
-        """Add a node of the same context and spin it from now on; return the node."""
+        """Add a node, which must use `context`, and spin it from now on; return the node."""
         self.executor.add_node(node)
         return node
 

@@ -118,7 +118,11 @@ class Output:
             self._came.notify_all()
 
     def until(self, done: Callable[[list[str]], Any], limit: float, what: str) -> None:
-        """Wait until ``done(lines)``; exit if the process ends first or takes too long."""
+        """Wait until ``done(lines)`` is true.
+
+        :param limit: maximum time to wait, in seconds.
+        :raises SystemExit: the process ends first, or the time is over.
+        """
         with self._came:
             self._came.wait_for(lambda: done(self.lines) or self.over, limit)
             if not done(self.lines):

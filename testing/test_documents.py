@@ -67,7 +67,8 @@ SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
 KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
                'robot3: [1-9]')
 FLEET = Beside(f'{UP} --only server,robot3', 'robot3: [1-9]')
-TURNS = [None, SERVER, KEYED, FLEET]  # order of the tests; FLEET is last: blocks of code reuse it
+# order of the tests by the command beside them; FLEET is last, because blocks of code reuse it
+TURNS = [None, SERVER, KEYED, FLEET]
 
 # Maps a command, as a document has it, to the command that the test runs.
 RUN = {
@@ -235,7 +236,8 @@ NOT_RUN = {
     'source .venv/setup': 'these tests run in it',
 }
 
-# Maps the first line of a block of Python to the code before it and the code after it.
+# Maps the first line of a block of Python to the code that the test runs before the block, and to
+# the code that it runs after the block.
 CODE = {
     'from rog_tasks.sources import open_source': ('''
         import math, pathlib, torch

@@ -34,7 +34,7 @@ INCLUDED = re.compile(r'^```\{(?:literal)?include\} \.\./examples/(\S+)', re.M)
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Yield a function that starts programs in one DDS domain and a folder with the examples."""
+    """Yield a function that starts programs in one DDS domain, in a folder with the examples."""
     shutil.copytree(ROOT / 'examples', tmp_path / 'examples')
     reach = {**dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': str(free_domain())}
     running = []

@@ -92,7 +92,8 @@ def test_the_table_has_every_package_and_points_down():
 def test_a_package_imports_what_the_table_says(package):
     used = imports(package)
     assert used <= set(TABLE[package])
-    if package not in ('rog_cli', 'rog_studies'):  # the table lets them import all packages below
+    # the table lets these two import all packages in the rows below them
+    if package not in ('rog_cli', 'rog_studies'):
         assert used == set(TABLE[package]), 'the table names what is not imported'
 
 
@@ -187,8 +188,8 @@ def rooms():
             re.findall(r'^## Inside `(\w+)`\n(.*?)(?=^## )', text, re.M | re.S)}
 
 
-# In rog_core some rooms are a single file. So its table in CONTRIBUTING has another form, and
-# the rooms are listed here.
+# In rog_core some rooms (see `rooms`) are a single file, not a folder. So its table in CONTRIBUTING
+# has another form, and the rooms are listed here.
 CORE = {
     'method_check': {'loopback', 'server', 'methods', 'codecs', 'protocol', 'errors'},
     'warm_up': {'loopback', 'methods', 'codecs', 'protocol', 'arrays'},
@@ -209,8 +210,8 @@ CORE = {
     'plugins': set(),
 }
 ROOMS = {package: table for package, table in rooms().items() if table} | {'rog_core': CORE}
-# The packages that have rooms. The value says whether imports that are only for type
-# checkers count as well.
+# The packages that are divided into rooms (see `rooms`). The value says whether imports that are
+# only for type checkers count as well.
 HOUSES = {'rrto_bridge': True, 'rog_core': False, 'fleet_env': True, 'rog_cli': True}
 MOST_METHODS, MOST_LINES = 25, 350      # maximum numbers of public methods and lines of a class
 LARGE = {      # Maps 'package.room.file.Class' to the reason why this class may be larger
@@ -235,7 +236,7 @@ def test_a_large_class_has_a_stated_reason(package):
 
 
 def wrong_arrows(files, rooms):
-    """Return the imports that the rule of the rooms forbids, each as (file, imported file).
+    """Return the imports that the table ``rooms`` forbids, each as (file, imported file).
 
     All rooms may import a file that is in no room; such a file may not import a room.
     """

@@ -65,7 +65,10 @@ def note(frame, event, argument):
 
 
 def called(name):
-    """Return (file, name) of each of the package's functions that its program calls, in order."""
+    """Return (file, name) of each function of the package that a way's program calls, in order.
+
+    ``name``: name of the way.
+    """
     way = WAYS[name]
     tests = ROOT / 'ros2_ws/src' / way.package / 'test'
     program = (TRACER + f'sys.path.insert(0, {str(tests)!r})\n' + PROGRAMS[name]

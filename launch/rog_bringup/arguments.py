@@ -54,7 +54,7 @@ def chosen(context: Any, robots: Sequence[str]) -> list[str]:
 
     These are the nodes to start on this machine; all of them if `only` is empty.
 
-    :raises RuntimeError: `only` contains another name.
+    :raises RuntimeError: `only` contains a name that is neither `server` nor in ``robots``.
     """
     there, only = ['server', *robots], names(context, 'only')
     if unknown := sorted(set(only).difference(there)):

@@ -6,7 +6,7 @@ import torch
 
 
 def stop(*_):
-    # on Ctrl+C, the launcher sends this process a second SIGINT
+    # ignore the second SIGINT, which the launcher sends on Ctrl+C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -40,7 +40,7 @@ class Launched:
         return self
 
     def __enter__(self):
-        os.environ.update(dds_environment(ReachConfig()))  # as `rog fleet env` does for a shell
+        os.environ.update(dds_environment(ReachConfig()))  # the variables that `rog fleet env` sets
         self._nodes = SpunNodes(self.domain)
         self.node = self._nodes.node('observer')
         return self

@@ -147,7 +147,8 @@ class Puppet:
     def following(self, kind=Kind.PUSH, iteration=None, ahead=1):
         """Return the identity of a transfer that the robot may begin later.
 
-        By default this is the next transfer.
+        By default this is the next transfer. ``ahead``: 1 for the next transfer, 2 for the transfer
+        after that.
         """
         machine = self.machine
         return TransferId(machine.session, kind,

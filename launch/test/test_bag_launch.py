@@ -21,7 +21,7 @@ FILE = Path(__file__).parents[2] / 'examples/fleet_with_bag.launch.py'
 
 @pytest.mark.long
 def test_a_fleet_leaves_its_results_and_a_recording_of_its_statuses(tmp_path, monkeypatch):
-    # give `ros2 launch` a path, not a package and the name of its file
+    # start the launch file by its path, not by a package and a file name
     monkeypatch.setattr('launched.COMMAND', COMMAND[:-1])
     shutil.copy(FILE, tmp_path)
     fleet = write_fleet(tmp_path, robots=2, minutes=0.1)

@@ -38,7 +38,7 @@ class Robots(Fleet):
         self.health |= {status.name: status for status in message.status}
 
     def see(self, name, images, labels=''):
-        """Start a process of the fleet, which gets the given images and labels."""
+        """Start a process of the fleet; its task uses the given images and labels."""
         self.start(name, task_options=json.dumps({
             'images': images, 'labels': labels, 'classes': ['blue', 'red'], 'size': 16,
             'model': 'digitnet', 'test': f'folder:{self.photos}'}))

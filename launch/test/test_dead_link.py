@@ -1,4 +1,7 @@
-"""In a fleet of real processes, the emulated link of one robot dies again and again."""
+"""In a fleet of real processes, the emulated link of one robot dies again and again.
+
+The other robots train on. When the link is back, the robot trains again, too.
+"""
 
 import pytest
 from fleet_env.records.events import Fault, read_run

@@ -15,7 +15,7 @@ MARK = 'ROG_TEST_ENDING'
 
 
 class Launcher:
-    """Runs `rog fleet up`. An environment variable marks all processes that it starts."""
+    """Runs `rog fleet up`. An environment variable marks all processes that this command starts."""
 
     def __init__(self, folder, *options, **fleet):
         self.out = folder / 'out'
@@ -80,7 +80,7 @@ def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
 @pytest.mark.long
 @pytest.mark.parametrize('there', ['out/fleet.yaml', 'out/logs/robot2.log'])
 def test_a_signal_before_the_run_begins_ends_it_too(tmp_path, there):
-    """A signal ends the fleet before its first process has started, or before its last."""
+    """A signal ends the fleet even if it arrives before all processes have started."""
     launcher = Launcher(tmp_path)
     eventually((tmp_path / there).exists)
     launcher.lines.process.send_signal(signal.SIGTERM)

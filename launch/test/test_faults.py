@@ -1,6 +1,7 @@
 """Robots and servers die, leave and return.
 
-All tests share a fleet, which trains after each test.
+All tests share one fleet. Each test except the last checks at its end that the fleet still
+trains.
 """
 
 import signal

@@ -151,7 +151,7 @@ def test_a_robot_that_trains_another_model_is_told_the_first_difference(fleet):
 
 
 def test_a_second_robot_of_the_same_name_gives_up_and_the_first_goes_on(fleet):
-    fleet.start('robot1', label='second', out='',  # as if it ran on another machine
+    fleet.start('robot1', label='second', out='',  # a second process with the name robot1
                 **{'heartbeat.limit': 0.5, 'heartbeat.period': 0.2})
     assert fleet.ended('second') == 1
     assert "a robot named 'robot1' is alive" in fleet.log('second')

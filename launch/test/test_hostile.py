@@ -88,9 +88,8 @@ def _shape(request, rng):
                       *request.shapes[1:]]
 
 
-# Each function except the first puts a wrong value into one field of a correct registration.
-# The first function changes nothing: its registration is wrong because it uses the name of a
-# robot that is alive.
+# Each function except the first puts wrong values into a correct registration. The first function
+# changes nothing: its registration is wrong because it uses the name of a robot that is alive.
 WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 ** 32 - 1),
          _change('robot', 'x' * 1000, '../etc', 'robot9', ''), _change('codec', 'raw', '\n' * 999),
          _change('granularity', 'atoms', 'x' * 1000), _change('digest', '', '0' * 64),
@@ -401,8 +400,8 @@ def test_a_second_register_service_sends_no_robot_away(keyed):
 def test_a_registration_is_taken_once_by_a_server_process(keyed):
     """The server refuses a registration that is sent a second time.
 
-    Between the first and the second time, the robot has left. A later process of the robot has
-    registered and left, too.
+    Between the first and the second time, the robot goes away. Then a later process of the robot
+    registers and goes away, too.
     """
     keyed.start('server', **with_key(keyed, 'fleet'), **SOON)
     keyed.until(lambda: keyed.status, 'the server')
@@ -455,7 +454,7 @@ def test_a_fleet_with_a_key_offers_no_parameter_services(keyed):
         return {'/rog/register', '/rog/stop'} <= offered and not [
             name for name in offered if 'parameters' in name and 'observer' not in name]
 
-    # Processes that were killed before stay in the ROS graph until DDS forgets them.
+    # A killed process of an earlier test in this DDS domain may stay in the ROS graph for a while.
     keyed.until(closed, 'control services are offered, and no parameter services')
 
 
@@ -519,7 +518,10 @@ def rows_swapped(chunk):
 
 @pytest.fixture(scope='module', params=[False, True], ids=['without a key', 'with a key'])
 def liar(tmp_path_factory, request):
-    """A puppet as robot1, in a fleet whose server and robot2 are processes."""
+    """Yield robot1 as a `Puppet`, in a fleet whose server and robot2 are processes.
+
+    A `Puppet` is a robot in the process of the test, which also sends false messages.
+    """
     folder, key = tmp_path_factory.mktemp('liar'), new_key() if request.param else None
     keys = {name: {} for name in ('server', 'robot2')}
     if key is not None:
@@ -548,7 +550,7 @@ def refused(puppet):
 
 
 def all_train(puppet, iterations=3):
-    """Check that the puppet and robot2 make progress, and that the server logs no error."""
+    """Check that robot1 (the `Puppet`) and robot2 train on, and that no process logs an error."""
     fleet = puppet.fleet
     mine, other = puppet.machine.iteration, fleet.iteration('robot2')
     puppet.until(lambda: puppet.machine.iteration >= mine + iterations
@@ -588,7 +590,8 @@ def test_a_robot_that_lies_beside_each_message_is_refused_and_the_twin_is_taken(
     liar.lie = lie
     try:
         all_train(liar, iterations=6)
-        # a false message that arrives after the end of its transfer is dropped without a warning
+        # Do not expect a refusal of every false message: a false message that arrives after the end
+        # of its transfer is dropped without a warning.
         if counted:
             liar.until(lambda: refused(liar) >= before + 3, 'refusals are counted')
     finally:
@@ -760,7 +763,7 @@ def test_bytes_that_are_no_message_end_nobody(liar):
         no_text = whole.replace(b'AAAA', b'\xff\xfe\x80\xc3')
         for data in [*RAW, *(whole[:n] for n in range(4, len(whole), 7)), whole + bytes(50),
                      no_text]:
-            # DDS does not send a message that is longer than any message of this type
+            # DDS refuses, with a RuntimeError, data that is longer than any message of this type.
             with suppress(RuntimeError):
                 publisher.publish(data)
                 sent += 1
@@ -914,8 +917,8 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
         assert asked, 'the stranger has answered'
         assert caller.returncode == 2, caller.stdout.read()
         assert 'does not prove' in caller.stderr.read()
-    # Otherwise one of these services could answer the next call, before the server's service is
-    # discovered.
+    # Remove the attacker's services. Otherwise one of them could answer the next call, before the
+    # server's service is discovered.
     for service in offered:
         keyed.node.destroy_service(service)
     keyed.processes['server'].send_signal(signal.SIGCONT)

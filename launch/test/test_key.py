@@ -79,14 +79,14 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
         other = 'robot2' if robot == 'robot1' else 'robot1'
         for message in messages:
             publishers[robot, topic].publish(message)  # send the message a second time
-            publishers[other, topic].publish(message)  # in the name of another robot
+            publishers[other, topic].publish(message)  # send the message in the other robot's name
             if hasattr(message, 'attempt'):
                 message.attempt += 1
             elif message.state != 'stopped':
                 message.state, message.count = 'stopped', message.count + 1000
-            publishers[robot, topic].publish(message)  # with changed fields
+            publishers[robot, topic].publish(message)  # send the message with changed fields
             message.tag = []
-            publishers[robot, topic].publish(message)  # without a tag
+            publishers[robot, topic].publish(message)  # send the message without a tag
         fleet.until_trained('robot1', 'robot2', iterations=1)
     fleet.until_trained('robot1', 'robot2', iterations=10)
     # Check that the server and robot1 have refused messages.

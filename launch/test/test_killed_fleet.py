@@ -90,13 +90,13 @@ class Killed:
             assert status.fastest >= self.iteration, status
 
     def check_start(self):
-        """Check that the server, if it has started, resumed from the state of the directory."""
+        """Check that a started server has resumed from the newest checkpoint of the directory."""
         said = [line for line in self.lines('server')[self.before['server']:]
                 if 'going on from' in line or 'accuracy at the start' in line]
         assert all(f'iteration {self.iteration}, ' in line for line in said if self.iteration), said
 
     def check_directory(self):
-        """Check that the newest checkpoint is undamaged and not older than the previous one found.
+        """Check that the newest checkpoint is undamaged and not older than at the previous check.
 
         Return the metric of its model; 0 if there is no checkpoint.
         """

@@ -15,9 +15,10 @@ ROBOT = '/robot1/worker'
 
 
 def until_still(fleet):
-    """Spin until training has stopped while the server still publishes.
+    """Spin until training stands still.
 
-    At the beginning, a pull may still be under way.
+    Training stands still if the iteration and the elapsed time have not changed in more than three
+    statuses of the server. At the beginning, a pull may still be under way.
     """
     seen, since = None, 0
 

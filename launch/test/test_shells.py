@@ -65,7 +65,7 @@ MORE = [('bsp', {}), ('rsp:3', {}), ('rsp:4+pipeline', {}), ('gsgm', {}), ('hgc'
 @pytest.mark.parametrize(('sync', 'changes'), [
     *QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
-    def patient():  # with these limits, a machine on a slow host does not consider a chunk lost
+    def patient():  # with these limits, no chunk counts as lost on a slow host
         monkeypatch.setattr(rog_core.transfer.link, 'MIN_RTO', 20.0)
         monkeypatch.setattr(rog_core.transfer.link, 'MAX_RTO', 20.0)
 
@@ -98,7 +98,7 @@ def test_a_node_that_asks_again_before_the_answer_goes_on_by_the_last_answer():
 
     with SpunNodes() as nodes:
         nodes.node('server').create_service(Register, '/rog/register', accept)
-        # With this latency, the worker makes its next request before the previous one leaves the
+        # With this latency, the worker repeats its request before the previous request has left the
         # link.
         values = {'task': 'exact_task:Exact', 'link.latency': 1.1 * REGISTER_INTERVAL}
         worker = nodes.add(WorkerNode(

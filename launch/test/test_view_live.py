@@ -1,4 +1,8 @@
-"""The buttons of the page are disabled if nobody may make calls, or if the key is missing."""
+"""The buttons of the page are disabled if no control call would succeed.
+
+This is the case without a server, if the server accepts no control calls, and if the key is
+missing or wrong.
+"""
 
 import asyncio
 import contextlib

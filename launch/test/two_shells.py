@@ -1,7 +1,7 @@
 """Run one scripted scenario in virtual time, and with the nodes over real DDS.
 
-Each decision of a machine is recorded when it is made. Durations differ between the
-shells, so the script fixes everything that depends on durations. The nodes finish their
+Each decision of a state machine is recorded when it is made. Durations differ between the two
+ways to run, so the script fixes everything that depends on durations. The nodes finish their
 gradients one after another, in the same order as in virtual time. The next gradient is
 finished only when the previous one has no more effects. Links lose nothing. The method
 changes, and the run ends, after given numbers of completed pushes.
@@ -126,8 +126,8 @@ class Protocol:
             if sender is not None and (robot, sender.transfer.attempt) not in self._transfers:
                 self._transfers.add((robot, sender.transfer.attempt))
                 told = sender.command
-                # The first transfer to each robot gets its own list, because the robots join at the
-                # same time in virtual time, but one after another over DDS.
+                # The first transfer to each robot gets its own list of decisions: the robots join
+                # at the same time in virtual time, but one after another over DDS.
                 who = 'server' if sender.transfer.iteration else f'server, {robot} joins'
                 self.decided.setdefault(who, []).append(
                     (robot, sender.transfer.kind.name, sender.transfer.iteration,
@@ -152,9 +152,10 @@ def in_virtual_time(fleet, script):
 
 
 def over_dds(fleet, script, turns, patient):
-    """Run the scenario with the nodes; ``turns``: order in which robots finish their gradients.
+    """Run the scenario with the nodes over real DDS.
 
-    ``patient`` is called when all robots have joined.
+    :param turns: order in which the robots finish their gradients.
+    :param patient: function that sets long time limits; it is called when all robots have joined.
     """
     with _nodes(fleet, script) as (protocol, workers, spin_until):
         stop, errors = threading.Event(), []
@@ -167,7 +168,7 @@ def over_dds(fleet, script, turns, patient):
 
         threads = []
         try:
-            for rank, worker in enumerate(workers):  # robots join in the order of virtual time
+            for rank, worker in enumerate(workers):  # the same order as in virtual time
                 worker.gate = threading.Semaphore(0)
                 threads.append(threading.Thread(target=compute, args=[worker], daemon=True))
                 threads[-1].start()
@@ -179,7 +180,8 @@ def over_dds(fleet, script, turns, patient):
                 spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
                            f'turn {number}, of {robot}, is over', errors)
             for worker in workers:
-                # A worker that was stopped while it computed ahead still waits for its gate.
+                # If the run ended while the worker computed ahead, the worker still waits for its
+                # semaphore `gate`.
                 worker.gate.release()
             spin_until(lambda: not any(thread.is_alive() for thread in threads),
                        'all threads end', errors)

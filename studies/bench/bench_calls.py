@@ -1,6 +1,6 @@
-"""Compares LOPInfer and RRTO with plain calls of a server.
+"""Compares LOPInfer and RRTO with two rivals: openpi-client's websocket and LeRobot's gRPC.
 
-The plain calls use openpi-client's websocket and LeRobot's gRPC; this bench calls them the rivals.
+With a rival, the robot simply calls a model on the server.
 
 All contestants use the same model, the same images (in bytes) and the same link. Robot
 and server are processes on this machine, with one thread each. The rivals send an image
@@ -169,9 +169,9 @@ def rival(who: str, folder: Path, trace: LinkTrace | None) -> Iterator[Start]:
 
 @contextmanager
 def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
-    """Run our server and send it the weights; yield a function that starts a client.
+    """Run the server of LOPInfer or RRTO and send it the weights; yield a function for clients.
 
-    The link's trace begins when the server starts.
+    The yielded function starts a client. The link's trace begins when the server starts.
     """
     write_trace(folder / 'link.txt', trace)
     epoch, path = time.time(), folder / 'link.txt'

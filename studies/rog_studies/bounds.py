@@ -24,7 +24,7 @@ from .gsgm import settled
 from .study import Case, Study, Table, with_training
 
 METHODS = ('bsp', 'ssp:4', 'asp', 'rsp:4', 'rsp:20')
-RATES = (0.005, 0.02, 0.05)     # learning rates, from the task's own up to nearly unstable
+RATES = (0.005, 0.02, 0.05)     # learning rates, from the default of a fleet up to nearly unstable
 COUNTS = (4, 16)                # numbers of robots in a fleet
 PACE = 0.4                      # seconds for one gradient
 SLOWER = 10.0                   # slow robot's gradient time or transfer time, in units of PACE

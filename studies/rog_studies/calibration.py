@@ -90,8 +90,8 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
                     workers: int = 4) -> FleetConfig:
     """Return the fleet of the published runs; write its links' traces into ``directory``.
 
-    :param seed: seed of the training, and of the times for which a sample is held (`replay`). Seed
-        0 gives the links that all published runs had.
+    :param seed: seed of the training, and of the holds with which `replay` prolongs some samples of
+        the record. Seed 0 gives the links that all published runs had.
     :param workers: 1 to 8. Workers 5 to 8 begin the record halfway between the published starting
         points.
     """

@@ -4,7 +4,8 @@ The robots of groups A and B are from Table 2. For group B, Table 2 lists 19 nod
 20, including 5 at 3 GHz. This study uses 20. A capacity is the clock rate divided by 600 MHz. Links
 have 3 to 5 MB/s, and each part of the data is on two robots (r = 2). The paper does not say how
 often nodes are late. In the cases that measure time, a third of the robots, drawn by the seed, are
-late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes `LATE` longer.
+late with 3 of 10 gradients, and the others with 3 of 100. A late gradient takes `LATE` seconds
+longer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LATE = 1.0               # additional seconds of a late gradient
 OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
 SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
 PERIODS = (100, 50, 30, 20, 10)  # values of b: rounds until `dgh-gc` regroups the robots
-GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}  # group of Table 2 -> values of k, the number of code groups
+# group of Table 2 -> values of k, the number of groups into which its robots are divided
+GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}
 MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # rounds after which the study reports accuracies
 # `PLAIN` has no momentum, because momentum would amplify the changes that error feedback sends
@@ -46,7 +48,7 @@ ACCURACY = {'learning_rate': 0.01, 'momentum': MOMENTUM, 'nesterov': False, 'bat
 
 
 def fleet_of(group: str, model: str, minutes: float, seed: int = 1) -> FleetConfig:
-    """Return the fleet of a group, without stragglers; a gradient takes almost no time."""
+    """Return the fleet of a group, without stragglers; its task needs almost no computing."""
     training = TrainingConfig(
         task='rog_studies.tasks:ZeroCost', task_options={'model': model}, sync='dgh-gc',
         codec='raw', learning_rate=0.01, momentum=0.0, evaluate_every=0, pace=PACE)

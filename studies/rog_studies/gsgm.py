@@ -37,7 +37,7 @@ SVRG_EVERY = 20         # iterations between full gradients
 SVRG_LONGER = 4
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push, twice the paper's
-# a run has at least about this many gradients and rounds
+# a run has about this many gradients and rounds, or more
 LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100
 # Number of learners -> rounds of a run with noise. With more rounds, the accuracy of gsgm no longer
 # rises.

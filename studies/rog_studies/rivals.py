@@ -1,7 +1,7 @@
 """The study of rivals: compares all methods that a user can choose today.
 
 The study has two tasks and three kinds of links. Tuning tries equally many settings for
-every method (`Rival.tries`). It uses the published links (replay 0 of the record) and a
+every method (`Rival.tries`). It uses the published links (the record replayed with seed 0) and a
 seed that the tables do not use. The study then uses the best settings of a method on
 all links.
 
@@ -190,7 +190,7 @@ def rivals_of(task: Trained) -> list[Rival]:
 
 
 def cifar10(root: Path) -> Trained:
-    """Return CRUDA on CIFAR-10, whose archives are in ``root``."""
+    """Return the recognition task CRUDA on CIFAR-10, whose archives are in ``root``."""
     options = {'data': 'image_folder', 'data_options': {'root': str(root.absolute()), 'size': 32},
                'model': 'convmlp', 'pretrain_epochs': 6, 'pretrain_seed': 0, 'test_limit': 500}
     # The batch size is 8 instead of the published 24, to save computing time: an hour with four
@@ -202,7 +202,7 @@ def cifar10(root: Path) -> Trained:
 
 DIGITS = Trained({'task': 'rog_tasks.cruda:Cruda'}, (0.8, 0.9, 0.95),
                  (0.00015, 0.0005, 0.0015, 0.0045))
-# The metric measures the depth error of the server's map. The targets mean 40, 20 and 10 cm.
+# The server's map reaches these targets with depth errors of 40, 20 and 10 cm.
 CRIMP = Trained({'task': 'rog_tasks.crimp:Crimp'}, (0.6, 0.8, 0.9),
                 (0.01, 0.03, 0.1, 0.3), codec='ternary:0.05')
 

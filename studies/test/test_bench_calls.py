@@ -1,4 +1,4 @@
-"""The bench of plain server calls counts correctly; all contestants return equal outputs."""
+"""`bench_calls` counts correctly, and all its contestants return equal outputs."""
 
 import os
 import socket

@@ -1,4 +1,7 @@
-"""`replay` plays a record as the authors' script does, with the same holds for seed 0."""
+"""`replay` plays a record as the authors' script does.
+
+With seed 0, it holds each sample as long as in the published runs.
+"""
 
 from pathlib import Path
 
@@ -10,7 +13,8 @@ from rog_studies.replay import PUBLISHED_STARTS, replay
 
 RECORD = Path(__file__).parents[3] / 'shared/data/traces/rog_outdoors_record.txt'
 
-# Seconds for which the published logs bw_replay-1.txt to -4.txt hold the first samples.
+# For each worker: by how many seconds each of the first samples was prolonged. The numbers are from
+# the published logs bw_replay-1.txt to bw_replay-4.txt.
 HOLDS = {1: [0, 79, 0, 87, 90, 18, 11, 43, 39, 0, 79, 70, 29, 0],
          2: [0, 0, 0, 71, 0, 0, 0, 0, 80, 0, 0, 0, 78, 45],
          3: [42, 77, 0, 41, 0, 0, 0, 70, 0, 79, 0, 41, 0, 0],

@@ -156,7 +156,10 @@ def test_minutes_that_cannot_be_are_refused(minutes):
 
 
 def test_runs_on_other_links_are_not_mixed(tmp_path, made_up, monkeypatch):
-    """A regression: --resume mixed runs on generated links with runs on recorded links."""
+    """The study refuses to resume a directory whose runs used other links.
+
+    A regression: --resume mixed runs on generated links with runs on recorded links.
+    """
     plan = Plan({'digits': DIGITS}, {'published': 1}, 1.0, methods=('bsp', 'asp'))
     records = records_of(None)
     run_rivals(plan, records, tmp_path, workers=1)

@@ -34,7 +34,10 @@ class Diverging(Linear):
 
 
 def written(directory, accuracies, reason='finished', sync='gsgm', iterations=10):
-    """Write a run of 100 s; its server's model had these accuracies at equal intervals."""
+    """Write a run of 100 s; return its measures.
+
+    ``accuracies``: accuracies of the server's model, measured at equal intervals in the run.
+    """
     times = np.linspace(0, 100, len(accuracies))
     with RunWriter(directory) as writer:
         writer.write(Start(0.0, '', 'a:B', sync, 1, 'toy', ['a', 'b']))

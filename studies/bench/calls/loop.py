@@ -37,7 +37,9 @@ def run(infer: Infer, folder: str, period: float,
         told: Callable[[], tuple[bool, int, int, int]] = lambda: (True, 0, 0, 0)) -> None:
     """Run inferences that begin ``period`` seconds after each other.
 
-    If an inference takes longer than ``period``, the next one begins when it ends.
+    If an inference takes longer than ``period``, the next one begins when it ends. ``told``:
+    function that returns whether the server took part, and the bytes up, bytes down and round
+    trips so far.
     """
     images, want = (np.load(Path(folder, f'{name}.npy')) for name in ('images', 'outputs'))
     for k in itertools.count():

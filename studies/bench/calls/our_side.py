@@ -7,7 +7,7 @@ The ordinary program runs under `rrto run`.
     rrto run OPTION ... -- python our_side.py rrto FOLDER SLOWDOWN PERIOD
 
 FOLDER contains, among other files, model.pt, which is the module that `model_of`
-returns. All three infer images in bytes, as cameras give them.
+returns. In all three cases the elements of an image are bytes, as cameras give them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def slowed(infer: Callable[[np.ndarray], np.ndarray], slowdown: float,
            here: Callable[[], bool] = lambda: True) -> Callable[[np.ndarray], np.ndarray]:
     """Return ``infer``, slowed down to the speed of the robot.
 
-    ``here`` returns whether this machine has computed the inference. Inferences that this machine
-    has not computed are not slowed down.
+    ``here``: function that returns whether this machine has computed the inference. Inferences that
+    this machine has not computed are not slowed down.
     """
     def slow(image: np.ndarray) -> np.ndarray:
         began = computing_time()

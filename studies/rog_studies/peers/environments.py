@@ -113,7 +113,7 @@ def environment(peer: Peer, log: Path, tell: Callable[[str], None] = lambda text
     """Return the Python of a peer's environment; make the environment if there is none.
 
     :param log: file to which pip's output is added.
-    :param tell: called with a line of text before pip begins; pip takes minutes.
+    :param tell: function that is called with a line of text before pip begins; pip takes minutes.
     :raises EnvironmentFault: pip failed; the message has the last lines of its output.
     """
     # Peers with the same adapter and the same requirements share an environment.

@@ -52,7 +52,7 @@ DIGITS = Trained("scikit-learn's digits", 'digits', {'seed': PRETRAIN_SEED}, 'di
 
 
 def cifar10(data: Path | None) -> Trained:
-    """Return CRUDA on CIFAR-10 as `rog_studies.rivals` trains it.
+    """Return the recognition task CRUDA on CIFAR-10, with the settings of `rog_studies.rivals`.
 
     :param data: directory that holds ``cifar10``.
     :raises ConfigError: ``data`` does not hold ``cifar10``.

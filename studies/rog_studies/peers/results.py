@@ -127,10 +127,10 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
                ) -> str:
     """Return how a run ended, as a text for people.
 
-    A run counts as stopped if no robot trained in the last part `IDLE` of the run, and this pause
-    is more than twice as long as every earlier pause. The second condition is for a program that
-    exchanges every batch over a slow link and so pauses after each batch. Without the condition,
-    such a program could count as stopped.
+    A run counts as stopped if no robot trained in the last part `IDLE` of the run, and the time
+    since the last batch is more than twice as long as every earlier pause between two batches. The
+    second condition is for a program that exchanges every batch over a slow link and so pauses
+    after each batch. Without the condition, such a program could count as stopped.
 
     :param batches: times of the batches of all robots in seconds, in order.
     :param ended: name -> (time, how) of the processes that ended by themselves.

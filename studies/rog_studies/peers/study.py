@@ -12,10 +12,10 @@
               name -> values, mean, low, high
 
 ``values`` has a number for each seed. The number is null if the run did not start or never reached
-the accuracy. ``mean``, ``low`` and ``high`` are the mean of the numbers and its 95 % interval by
-Student's t, as in `rog_studies.rivals`. The measures are `results.MEASURES`: means over the
-robots, except accuracies and times. Each run has a folder SCENARIO/PROGRAM/seedK with
-``result.json`` (see `results`), the program's own logs, the journals of its processes, the
+the target accuracy of the measure. ``mean``, ``low`` and ``high`` are the mean of the numbers and
+its 95 % interval by Student's t, as in `rog_studies.rivals`. The measures are `results.MEASURES`:
+means over the robots, except accuracies and times. Each run has a folder SCENARIO/PROGRAM/seedK
+with ``result.json`` (see `results`), the program's own logs, the journals of its processes, the
 adapters that ran, and the counters of the emulated radio.
 """
 

@@ -2,8 +2,8 @@
 
 The bench needs root. Robots send more than their links can carry. The result ``used`` is the
 received data divided by the data that the links can carry. In the first case, one robot has a
-trace that changes every 0.5 s. In the second case, two robots share the air of two links of
-20 Mbit/s, and 1 means that the whole air time is used. The bench sets the rate of the token bucket
+trace that changes every 0.5 s. In the second case, two robots with links of 20 Mbit/s share the
+air time; ``used`` is 1 if the whole air time is used. The bench sets the rate of the token bucket
 every 0.1 s. A token bucket cannot model that robots share the air.
 """
 

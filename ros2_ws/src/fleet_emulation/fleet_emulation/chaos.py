@@ -40,11 +40,10 @@ JOIN = 120.0         # seconds within which all robots must join
 # The run may last DRAIN seconds longer than its minutes plus the time that server restarts cost.
 DRAIN = 120.0
 START = 60.0         # seconds that a process may take from its start to its first status
-# The machine counts as overloaded if this process continues more than HELD_UP seconds too late.
+# The machine counts as overloaded if this process wakes up more than HELD_UP seconds late.
 HELD_UP = 1.0
 SAMPLE = 5.0         # seconds between two samples of the memory of the processes
-# A link counts as faded if its rate, or its share of the air, is below this number of
-# Mbit/s.
+# A link counts as faded if its trace, or the shared air, allows less than this rate in Mbit/s.
 FADED = 0.05
 SNAPSHOT = 180.0     # seconds that a restarted robot may take to receive the whole model
 STEP = 0.25          # seconds between two checks of the fleet
@@ -94,9 +93,11 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # The watch waits three heartbeat periods longer than the server's limit. The server counts
-        # the silence from a robot's last heartbeat, which may be one period old, and checks for
-        # silent robots once in a period.
+        # A robot that can work must not be called away by the server. `Watch` reports such an error
+        # only if the robot has been able to work for the server's limit and three heartbeat
+        # periods. The server counts the silence from a robot's last heartbeat, which may be one
+        # period old,
+        # and checks for silent robots once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # processes that were killed and not started again
@@ -302,8 +303,8 @@ class _Run:
     def _check_checkpoint(self, now: float) -> None:
         """Check the newest checkpoint.
 
-        It must be readable and finite. Its iteration must not be lower than that of the checkpoint
-        before.
+        It must be readable and finite. Its iteration must not be lower than the iteration of the
+        previous checkpoint.
         """
         from rog_ps.directory import kept
 

@@ -141,10 +141,11 @@ class Watch:
 def growth(samples: Sequence[tuple[float, float]]) -> float | None:
     """Return by how many MiB the memory of a process grew.
 
-    The growth is the median of the last quarter minus the median of the second quarter. Returns
-    None if the samples cover less than `AGE` seconds.
+    The samples are divided into four quarters of equal time. The growth is the median of the last
+    quarter minus the median of the second quarter. Return None if the samples cover less than
+    `AGE` seconds.
 
-    :param samples: tuples: time in seconds, and memory in MiB.
+    :param samples: (time in seconds, memory in MiB) of each sample.
     """
     if not samples or samples[-1][0] - samples[0][0] < AGE:
         return None

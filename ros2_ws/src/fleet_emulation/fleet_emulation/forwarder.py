@@ -133,7 +133,10 @@ def processes_in(spaces: Collection[int]) -> list[int]:
 
 
 def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
-    """Kill the processes in these namespaces that still run after ``patience`` seconds."""
+    """Kill the processes in the namespaces that still run after ``patience`` seconds.
+
+    :param spaces: inode numbers of network namespaces.
+    """
     until = time.monotonic() + patience
     while (found := processes_in(spaces)) and time.monotonic() < until:
         time.sleep(0.1)

@@ -97,7 +97,7 @@ def without_shaping(fleet: FleetConfig) -> FleetConfig:
 
 
 def summary(last: Mapping[str, Any], fragments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """Return the traffic of a run: the radio's last line and the IP counters of each namespace."""
+    """Return the traffic of a run: the radio's last counters, and each namespace's IP counters."""
     return {**last, 'ip': {name: dict(values) for name, values in fragments.items()}}
 
 
@@ -159,7 +159,10 @@ class EmulatedNetwork:
         self.began = True
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return the radio's last two lines of counters, the older first; fewer at the start."""
+        """Return the last two lines of the radio's counters, the older line first.
+
+        At the start of a run there are fewer lines.
+        """
         with (self.out / AIR_FILE).open('rb') as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LINES, 0))
             *lines, _ = file.read().split(b'\n')  # the last line may be incomplete

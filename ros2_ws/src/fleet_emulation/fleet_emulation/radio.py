@@ -88,9 +88,10 @@ class Radio:
         self._random = random.Random(seed)
         flows = [(name, uplink) for name in traces for uplink in (True, False)]
         self._counters = {flow: Counters() for flow in flows}
-        # time at which the flow became busy; infinity if it is idle
+        # maps each flow (robot, whether uplink) to the time at which the flow became busy;
+        # infinity if the flow is idle
         self._since = dict.fromkeys(flows, math.inf)
-        self._last = dict.fromkeys(flows, -math.inf)   # latest arrival, without frames held back
+        self._last = dict.fromkeys(flows, -math.inf)   # latest arrival of a frame not held back
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 

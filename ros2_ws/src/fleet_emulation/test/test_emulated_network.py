@@ -121,7 +121,10 @@ def socket_in(network, name, port=5000):
 
 
 def arrives(network, sender, receiver, name, text=b'hello'):
-    """Return whether at least one of five datagrams to ``name`` arrives."""
+    """Return whether at least one of five datagrams arrives at the socket ``receiver``.
+
+    ``name``: ``server`` or the robot to which the socket ``sender`` sends the datagrams.
+    """
     for _ in range(5):
         sender.sendto(text, (addresses(network.robots)[name], 5000))
         try:

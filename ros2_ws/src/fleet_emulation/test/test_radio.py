@@ -71,7 +71,7 @@ def test_every_frame_is_counted_once(fleet, sent, everywhere, seed):
                        if (name, up) == (robot, uplink)]
             assert counted['frames'] == len(mine) and set(mine) <= set(offered)
             assert counted['refused'] + counted['lost'] + len(set(mine)) <= len(offered)
-            if fleet[robot].mean > 0:  # every frame leaves, because the link is not dead for ever
+            if fleet[robot].mean > 0:  # the link is not dead for ever: all frames leave
                 assert counted['refused'] + counted['lost'] + len(set(mine)) == len(offered)
             assert counted['bytes'] <= entry['capacity_mbit'] / 8e-6 + 1e-3
 

@@ -1,6 +1,6 @@
-"""Measure the time of one packet on the emulated link, and of one bisection for comparison.
+"""Measure the computing time of one packet on the emulated link, and of one bisection.
 
-The bisection searches a list with as many elements as the trace has samples.
+The bisection, for comparison, searches a list with as many elements as the trace has samples.
 """
 
 import bisect

@@ -1,6 +1,6 @@
-"""Measure the cost of one chunk on the shared channel.
+"""Measure the computing time of one chunk on the shared channel.
 
-The cost includes one acknowledgement per four chunks. Every robot keeps a window of 8
+The time includes one acknowledgement per four chunks. Every robot keeps a window of 8
 chunks in flight, as a sender does. For comparison, the same run measures one push and
 one pop of a heap, which any discrete-event loop needs for a chunk.
 """

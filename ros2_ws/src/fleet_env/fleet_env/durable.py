@@ -72,7 +72,7 @@ def hold(path: Path, who: str) -> int:
 
 
 class Save(NamedTuple):
-    """An undamaged save; ``content``: the file, in the format of safetensors."""
+    """An undamaged save; ``content``: the bytes of the file, in the format of safetensors."""
 
     path: Path
     content: bytes

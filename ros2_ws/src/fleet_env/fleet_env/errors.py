@@ -57,7 +57,7 @@ class SettingError(FleetEnvError):
 
 
 class FleetFileError(SettingError):
-    """A fleet file, or an override of a setting in it, is invalid; nothing has changed."""
+    """A fleet file, or an override of one of its settings, is invalid; no setting has changed."""
 
 
 class RecordError(FleetEnvError):

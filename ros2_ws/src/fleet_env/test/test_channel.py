@@ -49,7 +49,11 @@ def play(fleet, arrivals, shared=True, until=1e3):
 
 
 def naive(fleet, arrivals, shared, until):
-    """Return the result of `play`, computed in a simple way: step by step between all changes."""
+    """Return the result of `play`, computed in a simple way.
+
+    One step of the computation lasts until the next change: a change of a rate, an offer or a
+    departure. During a step all rates are constant.
+    """
     queues = {(robot, uplink): [] for robot in fleet for uplink in (True, False)}
     edges = sorted({float(t) + n * trace.period for trace in fleet.values() for t in trace.times
                     for n in range(int(until / trace.period) + 1)} | {a[0] for a in arrivals})
@@ -143,7 +147,7 @@ def test_every_flow_keeps_its_order_and_loses_nothing(fleet, gaps, shared):
 
 @given(st.floats(.1, 300), offers)
 def test_the_air_is_never_idle_with_work(rate, gaps):
-    """At equal rates, the last item leaves when one queue for all robots would become empty."""
+    """If all links have the same rate, the last item leaves as if all items were in one queue."""
     fleet = {name: LinkTrace([0], [rate]) for name in NAMES}
     arrivals = arrivals_of(fleet, gaps)
     free = 0.0

@@ -1,4 +1,4 @@
-"""Tests of the words that all commands share."""
+"""Tests of the texts that describe the exit code of a process."""
 
 import pytest
 from fleet_env.command import how_it_ended

@@ -45,7 +45,7 @@ EVERY, FIRST = 120.0, 45.0
 # Number of bytes that one inference sends up and down.
 UP, DOWN = 2 * HEIGHT * WIDTH * 3 + 4 * JOINTS, 4 * CHUNK * JOINTS
 DELAY = 0.004                       # delay in seconds, one way
-PIECE = 32_000  # bytes of a part of a transfer, which can be given up between parts
+PIECE = 32_000  # bytes of one part of a transfer; a transfer is given up only between two parts
 PROBES = 0.5                        # seconds until LOPInfer detects a dead link
 SERVER_SHARE = 0.1  # the server's computing time divided by the robot's computing time
 

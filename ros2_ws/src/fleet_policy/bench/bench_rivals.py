@@ -131,7 +131,7 @@ def lost_ticks(acted: Acted) -> list[float]:
 
 
 def lerobot(trace: LinkTrace) -> dict[str, Any]:
-    """Return the figures of LeRobot's client, with its server and an equally large ACT policy."""
+    """Return the figures of LeRobot's client and server, with an ACT policy as large as ours."""
     python = os.environ[PYTHONS[LEROBOT]]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, str(HERE / 'rivals/lerobot_side.py'), 'save', folder], check=True,
@@ -190,7 +190,8 @@ def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
     """Return the figures of our node, with LOPInfer's server as a process.
 
     ``trace``: rate of the link; None: there is no link, and the robot computes alone. ``lead``:
-    seconds before the run within which the server must begin to compute.
+    seconds from the start of the server to the start of the run; the server must begin to compute
+    within this time.
     """
     alone = seconds_of(1)
     given: dict[str, Any] = {'policy': 'act:ActPolicy', 'threads': 1,

@@ -1,4 +1,7 @@
-"""Threads that compute actions, one for each place, so that the control loop does not wait."""
+"""Threads that compute actions, so that the control loop does not wait.
+
+Each place, the robot or the server, has one thread.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Answer:
 
 
 class Computing:
-    """Computes chunks at one place, one after the other.
+    """Computes chunks at one place (the robot or the server), one chunk after the other.
 
     :param network: function of the model's inputs that returns the model's output.
     :param where: function that returns where the last inference was computed.
@@ -77,7 +80,7 @@ class Computing:
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
-            pass   # the thread checks `_closing` after its inference
+            pass   # the thread is busy: it checks `_closing` after its inference
         self._thread.join(CLOSING)
 
     def _run(self) -> None:
@@ -116,7 +119,7 @@ def _text(method: str, error: Exception) -> str:
 
 
 def on_device(model: torch.nn.Module, device: torch.device) -> Network:
-    """Move the model to a device; return a function that calls it and takes CPU tensors."""
+    """Move the model to a device; return a function that takes CPU tensors and calls the model."""
     moved = model.to(device)
 
     def network(*inputs: torch.Tensor) -> Any:

@@ -56,7 +56,7 @@ class PolicyNode(ManagedNode):
     # -- life cycle ------------------------------------------------------------------------------
 
     def configure(self) -> None:
-        """Load policy and contract, measure the model, open the topics; send no action yet."""
+        """Load policy and contract, time an inference, open the topics; send no action yet."""
         self.settings = s = declare(self, PolicySettings)
         if s.threads:
             torch.set_num_threads(s.threads)

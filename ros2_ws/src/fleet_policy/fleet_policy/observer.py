@@ -29,8 +29,8 @@ class Observer:
 
     def __init__(self, contract: Contract, start: float, first: float = 10.0) -> None:
         self._contract = contract
-        # Time at which the observer begins, and time in seconds in which each entry must get a
-        # message.
+        # Time at which the observer begins, and time in seconds within which each entry must get
+        # its first message.
         self._start, self._first = start, first
         self._newest: dict[str, tuple[Any, float]] = {}
 

@@ -1,4 +1,4 @@
-"""Replay a recording to a policy and its machine, with the times of the recording.
+"""Replay a recording to a policy and its `PolicyMachine`, with the times of the recording.
 
 The result is reproducible. Only the robot computes. Each answer arrives ``latency``
 seconds after its request in recorded time, however long the computation really takes.

@@ -1,4 +1,4 @@
-"""A place that computes in a thread: its queue is bounded, and it computes no lost requests."""
+"""`Computing` computes in a thread; its queue is bounded, and it computes no lost requests."""
 
 import threading
 
@@ -22,7 +22,7 @@ class Blind(Small):
 
 
 class Place:
-    """A place whose network waits until `go` is set."""
+    """A place (`Computing`) whose model waits until `go` is set."""
 
     def __init__(self, name=ROBOT, network=None, awaited=lambda request: True, most=1):
         self.answers, self.computed, self.go = [], [], threading.Event()

@@ -1,4 +1,4 @@
-"""Decisions of the machine under any schedule of losses, repetitions, delays and crashes."""
+"""Decisions of `PolicyMachine` under any schedule of losses, repetitions, delays and crashes."""
 
 import math
 import re

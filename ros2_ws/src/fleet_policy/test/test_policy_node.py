@@ -1,4 +1,4 @@
-"""A policy's node and a robot in one process: the node acts on the robot.
+"""A policy's node and a robot in one process: the node moves the robot.
 
 When the node ends, it puts the robot into its safe state and says why.
 """
@@ -267,9 +267,9 @@ def test_a_wrong_parameter_fails_the_configuration_in_words(bench, parameters, m
 
 
 def noted(place):
-    """Return a list of (inputs, output) of the computations at a place.
+    """Return a list that gets (inputs, output) of each later computation of ``place``.
 
-    The list grows with each later computation.
+    ``place``: an object that computes the policy at one place, on the robot or on the server.
     """
     seen, network = [], place._network
 

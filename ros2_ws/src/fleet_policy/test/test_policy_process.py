@@ -32,7 +32,7 @@ def robot(monkeypatch):
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(made)
     made.step = lambda: executor.spin_once(timeout_sec=0.02)
-    made.said = {}   # the last `policy_status`: maps a key to its value
+    made.said = {}   # the values of the last `policy_status` message, by their keys
     made.create_subscription(DiagnosticStatus, 'policy_status', lambda status: made.said.update(
         {pair.key: pair.value for pair in status.values}), qos.STATUS)
     yield made
@@ -98,8 +98,8 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
         'rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
         on_loss, '--', sys.executable, '-m'))
 
-    # The robot publishes zeros for the joints, because no action has as many numbers as this
-    # observation.
+    # The joints of the mock robot are always 0. An observation repeats the last action that has
+    # as many numbers as the observation, and no action has as many numbers as there are joints.
     joints = torch.zeros(1, 3)
     frames = [image('top', robot.contract.observations['top'], f) for f in robot._frames['top']]
     with torch.no_grad():

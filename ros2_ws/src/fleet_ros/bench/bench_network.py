@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 OUTAGES = (5, 15, 40)   # durations of the outages in seconds
-MESSAGES = 200          # number of messages, each as large as a chunk
+MESSAGES = 200          # number of messages of `SIZE` bytes that the sender sends at the start
 SIZE = 14000            # size of a message in bytes
 IDLE = 20.0             # seconds for which the bench watches two idle nodes
 KILLED = 10             # how often the sender is killed and started again

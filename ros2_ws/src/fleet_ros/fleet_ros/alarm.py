@@ -38,7 +38,9 @@ class Alarm:
                 self._at = at
                 self._changed.notify()
             else:
-                self._at = at  # the thread wakes at the former time, then waits for the new time
+                # no need to wake the thread now: it wakes at the earlier, former time and then
+                # waits again
+                self._at = at
 
     def close(self) -> None:
         """Stop the alarm, and wait until its thread has ended.

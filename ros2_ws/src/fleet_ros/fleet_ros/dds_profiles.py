@@ -25,10 +25,11 @@ ANNOUNCED_FAST = {True: 1, False: 2}
 # seconds of silence after which processes forget a process; key: whether the fleet uses `lo`
 LEASE = {True: 20, False: 150}
 HEARTBEAT = 0.2  # seconds between a reliable writer's requests for missing acknowledgements
-# maximum number of seconds for which Cyclone DDS keeps a deleted writer that lacks acknowledgements
+# maximum number of seconds for which Cyclone DDS keeps a deleted writer while its last messages
+# are not acknowledged
 LAST_WORDS = 0.2
 MULTICAST = '239.255.0.1'  # multicast group of DDS discovery
-_SIOCGIFADDR = 0x8915  # Linux's ioctl number of the request for the address of an interface
+_SIOCGIFADDR = 0x8915  # number of the Linux ioctl that returns the IPv4 address of an interface
 # highest DDS participant index that is tried; key: whether the fleet uses `lo`
 INDICES = {True: 119, False: 32}
 

@@ -49,7 +49,8 @@ def warm_up(device: Any) -> None:
 def limit_memory(device: Any, nbytes: int) -> None:
     """Limit this process's memory.
 
-    The limit is ``nbytes`` on a GPU, and ``nbytes`` more than is used now on the host.
+    On a GPU the limit is ``nbytes``. On the host the limit is the memory that the process uses now,
+    plus ``nbytes``.
     """
     import torch
 

@@ -35,7 +35,9 @@ _parent = 0    # process id of the parent; 0 without a launcher
 
 
 class Interruption:
-    """Records the signals that this process receives; its truth value is False before the first.
+    """Records the signals that this process receives.
+
+    As a condition (``if interruption``), the object is false until the first signal arrives.
 
     ``at_once``: whether the process must end at once. This is true after a second signal of
     the same number. It is also true after a signal that arrives when the launcher has already
@@ -57,7 +59,10 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt in this context on a signal; at once if a signal came earlier."""
+        """Raise KeyboardInterrupt in this context when a signal arrives.
+
+        If a signal has arrived earlier, raise KeyboardInterrupt at once.
+        """
         self._raises = True
         try:
             if self:

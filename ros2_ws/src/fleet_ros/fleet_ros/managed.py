@@ -75,7 +75,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
         """
         return True
 
-    # -- to be overridden ---
+    # -- methods that a subclass overrides ---
 
     def configure(self) -> None:
         """Make everything that the node needs, but do not start to work yet."""

@@ -37,10 +37,10 @@ def declare(node: Node, model: type[S], prefix: str = '') -> S:
 
 
 def parameters(settings: Settings) -> dict[str, Any]:
-    """Return name -> value of the parameters that give a node these settings."""
+    """Return the parameters that give a node these settings, as a dictionary from name to value."""
     values = flat(settings)
     found = {knob.name: _to_ros(values[knob.name]) for knob in declared(type(settings))}
-    # Leave out empty lists: rclpy cannot pass one, and the default of every list is empty anyway.
+    # Leave out empty lists: rclpy cannot pass an empty list, and every list is empty by default.
     return {name: value for name, value in found.items() if value != []}
 
 

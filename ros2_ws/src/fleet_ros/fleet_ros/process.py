@@ -51,13 +51,13 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         with interruption.raised():
             domain_of(ReachConfig())  # raises an error if ROS_DOMAIN_ID is not a domain
             before(arguments)
-        # rclpy must not handle signals, so that a run can end in an orderly way after Ctrl+C.
+        # rclpy must not handle signals, so that the node can end in an orderly way after Ctrl+C.
         rclpy.init(args=None if arguments is None else list(arguments),
                    signal_handler_options=SignalHandlerOptions.NO)
         with interruption.raised():
             node = build()
     except KeyboardInterrupt:
-        return _end(0)  # the run has not begun, so there is nothing to clean up
+        return _end(0)  # the node has not begun to work, so there is nothing to clean up
     # a task or model has called sys.exit; the exit code 0 would look like success
     except SystemExit as error:
         return _end(fail(f'the task or model called sys.exit({error.code}) while it was loaded; it '
@@ -103,7 +103,7 @@ def _end(code: int) -> int:
 
 def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
                interrupt: Callable[[], None] = lambda: None) -> None:
-    """Spin until ``done()`` is true; call ``interrupt`` after one signal, stop after a second."""
+    """Spin until ``done()`` is true; call ``interrupt`` at the first signal, stop at the second."""
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     handled = False

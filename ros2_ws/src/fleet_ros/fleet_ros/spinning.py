@@ -13,7 +13,7 @@ from rclpy.node import Node
 
 @contextmanager
 def until_shut_down(context: Context) -> Iterator[None]:
-    """Leave the block without an error if ``context`` is shut down while an executor spins."""
+    """End the `with` block without an error if ``context`` is shut down while an executor spins."""
     try:
         yield
     # RuntimeError includes rclpy's RCLError: the shutdown came while the executor used the context.

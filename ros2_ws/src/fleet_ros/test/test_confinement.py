@@ -1,4 +1,7 @@
-"""Tests of nodes with a fleet's environment, in a network namespace with a second interface."""
+"""Tests of nodes with the environment variables of a fleet.
+
+The nodes run in network namespaces, which have the interface wlan9 besides `lo`.
+"""
 
 import json
 import os
@@ -11,7 +14,7 @@ from fleet_env.settings.fleet import ReachConfig
 from fleet_testing import LIMIT
 from rclpy.utilities import get_rmw_implementation_identifier
 
-# This interface stands for a network that must get no traffic. IPv6 is off, because with
+# `wlan9` is an interface to a network outside this machine. IPv6 is off, because with
 # IPv6 the kernel itself would send packets on this interface.
 SETUP = '''
 sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1 || exit 77

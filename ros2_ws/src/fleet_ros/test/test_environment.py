@@ -22,7 +22,8 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 HERE = ReachConfig()
 _LINGER = '<WriterLingerDuration>200ms<'
-# Variables that setup.bash of Jazzy exports, and variables of a user's own profile.
+# Environment variables that setup.bash of Jazzy exports, and variables with which a user chooses
+# own settings of DDS. A fleet must not use any of them.
 WANDERING = {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET', 'ROS_STATIC_PEERS': '10.0.0.9',
              'ROS_DISCOVERY_SERVER': '10.0.0.9:11811', 'SKIP_DEFAULT_XML_FILE': '0',
              'FASTRTPS_DEFAULT_PROFILES_FILE': '/etc/theirs.xml',
@@ -80,7 +81,7 @@ def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatc
 
 
 def test_a_peer_that_cannot_be_resolved_is_named(monkeypatch):
-    """The error names the peer.
+    """The error message contains the name of the peer that cannot be resolved.
 
     Without this error, Fast DDS would drop the whole profile. Without a profile, Fast DDS uses
     every interface.

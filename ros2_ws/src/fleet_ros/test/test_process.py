@@ -1,4 +1,4 @@
-"""A node as a process: whatever ends it, it prints a reason and sets an exit code."""
+"""A node as a process: whatever ends the process, it prints a reason and sets an exit code."""
 
 import signal
 import subprocess

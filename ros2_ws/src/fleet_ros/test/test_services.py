@@ -108,7 +108,8 @@ def test_a_value_of_a_type_that_is_none_does_not_end_the_node(bench, number):
     answer = bench.call(SetParametersAtomically, 'set_parameters_atomically',
                         parameters=[of_type(number)])
     assert not answer.result.successful
-    for known in range(10):  # rclpy knows these types and itself reports wrong values
+    # 0 to 9 are types of parameters; rclpy itself reports wrong values of these types
+    for known in range(10):
         bench.call(SetParameters, 'set_parameters', parameters=[
             of_type(known, name) for name in ('mode', 'use_sim_time', 'nothing', '')])
     assert node.get_parameter('mode').value in ('slow', '')
@@ -135,7 +136,8 @@ def test_calls_that_have_cost_enough_are_answered_with_nothing_for_a_while(bench
     assert not bench.call(ListParameters, 'list_parameters').result.names
     change = Parameter('mode', value='fast').to_parameter_msg()
     assert not bench.call(SetParameters, 'set_parameters', parameters=[change]).results
-    allowance.spend(-2e6, time.monotonic())  # has the same effect on the allowance as a long wait
+    # negative seconds have the same effect on the allowance as a long wait
+    allowance.spend(-2e6, time.monotonic())
     assert bench.call(ListParameters, 'list_parameters').result.names
 
 

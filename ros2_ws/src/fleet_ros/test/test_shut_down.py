@@ -1,4 +1,4 @@
-"""A managed node as a process, shut down as Nav2's lifecycle manager does."""
+"""A managed node as a process; the test shuts it down as Nav2's lifecycle manager does."""
 
 import subprocess
 import sys

@@ -1,8 +1,8 @@
-"""Measures how long it takes to trace each model and to plan 31 bandwidths; prints one JSON line.
+"""Measures the time to trace each model and to make plans for 31 bandwidths; prints JSON.
 
-The robot is this machine with one thread; the server is ten times as fast. `best_baseline` is the
-latency of LOSS divided by the latency of the best baseline: the smallest and the largest value
-over all bandwidths.
+The output is one JSON line. The robot is this machine with one thread; the server is ten times as
+fast. `best_baseline` is the latency of LOSS divided by the latency of the best baseline: the
+smallest and the largest value over all bandwidths.
 
 `bench_models.py [MODEL ...]`: names in test/models.py; by default all models.
 """
@@ -57,7 +57,7 @@ def row(name):
 def main():
     torch.set_num_threads(1)
     names = sys.argv[1:] or list(SIDES)
-    row('unet')   # the first run compiles or loads the kernels
+    row('unet')   # not counted, because the first call compiles or loads the kernels
     print(json.dumps({'bench': 'models', 'models': {name: row(name) for name in names}}))
 
 

@@ -39,7 +39,10 @@ NETWORKS = {'chain': (chain, 0.087, 0.008, 2e-5), 'residual': (residual, 0.06, 0
 
 @kernel
 def repeat(p, w, most, least, times):
-    """Evaluate a candidate ``times`` times; return the sum of the scores."""
+    """Evaluate one plan ``times`` times; return the sum of the scores.
+
+    ``most``, ``least``: the bounds of the plan.
+    """
     total = 0.0
     for _ in range(times):
         total += compiled.evaluate(p, w, most, least, False)[0]

@@ -1,8 +1,9 @@
 """Finds the fastest plan of a small graph by constraint programming.
 
-This plan shows how close LOSS comes to the optimum. The solver is OR-tools CP-SAT; its model
-allows the same plans (two cuts per operator) as LOSS, with the same rules and the same timeline.
-Element constraints give footprints and costs. Each link is FIFO in topological order.
+This plan shows how close LOSS comes to the optimum. The solver is OR-tools CP-SAT. Its model allows
+the same plans as LOSS: of each operator, the device computes the indices up to one cut, and the
+server computes the indices from a second cut on. Rules and timeline are also the same. Element
+constraints give footprints and costs. Each link is FIFO in topological order.
 Times are integers in ticks; a tick is 1/50,000 of the latency of the robot alone (1 us if
 this latency is 50 ms). Only this file needs OR-tools, and it imports OR-tools only when
 `plan_exact` runs.

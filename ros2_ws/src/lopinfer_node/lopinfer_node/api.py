@@ -61,11 +61,12 @@ class OffloadedModel:
         self._opening = threading.Lock()   # makes other threads wait during the first call
         self._closed = threading.Event()
         self._traced: Snapshot      # state of the model when it was traced
-        self._inputs: Any = None    # how tensors are nested in the arguments, and in the results
+        # how tensors are nested in the arguments; `_outputs`: how they are nested in the results
+        self._inputs: Any = None
         self._outputs: Any = None
         self._devices: list[torch.device] = []   # devices of the inputs
         self._default = torch.get_default_dtype()
-        self._repeats = False       # whether the example passes one tensor as two inputs
+        self._repeats = False       # whether the inputs of the trace contain the same tensor twice
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one inference, shared with the server if possible."""

@@ -38,9 +38,10 @@ def run_both(traced: Traced, plan: Plan, inputs: Sequence[torch.Tensor]
 def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     """Return a valid random plan.
 
-    There are three kinds of cuts: random for each operator, at one share of all extents, or at one
-    share for each of up to six ranges of operators. The parts of the two sides may overlap. Either
-    side may compute the part that begins at index 0.
+    The cuts are of one of three kinds: a random share of the extent for each operator, one
+    random share for all operators, or one random share for each of up to six ranges of
+    operators. The parts of the two sides may overlap. Either side may compute the part that
+    begins at index 0.
     """
     nodes, extents = len(graph), graph.extents
     style = rng.integers(4)
@@ -69,6 +70,6 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the largest difference divided by the largest magnitude in ``want``."""
+    """Return the largest |got - want|, divided by the largest magnitude in ``want``."""
     scale = float(want.detach().abs().max()) or 1.0
     return float((got - want).detach().abs().max()) / scale

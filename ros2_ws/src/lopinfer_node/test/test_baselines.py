@@ -65,9 +65,9 @@ def test_dsccs_has_the_smallest_sum_of_all_layer_partitions(seed):
 
 
 class _hulled(Plan):
-    """A layer partition; each transfer carries all indices that any consumer on either side needs.
+    """A layer partition in which each transfer carries all indices that any consumer needs.
 
-    Published papers count transfers in this way.
+    The consumers on both sides count. Published papers count transfers in this way.
     """
 
     def __init__(self, graph, cuts):

@@ -298,7 +298,8 @@ def raw_elsewhere(tensor):
 
 def test_new_data_never_gets_the_address_of_the_old(model):
     snapshot = Snapshot(model)
-    for _ in range(20):     # the allocator often returns the same memory again
+    # several turns, because the allocator often gives the new data the address of the old data
+    for _ in range(20):
         model.conv.weight.data = model.conv.weight.data * 2
         model.conv.weight.data = model.conv.weight.data / 2
     assert snapshot.change() == 'conv.weight'

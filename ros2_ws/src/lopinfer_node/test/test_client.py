@@ -30,7 +30,7 @@ REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
 
 
 def answer(machine, actions, now, rate=20e6, status=0):
-    """Acknowledge the pieces in ``actions`` as a link with ``rate`` bytes/s would deliver them.
+    """Acknowledge the pieces in ``actions``, as if a link with ``rate`` bytes/s delivered them.
 
     Returns the actions that follow.
     """
@@ -211,7 +211,8 @@ def test_a_server_that_was_restarted_is_opened_again_and_gets_the_plans():
     _, pieces = begin(machine, 1.0)
     out = answer(machine, pieces, 1.0, status=NOT_OPEN)
     assert out == [CallOpen()] and machine.state == OPENING
-    assert machine.work(1.01) is None    # the request ends before its deadline
+    # the robot must finish the request alone, although its deadline has not passed
+    assert machine.work(1.01) is None
     assert machine.on_open(OpenReply(READY, '', 8), 1.1) == [CallSetPlans()]
 
 

@@ -111,7 +111,8 @@ def test_foresight_is_never_slower(rates, first_server_bin):
     table = table_from(first_server_bin)
     foreseen = evaluate.replay(GRAPH, table, COSTS, trace, foresight=True)
     blind = evaluate.replay(GRAPH, table, COSTS, trace)
-    assert len(foreseen.latency) >= len(blind.latency)       # foresight is not slower
+    # at least as many requests fit into the trace
+    assert len(foreseen.latency) >= len(blind.latency)
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
     if 0 < first_server_bin < 31:
         assert foreseen.latency.max() <= device

@@ -1,4 +1,7 @@
-"""One side of a request: a step runs when its inputs are available; results are sent at once."""
+"""Tests of one side of a request.
+
+A step runs when its inputs are available, and its results are sent at once.
+"""
 
 from dataclasses import replace
 

@@ -44,7 +44,7 @@ def test_plans_are_valid_and_never_worse_than_a_baseline(seed):
 @PROFILE
 @given(SEEDS)
 def test_any_cuts_are_bettered_by_their_bounds(seed):
-    """The plan that the search makes from a plan's bounds is at least as good as this plan.
+    """Check that the search makes from a plan's bounds a plan that is at least as good.
 
     So a search over bounds alone misses no better plan.
     """

@@ -67,7 +67,7 @@ def processes():
 
 @pytest.fixture(scope='module')
 def tried(tmp_path_factory):
-    """Return the files of a server that has tried the model `Small`.
+    """Return the files of a server that has run a trial of the model `Small`.
 
     All tests share these files, because each trial starts a process with PyTorch.
     """
@@ -418,7 +418,7 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
 
 
 def test_two_models_of_one_process_are_both_shared(store):
-    """The server has only the first model's files; it receives the second model and tries it."""
+    """The server has the first model's files, receives the second model, and runs a trial of it."""
     models = [Small().eval(), Small().eval()]
     with torch.no_grad():
         models[1].head.weight.mul_(-3.0)

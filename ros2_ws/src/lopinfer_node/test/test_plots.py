@@ -47,7 +47,8 @@ def test_phases_of_the_extremes():
     assert (link, server, overlap, nobody) == (0, 0, 0, 0) and robot > 0
     robot, link, server, overlap, nobody = plots.phases(view(0).timeline)
     assert (robot, overlap) == (0, 0) and link > 0 and server > 0
-    assert nobody == pytest.approx(2e-3)      # only the delay of the link: 1 ms up and 1 ms down
+    # robot, link and server are all idle only during the link's delay: 1 ms up and 1 ms down
+    assert nobody == pytest.approx(2e-3)
 
 
 def test_overlap_appears_when_both_compute():

@@ -1,6 +1,6 @@
-"""A profile can be saved and loaded.
+"""Tests of profiles: saving, loading and fitting of costs.
 
-Costs are fitted as ``a + b * share``.
+An operator's cost is fitted as ``a + b * share``. ``share`` is the computed fraction of its result.
 """
 
 import json

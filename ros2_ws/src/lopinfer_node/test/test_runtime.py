@@ -45,7 +45,7 @@ def wait(world, seconds):
 @given(st.integers(0, 2 ** 32), st.integers(1, 3))
 def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
     world = World(GRAPH, seed, clients=clients)
-    wait(world, 4.0)                    # long enough for the second table of plans as well
+    wait(world, 4.0)                    # by then each client has both of its plan tables
     world.run(all_open(world), 10.0)
     infer(world)
     for client in world.clients:

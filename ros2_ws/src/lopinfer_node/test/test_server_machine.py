@@ -275,7 +275,8 @@ def having(limit, *models, kept=()):
     """Return a server with `limit` MiB of memory for models.
 
     Each of `models` is a tuple: a digit, the MiB of the loaded model, and the MiB of one request.
-    The model's digest repeats its digit. The server keeps the models whose digits are in `kept`.
+    The model's digest repeats its digit. The models whose digits are in `kept` stay in memory even
+    if no client uses them.
     """
     server = ServerMachine(9, limits=Limits(memory=limit))
     for digit, loaded, request in models:

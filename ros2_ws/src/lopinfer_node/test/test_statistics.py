@@ -1,6 +1,7 @@
 """Global operators can be computed in parts.
 
-The results equal those of the undivided operators, and only statistics cross the link.
+The results equal those of the undivided operators, and only statistics, such as sums,
+cross the link.
 """
 
 import numpy as np

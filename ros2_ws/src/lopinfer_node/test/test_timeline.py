@@ -16,7 +16,7 @@ PROFILE = examples(300)
 
 
 def settled(graph, costs, link, seed, small_transfers=False):
-    """Derive the cuts and needs of random bounds.
+    """Derive the cuts, and the intervals that each side needs, from random bounds.
 
     Return the problem, the working arrays with the cuts, and whether the cuts are valid.
     """

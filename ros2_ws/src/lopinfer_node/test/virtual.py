@@ -65,7 +65,8 @@ class World:
         self.lives = itertools.count(100)
         self.start_server()
         self.clients = [Client(self, f'robot{i}', 1000 + i) for i in range(clients)]
-        self._free = {}  # maps (end, direction) of a link to the time at which the link is free
+        # maps (client's name, direction) to the time at which this direction of its link is free
+        self._free = {}
 
     def at(self, when, what):
         heapq.heappush(self._events, (when, next(self._count), what))
@@ -166,7 +167,10 @@ class World:
 
 
 def damaged(piece, draw):
-    """Return a copy of the piece with less data, or with one bit of a field or the data changed."""
+    """Return a copy of the piece with a part of its data cut off, or with one bit changed.
+
+    The changed bit is in the data or in a field.
+    """
     kind = draw.randrange(4)
     if kind == 0 and len(piece.data):
         return replace(piece, data=piece.data[:draw.randrange(len(piece.data))])

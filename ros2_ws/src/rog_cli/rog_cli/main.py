@@ -17,7 +17,8 @@ from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
 VERBS = ('fleet', 'status', 'control', 'key', 'doctor', 'sim', 'compare', 'plot', 'trace')
-# Maps each verb that another package adds to the folder of this package in a checkout.
+# Other packages add more verbs. Maps each of these verbs to the folder of its package in a
+# checkout.
 ELSEWHERE = {'chaos': 'ros2_ws/src/fleet_emulation', 'view': 'ros2_ws/src/rog_view',
              'study': 'studies', 'calibrate': 'studies'}
 

@@ -170,7 +170,7 @@ class Ended:
 
 
 class Undisturbed:
-    """Replaces an `Interruption` that has received no signal."""
+    """Behaves like an `Interruption` that has received no signal."""
 
     number, at_once = 0, False
 

@@ -26,7 +26,7 @@ def simulate(fleet, out, progress, server_every=0.0):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Replace simulated runs by invented runs; return the list of runs that are requested later."""
+    """Replace simulated runs by invented runs; return a list that receives each requested run."""
     asked = []
 
     def run(fleet, out, progress):

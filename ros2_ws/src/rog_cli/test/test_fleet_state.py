@@ -72,7 +72,7 @@ def test_an_emulated_link_shows_its_rate_and_a_real_one_what_was_measured(state)
 
 
 def test_curves_are_over_the_time_of_the_run(state):
-    state.on_robot(own(), 99.0)              # before a run begins
+    state.on_robot(own(), 99.0)              # a status from before the run begins
     state.on_fleet(server(('robot1', 'training', {}), elapsed=10.0), 100.0)
     state.on_robot(own(iteration=1, evaluated_at=1, accuracy=.5, rows_pushed=3, rows_total=12,
                        bandwidth=2.0), 100.5)

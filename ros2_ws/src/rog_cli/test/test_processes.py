@@ -65,7 +65,7 @@ def test_fleets_that_cannot_meet_or_would_meet_each_other_are_refused(
     """Refuse a child fleet that cannot reach its parent, or that uses another fleet's network.
 
     An earlier version started such fleets. In one case a robot trained alone without a warning.
-    In another case two servers ran in one place.
+    In another case two servers ran with the same DDS domain and namespace.
     """
     for name in ('two_level', 'two_level_blue', 'two_level_red'):
         data = yaml.safe_load((FLEETS / f'{name}.yaml').read_text())

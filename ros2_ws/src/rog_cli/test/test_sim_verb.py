@@ -181,7 +181,7 @@ def test_a_link_recorded_from_a_run_is_replayed_at_its_own_rates(capsys, mine, t
 
 @pytest.mark.parametrize(('arguments', 'scales'), [
     ([], [0.05, 0.05, 0.5, 0.05]),
-    # with a built-in trace, the scales of the fleet file still hold
+    # with a built-in trace, the scales in the fleet file still apply
     (['--trace', 'outdoor'], [0.05, 0.05, 0.5, 0.05]),
     (['--trace', 'mine.txt'], [1, 0.05, 1, 1]),
     (['--trace', 'mine.txt', '--set', 'link.scale=0.3'], [0.3, 0.3, 0.5, 0.3]),

@@ -5,7 +5,7 @@ milliseconds:
 
 - take: encode all segments, and copy the bytes to the host;
 - add: copy the bytes to the GPU, decode them, and add the values;
-- memcpy: copy as many float32 values within the GPU.
+- memcpy: copy the float32 values of all segments within the GPU.
 
 Then it measures one iteration of a worker and a server that push and pull all rows. It prints one
 JSON line. Without a GPU or without cupy, it measures nothing and prints a message.

@@ -47,7 +47,7 @@ def model(codec: str) -> RowPartition:
 
 
 class Clock:
-    """Adds up the duration of calls, in seconds, for each name."""
+    """Adds up the seconds of all calls that are measured under the same name."""
 
     def __init__(self):
         self.spent: dict[str, float] = {}
@@ -147,7 +147,7 @@ class Pair:
 
 
 def push_cost(pair: Pair) -> float:
-    """Return the seconds for which the server handles the chunks of one push, without the pull."""
+    """Return the seconds that the server needs for the chunks of one push; the pull is left out."""
     chunks, original = [], pair.server.on_chunk
 
     def record(robot, chunk, now):

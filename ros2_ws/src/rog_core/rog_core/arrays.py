@@ -130,7 +130,8 @@ def _all_finite(values):
 def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
     """Do what `accumulate` does, and write the sums to ``magnitude``.
 
-    ``ahead``: factor of the gradient and factor of the momentum in the step.
+    ``ahead``: two numbers; the step is the first times the gradient plus the second times the
+    momentum.
     """
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]

@@ -116,7 +116,7 @@ def _play(method: Method, team: Team) -> ServerMachine | None:
     _check_grants(method)
     server.aggregation.method = method
     method.begin(server.model, 0)
-    due: dict[str, int] = {}  # maps each computing robot to the turn in which it began
+    due: dict[str, int] = {}  # maps each computing robot to the turn in which it began to compute
     wanted = fleet.start()
     for turn in range(ITERATIONS * len(names)):
         due |= {name: turn for name, action in wanted if isinstance(action, Compute)}

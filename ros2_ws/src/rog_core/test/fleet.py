@@ -98,7 +98,8 @@ class Fleet:
         self.lives = (self.rng.getrandbits(64) for _ in itertools.count())
         self.counts: Counter = Counter()
         self.dead_links: set[str] = set()
-        self.exploding: set[str] = set()  # robots whose next gradient is multiplied by ``blast``
+        # robots whose next gradient is multiplied by the large factor `blast`
+        self.exploding: set[str] = set()
         self.blast = 100
         self.deaf_links: set[str] = set()  # links that carry only heartbeats
         self.unheard: set[str] = set()     # robots whose link was dead at the last heartbeat
@@ -214,7 +215,7 @@ class Fleet:
         self.act(None, self.server.resume(self.now))
 
     def fall_deaf(self, name, seconds):
-        """Let the link carry only heartbeats for a while, then everything again."""
+        """Let the link carry only heartbeats for ``seconds``, then all messages again."""
         self.counts['deaf'] += 1
         self.deaf_links.add(name)
         self.at(seconds, lambda: self.deaf_links.discard(name))
@@ -243,11 +244,11 @@ class Fleet:
         self.act(None, self.server.set_sync(text, self.now))
 
     def replay(self, count):
-        """Deliver earlier messages again; about one in four gets the name of another robot."""
+        """Deliver earlier messages again, about one in four under the name of another robot."""
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history)
             if isinstance(message, Receipt) and server is not self.server:
-                continue  # skip it: `deliver_to_robot` also drops receipts of a crashed server
+                continue  # do not deliver a receipt of a crashed server, see `deliver_to_robot`
             if self.rng.random() < 0.25:
                 name = self.rng.choice(sorted(self.robots))
             self.counts['replayed'] += 1
@@ -432,9 +433,9 @@ class Fleet:
         return sender is not None and sender._window < len(sender.plan.windows)
 
     def deliver_to_robot(self, robot, message, server):
-        # Drop a receipt of a crashed server, because the robot would discard the chunks that it
-        # names. `restart_server` has counted those that are not in the checkpoint as held by the
-        # robot.
+        # Drop a receipt of a crashed server, because the robot would discard the chunks that the
+        # receipt names. Some of these chunks may not be in the checkpoint. `restart_server` has
+        # assumed that the robot keeps such chunks.
         stale = self.server is not server
         if not robot.alive or stale and (isinstance(message, Receipt) or self.rng.random() < .5):
             return
@@ -459,7 +460,8 @@ class Fleet:
     def refused_chunks(self, name):
         """Return (transfer, number of refused chunks) of a robot's present push.
 
-        The result is None or 0 if the push has no refused chunk.
+        The result is 0 if the push has no refused chunk, and None if the server does not list the
+        robot.
         """
         member = self.server.members.get(name)
         return member and member.push.refused and (member.push.transfer, member.push.refused)
@@ -546,8 +548,8 @@ class Fleet:
         """
         robot.granted = iteration
         if robot.machine.server != self.server.incarnation:
-            # A server that has crashed granted this iteration. The robot does not know of the crash
-            # yet.
+            # A server granted this iteration and has crashed since then. The robot has not noticed
+            # the crash yet.
             return
         self.staleness.starts(robot.machine)
         self.counts['staleness checked'] += self.staleness.check(robot, iteration, self)

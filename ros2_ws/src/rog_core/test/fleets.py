@@ -46,7 +46,7 @@ class FleetAsRobot(Robot):
 
     @property
     def not_kept(self):
-        """Return the change that the worker has received but not yet accumulated.
+        """Return the change that the child fleet's worker has received but not yet accumulated.
 
         If there is no such change, return 0.
         """

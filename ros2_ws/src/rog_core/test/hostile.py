@@ -117,7 +117,7 @@ def twin(message):
 
 
 def corrupted(rng, message):
-    """Return the message with one rule of its type broken; ``rng`` chooses the rule."""
+    """Return a copy of the message that breaks a rule of its type; ``rng`` chooses the rule."""
     message = twin(message)
     if isinstance(message, Chunk):
         faults = _chunk_faults(message)

@@ -68,7 +68,7 @@ class Staleness:
         # Maps an incarnation to the bound at its last complete push.
         self.complied: dict = {}
         self.members: dict = {}        # maps an incarnation to its member at the server
-        # Maps a robot's name to a pair: the robot's pull, and the bound that held when it began.
+        # Maps a robot's name to a pair: the robot's pull, and the bound at the start of this pull.
         self.granted: dict = {}
 
     def pushes(self, machine):
@@ -103,9 +103,9 @@ class Staleness:
         self.members.pop(member.incarnation, None)
 
     def check(self, robot, iteration, fleet):
-        """Check that ``iteration`` is within the bound for every row of every member.
+        """Check that ``iteration`` is within the bound for every row of every active member.
 
-        Return the number of members.
+        Return the number of active members.
         """
         active = fleet.server.active()
         bound = self.granted[robot.name][1]

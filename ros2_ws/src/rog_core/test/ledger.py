@@ -1,4 +1,4 @@
-"""Sums the gradients, and what the server applies, independently of the tested code."""
+"""Sums the gradients, and the pushes that the server applies, independently of the tested code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shard_gradient(elements, shard, iteration):
 
 
 def full_gradient(elements, shards, iteration):
-    """Return the mean of G over all shards, float64."""
+    """Return the mean of `shard_gradient` over all shards, float64."""
     return sum(shard_gradient(elements, shard, iteration).astype(np.float64)
                for shard in range(shards)) / shards
 
@@ -98,7 +98,8 @@ class SummingAggregation(Aggregation):
     The sums have double precision.
 
     ``rounds``: rounds of coded gradients that this process of the server has decoded, in order.
-    ``contributed``: for a white list, the robots of every round, in order.
+    ``contributed``: for a method with a white list, one list for each round: the robots whose push
+    was applied in this round, in order.
     """
 
     def __init__(self, *arguments):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-# A tensor on the CPU runs the same PyTorch code as a tensor on a GPU without cupy.
+# 'tensor' is a tensor on the CPU. The same PyTorch code runs for a tensor on a GPU if cupy is not
+# installed.
 PLACES = ['numpy', 'tensor', pytest.param('cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(
     not torch.cuda.is_available(), reason='needs a GPU; PyTorch finds none here')])]
 

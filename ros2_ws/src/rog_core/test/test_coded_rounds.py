@@ -90,7 +90,10 @@ def slow_all_but(fleet, name):
 
 
 def test_the_server_s_word_that_a_round_is_over_may_be_lost():
-    """Lose receipts, because only a receipt tells a robot that the server cut its push short."""
+    """Lose receipts for robot1; check that the fleet then continues.
+
+    Only a receipt tells a robot that the server has cut its push short.
+    """
     fleet = coded('gc', rate=1e5)
     slow_all_but(fleet, 'robot1')
     machine, lost = fleet.robots['robot1'].machine, []
@@ -240,7 +243,10 @@ def test_a_lossy_codec_runs_with_and_without_feedback(codec, feedback):
 
 
 def test_feedback_keeps_what_the_codec_leaves_out_and_only_that():
-    """Check that produced gradients = applied values + held values when no robot is late."""
+    """Check that no value is lost if no robot is late.
+
+    The sum of the applied values and the values still on the robots equals the produced gradients.
+    """
     fleet = coded('gc:0', codec='ternary:0.1', loss=0.05)
     fleet.run(10)
     held = sum(fleet.held(robot) for robot in fleet.robots.values())
@@ -252,7 +258,7 @@ def test_feedback_keeps_what_the_codec_leaves_out_and_only_that():
 def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
     """Check that the server does not decode a push that lacks rows.
 
-    The workers of this package never send such an End.
+    The test forges the End of this push, because a worker of this package never ends a push early.
     """
     fleet = coded('gc:0', rate=2e5)
     fleet.run(3)

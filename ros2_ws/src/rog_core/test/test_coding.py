@@ -1,4 +1,4 @@
-"""Gradient codes: which robot computes which shard; a group decodes without any s stragglers."""
+"""Gradient codes: which robot computes which shard, and decoding without any s stragglers."""
 
 import itertools
 

@@ -122,7 +122,7 @@ class Tight(Ssp):
 
 @pytest.mark.parametrize(('ahead', 'computed'), [('robot1', 3), ('robot2', 6)])
 def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, computed):
-    """Let only one robot compute, until it reaches its own staleness bound."""
+    """Let only one robot compute, until it reaches the staleness bound that applies to it."""
     sync = f'{package(TIGHT)}:Tight:5'   # the staleness bound is one more than the S of ssp:S
     team = Team(codec='onebit', momentum=0.9, capacities={'robot1': 1.0, 'robot2': 1.0})
     check_named(sync, team)
@@ -161,7 +161,8 @@ def test_a_running_fleet_changes_to_it_and_back_and_a_restart_takes_up_its_state
     fleet.check()
     pushes = fleet.server.method.state()['pushes']
     assert set(pushes) == set(fleet.robots) and min(pushes.values()) > 1
-    fleet.sync = 'bsp'  # on purpose not the method of the checkpoint, which must be used
+    # a wrong method on purpose: the restarted server must use the method of the checkpoint
+    fleet.sync = 'bsp'
     fleet.restart_server(fleet.checkpoint())
     assert str(fleet.server.method) == sync
     assert fleet.server.method.state()['pushes'] == pushes

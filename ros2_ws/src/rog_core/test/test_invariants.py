@@ -68,7 +68,7 @@ def test_the_schedules_do_what_they_claim():
     syncs = itertools.cycle(['rsp:4', 'rsp:2', 'ssp:2', 'rsp:20+pipeline+sparse'])
     for seed, (sync, codec) in enumerate(zip(syncs, CODECS * 2, strict=False)):
         fleet = Fleet(seed, 3, sync, codec, loss=0.1, duplicate=0.1, rate=5e4, patience=0.6)
-        # Do not change a sparse method during the schedule, so that its behaviour is tested.
+        # Keep a sparse method during the whole schedule, so that its behaviour is tested.
         keeps = 'sparse' in sync
         with watched() as changes:
             play(fleet, [event for event in EVERYTHING if not (keeps and event[0] == 'sync')])

@@ -197,7 +197,7 @@ def test_an_unknown_method_is_refused_and_the_old_one_stays():
 
 
 def let_train(machine, asks):
-    """Accept all messages that the server sends to a robot until the robot may compute."""
+    """Acknowledge all messages that the server sends to a robot until the robot may compute."""
     member_of, now = machine.members, 0.0
     _, actions = machine.on_register(asks, now)
     while member_of[asks.robot].state != 'training':
@@ -217,7 +217,7 @@ def test_a_checkpoint_brings_back_the_strategy_state():
     machine = server()
     let_train(machine, request())
     transfer = TransferId(9 ^ 50, Kind.PUSH, 1, 1)
-    # The scale is 1.0 and element 0 is negative; the row has 8 elements.
+    # An encoded row of 8 elements: the scale is 1.0 (two bytes), and only element 0 is negative.
     values = np.array([128, 63, 1] * 1, np.uint8)
     machine.on_chunk('robot1', Chunk(transfer, 0, 1, 1, np.array([20], np.uint8), values), 0.1)
     machine.on_end('robot1', End(transfer, 1), 0.2)

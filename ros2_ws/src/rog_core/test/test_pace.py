@@ -193,7 +193,7 @@ def share_of_speed(fleet, seconds, behave):
 
 
 def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
-    """Repeat: robot0 is retired, completes its push, counts again, and stops again."""
+    """Let robot0 repeatedly stop, retire, complete its push and become active again."""
     fleet = Dawdler()
     fleet.take_over()
 

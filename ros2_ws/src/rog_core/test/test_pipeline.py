@@ -135,7 +135,7 @@ def test_a_gradient_that_is_late_becomes_that_of_the_iteration_granted():
     worker.grant(1)
     worker.gradient('first')
     worker.finish_push()
-    # The fleet is at iteration 5; the gradient that is under way is used for this iteration.
+    # The fleet is at iteration 5; the gradient that is being computed is used for this iteration.
     assert computes(worker.grant(5)) == []
     assert worker.machine.state == 'computing' and worker.log == ['first']
     assert computes(worker.gradient('second')) == [6]

@@ -59,7 +59,10 @@ def test_nor_can_one_that_pushes_far_more_often(norm):
 
 @pytest.mark.parametrize('first', [0, 100])
 def test_tiny_pushes_of_one_robot_have_none_of_another_refused(first):
-    """With two robots neither has a majority, and all first pushes may be the attacker's."""
+    """Check that tiny pushes of an attacker do not make the server refuse another robot's pushes.
+
+    With two robots neither has a majority, and the first pushes may all be the attacker's.
+    """
     guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 0.1, np.float32))
     for _ in range(first):
         assert admitted(guard, 1e-38, 'liar')
@@ -140,7 +143,10 @@ def test_a_coded_gradient_that_explodes_does_not_count_and_the_rounds_go_on(sync
 
 
 def test_the_largest_scale_there_is_changes_nothing_and_its_push_still_closes():
-    """The largest bfloat16, 3.4e38, is finite, but the sum of two such values is not."""
+    """Send a push whose scale is the largest bfloat16; check that it is refused and still closes.
+
+    This scale, 3.4e38, is finite, but the sum of two such values is not.
+    """
     fleet = Fleet(3, 2, 'rsp:4')
     fleet.run(3)
     while not (training := [m for m in fleet.server.active() if m.state == 'training']):

@@ -197,7 +197,7 @@ def test_flown_uses_its_whole_range():
 
 
 def decide(method, stall, loss, robots=2, lie=None):
-    """Let all robots push until the method decides once; return the new bound.
+    """Let all robots push until the method once chooses a new bound; return this bound.
 
     ``stall``: share of the time that the robots have waited. ``lie``: the loss that one of the
     robots reports instead of ``loss``.
@@ -207,7 +207,7 @@ def decide(method, stall, loss, robots=2, lie=None):
     if lie is not None:
         fleet[names[0]] = Standing(1, 1, loss=lie)
     start = getattr(method, 'test_time', 0.0)
-    if not start:  # the first push starts the clock
+    if not start:  # the method measures time from the first push on
         method.on_push(names[0], fleet, 0.0)
         start = 1.0
     method.on_wait(names[0], stall * robots * 100.0)
@@ -298,7 +298,10 @@ def test_a_barrier_counts_iterations_and_not_rows_that_a_former_method_left_behi
 
 
 def test_the_white_list_does_not_wait_for_who_waits_at_the_barrier():
-    """A robot that joined late may be at the barrier without a contribution to the round."""
+    """Check that a robot does not wait for another robot that waits at the barrier of SVRG.
+
+    A robot that joined late may be at the barrier without a contribution to the round.
+    """
     method = create('gsgm+svrg=3')
     fleet = {'robot': Standing(7, 7), 'came late': Standing(8, 8)}
     method.load_state({'contributed': ['robot'], 'queue': []})

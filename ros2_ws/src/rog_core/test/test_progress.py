@@ -50,8 +50,8 @@ def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
     # Coded gradients tolerate one straggler, so two robots must be silent.
     silent = ('robot0', 'robot1') if sync in CODED else ('robot0',)
     deaf(fleet, *silent)
-    # The staleness bound may allow the others some more iterations. Then they must wait, but
-    # afterwards they continue.
+    # The staleness bound may allow the other robots some more iterations. Then they wait until the
+    # silent robots are retired, and continue.
     fleet.run(8)
     fleet.check()
     before = iterations(fleet, *silent)
@@ -113,7 +113,10 @@ def test_a_robot_whose_rows_arrive_is_not_away_though_its_heartbeats_are_lost():
 
 
 def test_a_robot_whose_rows_only_come_again_is_not_away_either():
-    """The server receives only repeated chunks, as if they filled the queue of the robot's link."""
+    """Check that a robot is not away while the server receives only repeated chunks from it.
+
+    In practice, repeated chunks can fill the queue of the robot's link.
+    """
     fleet = quick('asp', rate=2e4)
     push = fleet.server.members['robot0'].push
     run_until(fleet, lambda: push.state == OPEN)
@@ -143,7 +146,7 @@ def test_a_slow_link_that_moves_bytes_is_waited_for():
     fleet = quick('bsp', patience=3.0)
     carry = fleet.carry
     fleet.carry = lambda robot, up, nbytes, deliver: carry(
-        # The rate of robot0 is 2.5 kB/s.
+        # Each byte of robot0 counts 400 times, so the effective rate of its link is 2.5 kB/s.
         robot, up, nbytes * (400 if robot == 'robot0' else 1), deliver)
     fleet.run(60)
     fleet.check()
@@ -225,7 +228,7 @@ def test_a_robot_that_nobody_waits_for_is_not_retired():
 
 @pytest.mark.parametrize('links', ['dead_links', 'deaf_links'])
 def test_the_end_of_a_run_has_a_limit(links):
-    """robot0 never receives the final model; all other robots do."""
+    """Check that the run ends although robot0, unlike the others, never gets the final model."""
     fleet = quick('rsp:4')
     getattr(fleet, links).add('robot0')
     fleet.run(0.3)

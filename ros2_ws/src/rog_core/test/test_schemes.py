@@ -24,7 +24,7 @@ capacities_5_to_1 = (st.lists(st.integers(1, 5), min_size=4, max_size=40)
 
 
 def fitting(name, capacities, stragglers):
-    """Return a scheme that tolerates ``stragglers`` stragglers, or the most that are possible."""
+    """Return a scheme that tolerates ``stragglers`` stragglers, or as many of them as possible."""
     try:
         return Scheme(name, capacities, stragglers)
     except ConfigError:
@@ -146,7 +146,7 @@ def test_by_capacity_each_computes_in_proportion_to_its_own():
 def test_the_number_of_groups_is_that_of_equation_13_or_the_one_asked_for():
     assert [len(members(Scheme(name, GROUP_A))) for name in SCHEMES] == [1, 1, 3, 3, 3]
     assert [len(members(Scheme(n, GROUP_A, groups=2))) for n in SCHEMES] == [1, 1, 2, 2, 2]
-    # Equation 13 has no solution for this fleet.
+    # Equation 13 of the DGH-GC paper has no solution for this fleet.
     assert members(Scheme('gcc', [1, 1, 1, 5])) == [[0, 1], [2, 3]]
 
 
@@ -227,8 +227,9 @@ def test_dgh_gc_looks_every_so_many_rounds_and_keeps_capacities_in_place():
 def test_dgh_gc_parts_stragglers_that_would_do_as_expected_together():
     scheme = Scheme('dgh-gc', [1] * 12, groups=2, every=10)
     first, second = members(scheme)[0][:2]
-    # With the two robots in different groups, the groups tolerate 1.1 stragglers on average. With
-    # both in one group, the groups tolerate 0.92, or 0.88 if all robots straggled equally often.
+    # With ``first`` and ``second`` in different groups, the groups tolerate 1.1 stragglers on
+    # average. With both in one group, the groups tolerate 0.92, or 0.88 if all robots straggled
+    # equally often.
     for k in range(9):
         assert not scheme.round_over(in_time(scheme, *[first] * (k < 9), *[second] * (k > 7)))
     assert scheme.round_over(in_time(scheme, second))

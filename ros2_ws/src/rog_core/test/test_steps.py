@@ -91,7 +91,7 @@ def test_any_numbers_are_a_step_that_can_be_done_or_are_refused(name, integers, 
 class Batches:
     """Batches of a fixed classification task.
 
-    ``taken``: number of batches taken from the robot's own sequence.
+    ``taken``: how many batches the method `batch` has returned.
     """
 
     def __init__(self):
@@ -132,7 +132,7 @@ def gradient_of(batch):
 
 
 def kept(ours, step, sgd=SGD):
-    """Keep the result of the step that was just computed; return all that is pending."""
+    """Store the result of the step that was just computed; return all pending values."""
     gradient = ours.gradient()
     computation_of(step).keep(ours.store, gradient, sgd)
     return ours.store.pending.copy()
@@ -170,7 +170,8 @@ def test_a_coded_gradient_is_the_weighted_sum_of_its_shards():
     total = sum(weight * part for weight, (_, part) in zip(step.weights, parts, strict=True))
     assert close(ours.gradient(), total)
     assert computation_of(step).batches(ours.source) == 3
-    assert ours.source.batch() == 0  # coded gradients use no batch of the robot's own sequence
+    # coded gradients use `batch_of`, so this is the first call of `batch`
+    assert ours.source.batch() == 0
 
 
 def test_a_full_gradient_is_the_mean_over_the_shard_and_travels_whole():

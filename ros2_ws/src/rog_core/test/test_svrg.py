@@ -114,7 +114,7 @@ def distance(fleet):
 
 
 def test_it_comes_closer_to_the_minimum_than_without():
-    """SVRG comes closer to the minimum, because the noise of its gradients goes to 0."""
+    """Check that SVRG comes closer to the minimum, because the noise of its gradients goes to 0."""
     left = {}
     for sync in ('bsp', 'bsp+svrg=3'):
         fleet = quadratic_fleet(sync)
@@ -286,9 +286,9 @@ def test_a_full_gradient_that_a_robot_pushed_in_part_does_not_count():
     push('c', 1, 50.0, [0])
     assert full.is_of(1) and (full.mean() == 2.0).all()
     push('c', 1, 5.0)
-    push('a', 1, 70.0)  # a message from before robot a was away
+    push('a', 1, 70.0)  # a delayed message that robot a sent before it was away; it has no effect
     assert (full.mean() == 3.0).all()
     push('b', 5, 4.0)
-    push('a', 1, 9.0)  # a message of an outer loop that has ended
+    push('a', 1, 9.0)  # a delayed message of an outer loop that has ended; it has no effect
     assert (full.is_of(1), full.is_of(5)) == (False, True)
     assert (full.mean() == 4.0).all()

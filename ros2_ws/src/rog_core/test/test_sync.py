@@ -56,7 +56,7 @@ def test_methods_are_named_by_strings(text, bound, adaptive):
     method = create(text, TEAM)
     assert (method.bound, method.early) == (bound, adaptive)
     assert method.asked == text.strip()
-    if 'auto' in text:  # robots receive the name with the present threshold
+    if 'auto' in text:  # the server sends robots the name of this method with its present threshold
         assert str(method) == text.strip().replace(text.strip().partition('+')[0], f'rsp:{bound}')
     else:
         assert str(method) == text.strip()

@@ -58,8 +58,8 @@ def play(fleet, events):
         elif event == 'cut below':
             fleet.below[name].fade('robot0', 2 * seconds)
         fleet.run(seconds)
-        # If a child's server crashes, the changes that it handed up are lost, unless the parent has
-        # accepted them. Then the sums are no longer checked.
+        # If a child's server crashes, the changes that it reported to the parent are lost, unless
+        # the parent has accepted them. After such a crash the sums are no longer checked.
         if not lost:
             fleet.check()
     return lost
@@ -169,9 +169,10 @@ def test_fleets_go_on_without_the_server_above_and_lose_nothing(sync):
 
 
 def test_a_server_below_that_is_killed_counts_nothing_twice():
-    """The child may lose changes that it handed up before; those of its checkpoint count once.
+    """Check that each change in the checkpoint of a killed child server counts once.
 
-    ``own``: the changes by the child's robots up to the checkpoint.
+    The restarted child may lose changes that it reported to the parent before the crash. ``own``:
+    the changes by the child's robots up to the checkpoint.
     """
     fleet = two_levels(9, 'local:3')
     fleet.run(4)

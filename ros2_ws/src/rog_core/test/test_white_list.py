@@ -28,9 +28,9 @@ def gradient(robot, count):
 def algorithm_2(robots, arrivals):
     """Compute the paper's Algorithm 2.
 
-    Returns w after each push, the robots in the order in which their pushes were applied, the
-    queue, and the white list. Its learning rate is RATE divided by the number of robots: see
-    `rog_core.methods.gsgm`.
+    Returns the model w after each push, the robots in the order in which their pushes were applied,
+    the queue, and the white list. The learning rate of the algorithm is RATE divided by the number
+    of robots: see `rog_core.methods.gsgm`.
     """
     rate = RATE / len(robots)
     w, v, g_pa = (np.zeros(ELEMENTS) for _ in range(3))
@@ -119,9 +119,9 @@ orders = st.tuples(st.integers(1, 6), st.lists(st.integers(0, 999), min_size=1, 
 @FEW
 @given(orders)
 def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order):
-    """Compare with `algorithm_2`; only the push at which the white list is filled again differs.
+    """Check that the method equals `algorithm_2`, except at a push that refills the white list.
 
-    See `rog_core.methods.gsgm`.
+    For this exception see `rog_core.methods.gsgm`.
     """
     count, picks = order
     drive, arrivals = Drive(names_of(count)), []

@@ -267,7 +267,7 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """See `Codec._look`; ``data`` has the right length.
+    """See `Codec._look`; the caller has checked that ``data`` has the right length.
 
     ``lengths``: number of elements of each encoded segment.
     """

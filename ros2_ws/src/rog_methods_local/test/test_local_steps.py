@@ -47,7 +47,10 @@ def test_every_row_travels_once_in_a_cycle_of_fragments(rows, fragments, first):
 
 
 def test_a_row_that_misses_its_turns_travels_with_another_fragment():
-    """Check that a row as old as a cycle travels at once; a robot that skips rounds needs this."""
+    """Check that a row that was not sent for a whole cycle of fragments is sent at once.
+
+    A robot that skips rounds needs this.
+    """
     age = np.array([3, 1, 2, 4, 0, 5])
     assert Phase(1, 4, 0).turn(age).tolist() == [True, False, False, True, True, True]
 
@@ -80,7 +83,10 @@ def deltas(server, rounds, seed=3):
 
 
 def by_the_paper(changes, rate, momentum):
-    """Compute DiLoCo's Algorithm 1 with Nesterov momentum, from zero, in double precision."""
+    """Compute DiLoCo's Algorithm 1 with Nesterov momentum, in double precision.
+
+    Model and momentum are zero at first.
+    """
     model = velocity = np.zeros(changes.shape[2])
     for delta in changes.astype(float).mean(1):
         velocity = momentum * velocity + delta

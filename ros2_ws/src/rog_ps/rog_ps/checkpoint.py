@@ -21,7 +21,7 @@ BASE = 'rog/upstream'   # name of the array ``base`` of a child fleet, see `rog_
 UPDATE = 'rog/update/'  # prefix of the names of the method's arrays
 DIVERGED = 1000.0       # a model whose norm grew by this factor since the last save has diverged
 NAMED = 100             # maximum number of checkpoints with a name given by a user
-OPEN = 16               # maximum number of such checkpoints in a fleet without a key
+OPEN = 16               # maximum number of checkpoints named by users in a fleet without a key
 
 
 class CheckpointError(RogError):

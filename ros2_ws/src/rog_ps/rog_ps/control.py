@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from .node import ParameterServerNode
 
 
-REPEATED = 64       # maximum number of answers that are kept for calls that arrive again
+REPEATED = 64       # maximum number of kept answers, each for a call that may arrive again
 REMEMBERED = 10_000  # maximum number of calls whose times are kept
 
 
 class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
-    A call counts only if its time is later than the times of all calls that were carried out.
-    A call whose time is in the future by the server's clock is carried out once, but later calls
-    are not compared with it. So a caller whose clock is ahead does not make the calls of others
-    look old. New calls are also accepted if all clocks were ahead and have been set back.
+    A call is accepted only if its time is later than the times of all accepted calls. This
+    comparison leaves out times that are in the future by the server's clock. So a caller whose
+    clock is ahead does not make the calls of others look old. For the same reason, calls are still
+    accepted after all clocks were ahead and have been set back. A call with a time in the future
+    is carried out only once.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,10 @@ class Control:
         node.held.callback(node.remove_on_set_parameters_callback, self._on_set_parameters)
 
     def _unproved(self, request: Any) -> str:
-        """Return why a call does not prove that its caller has the fleet key, or '' if it does."""
+        """Return why a call does not prove that its caller has the fleet key.
+
+        Return '' if the call proves it.
+        """
         if self._key is None:
             return ''
         try:
@@ -161,7 +165,10 @@ class Control:
         return str(self._node.machine.method)
 
     def _on_set_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
-        """Change the method; no other parameter may change while the node runs."""
+        """Change the synchronisation method (parameter `sync`).
+
+        No other parameter may change while the node runs.
+        """
         if not self._changing and (reason := self._refusal()):
             return SetParametersResult(successful=False, reason=reason)
         try:

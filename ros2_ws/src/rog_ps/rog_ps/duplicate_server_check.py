@@ -1,4 +1,4 @@
-"""Looks for another parameter server in the same namespace, before and after the own start."""
+"""Looks for another parameter server in the same namespace, before and after this server starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _LEAST = 0.3   # least time, s, to read the messages that arrived during the imp
 
 
 class DuplicateServerCheck:
-    """Listens in the namespace of the future server; ``others`` detects another server's status."""
+    """Listens, before this server starts, for statuses of another server in its namespace.
+
+    :param others: decides whether a status shows another server.
+    """
 
     def __init__(self, others: Others) -> None:
         self._others = others
@@ -31,7 +34,9 @@ class DuplicateServerCheck:
         self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 
     def close(self) -> None:
-        """Listen until `SECONDS` have passed since the start or another server is found; then stop.
+        """Listen until another server is found or the time is over.
+
+        Listen until `SECONDS` after this object was made, and for at least `_LEAST` seconds.
 
         :raises ConfigError: there is another server.
         """

@@ -28,8 +28,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
-    # Listen for other servers while the imports run: both take about equally long, because
-    # DDS needs this time to find a server.
+    # Listen for other servers while the imports run: DDS needs about as long to find a server
+    # as the imports take.
     check = DuplicateServerCheck(_look_at_settings())
     import torch
     from rog_core.warm_up import warm_up

@@ -108,7 +108,8 @@ class ParameterServerNode(ManagedNode):
         self.files = RunFiles(settings, lambda: self.elapsed, self.get_logger())
         self.out = self.files.out
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
-        self._base: np.ndarray | None = None  # ``base`` of a checkpoint, see `rog_core.upstream`
+        # `Upstream.base` from the checkpoint, see `rog_core.upstream`; None: not known
+        self._base: np.ndarray | None = None
         self.machine, baseline = self._build_machine()
         self.machine.paused = True
         # The method can come from a checkpoint, so copy it to the parameter.
@@ -198,7 +199,7 @@ class ParameterServerNode(ManagedNode):
         return machine, baseline
 
     def _measure_start(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Return the accuracies on the data before the shift (NaN: unknown) and after it."""
+        """Return the accuracies on the data before the domain shift (NaN: unknown) and after it."""
         clean, before = measure_clean(self.task, model), measure(self.task, model)
         known = '' if math.isnan(clean) else f'; before the shift {clean:.3f}'
         self.get_logger().info(f'accuracy at the start {before:.3f}{known}')
@@ -217,7 +218,7 @@ class ParameterServerNode(ManagedNode):
     # -- events ---
 
     def on_joined(self, robot: str, iteration: int, actions: list[Action], now: float) -> None:
-        """Let a robot train from ``iteration`` on; the first such robot begins the run."""
+        """Let a robot train from ``iteration`` on; the first call also begins the run."""
         if self._time.begin(now):
             self.peers.begin(now - self.elapsed)
         self._presence.on_joined(robot, iteration)
@@ -266,7 +267,7 @@ class ParameterServerNode(ManagedNode):
                                             self._key is not None)
         except RemoteProtocolError as error:
             if member.state == JOINING:
-                return  # the robot has not heard yet that it was accepted
+                return  # the robot has not received the answer yet that accepts its registration
             self.dropped[robot] += 1
             self.get_logger().warning(f'dropped a status of {robot}: {error}',
                                       throttle_duration_sec=5.0)
@@ -293,7 +294,7 @@ class ParameterServerNode(ManagedNode):
     def _excuse(self, now: float) -> None:
         """If this process was held up, do not count that time as silence of the robots.
 
-        The robots' heartbeats arrived during that time, but this process has not read them yet.
+        Heartbeats that arrived during that time are still unread.
         """
         if now - self._awake > self.settings.heartbeat.period + self.settings.heartbeat.limit / 2:
             self.get_logger().warning(f'this process was held up for {now - self._awake:.1f} s')

@@ -33,7 +33,8 @@ from rog_worker.node import WorkerNode
 class FleetWorker(WorkerNode):
     """The worker that represents this fleet in its parent fleet.
 
-    ``order``: the last order; None: there is none yet, or the parent fleet's run is over.
+    ``order``: the last order of the parent fleet, which says how far this fleet trains before its
+    next push. It is None if there is no order yet, or if the parent fleet's run is over.
     ``ended``: whether the parent fleet's run is over. ``closing``: whether the parent fleet's
     server is ending the run, and waits for the last changes.
 
@@ -77,7 +78,8 @@ class FleetWorker(WorkerNode):
 class ParentFleet:
     """Connects a server's node with the parent fleet. Only the server's thread may call it.
 
-    :param base: see `Upstream`.
+    :param base: `Upstream.base` from the checkpoint, float32 (elements,); None: the checkpoint
+        has none, or there is no checkpoint.
     :param save: function that writes a checkpoint.
     """
 
@@ -156,7 +158,7 @@ class ParentFleet:
 
     @property
     def base(self) -> Array:
-        """The ``base`` of `Upstream`, for a checkpoint."""
+        """The array `Upstream.base`, which a checkpoint must contain."""
         return self._upstream.base
 
     @property

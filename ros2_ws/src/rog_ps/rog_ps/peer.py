@@ -1,4 +1,4 @@
-"""The robots as the server sees them: topics, emulated links, and the check of their statuses."""
+"""The server's side of each robot: its topics, its emulated link, and the check of its statuses."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Peers(dict[str, Peer]):
             peer.link.begin(epoch)
 
     def release(self, now: float) -> None:
-        """Send the delayed messages that the emulated links let through by ``now``."""
+        """Send the messages whose delay on the emulated links has ended by ``now``."""
         for link in self._emulated:
             link.release(now)
 

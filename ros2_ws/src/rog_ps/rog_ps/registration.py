@@ -68,9 +68,10 @@ class Registration:
     def _refused_unproved(self, robot: str, error: SealError, response: Any) -> Any:
         """Refuse a registration that is not authenticated with the key of its robot.
 
-        The refusal is not authenticated either. An authenticated refusal would contain the tag
-        of the request. A stranger could then copy the tag from an honest robot's request, and
-        pass the refusal on to that robot.
+        The refusal is not authenticated either. An authenticated refusal would contain the tag of
+        the request. Then a stranger could copy the tag of an honest robot's request into a false
+        request of its own. The stranger would get a refusal that contains this tag, and could send
+        the refusal to the honest robot as the genuine answer.
         """
         response.accepted = False
         response.reason = (f'the registration of {robot} is not proved: {error}. '

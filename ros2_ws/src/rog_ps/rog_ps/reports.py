@@ -120,10 +120,10 @@ class Reports:
     def _who_publishes(self, dropped: Counter[str], bases: Mapping[str, str]) -> dict[str, str]:
         """Return topic -> its publishers, for robots whose messages were refused.
 
-        The topics are status topics; those with a single publisher are left out. rclpy does not
-        say which publisher has sent a message, so the result names all publishers of the topic.
-        The query takes long. Therefore it runs only after further refusals, and at most every
-        `ASK_EVERY` seconds.
+        The result contains only status topics that have several publishers. rclpy does not say
+        which publisher has sent a message, so the result names all publishers of the topic. The
+        query takes long. Therefore it runs only if more messages were refused since the last query,
+        and at most every `ASK_EVERY` seconds.
         """
         now, total = time.monotonic(), dropped.total()
         asked, former, found = self._asked

@@ -66,8 +66,8 @@ class RunFiles:
         """Begin the record, or continue the record of a resumed run.
 
         :param master: the model at the start, float32 (elements,).
-        :param baseline: accuracies of this model, first on the data before the shift, then on the
-            present data; None: the run is resumed.
+        :param baseline: accuracies of this model, first on the data before the domain shift, then
+            on the present data; None: the run is resumed.
         """
         if self.out is None:
             return

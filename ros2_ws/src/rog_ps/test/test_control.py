@@ -1,4 +1,4 @@
-"""Which control calls count as new when clocks differ, and what unproved calls may cost."""
+"""Which control calls count as new if clocks differ, and how much time unproved calls may cost."""
 
 import sys
 import time
@@ -79,14 +79,14 @@ def test_only_methods_that_are_there_can_be_asked_for_without_importing_anything
         is_known('rsp:' + '4' * 100_000)
 
 
-# -- answers that the key proves
+# -- answers that carry a tag
 
 KEY = new_key()
 ASK, ANSWER = KEY.control(), derived(KEY.control(), 'answer')
 
 
 class Server:
-    """The control services of a node that records what it saves."""
+    """The control services of a node; ``saved`` lists the names of its saved checkpoints."""
 
     def __init__(self, key=KEY, control=True):
         self.saved = []

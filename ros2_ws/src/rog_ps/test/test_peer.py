@@ -1,4 +1,4 @@
-"""The statuses of a robot that the server accepts if the fleet has no key."""
+"""Which statuses of a robot the server accepts if the fleet has no key."""
 
 from types import SimpleNamespace
 

@@ -1,15 +1,15 @@
-"""Measures what the key of a fleet costs in a push, for both nodes together.
+"""Measures what the key of a fleet costs in a push: the added time of robot and server together.
 
 One worker pushes all rows of a model (17.4 M elements in 33,324 rows, codec onebit).
 The worker side accumulates and encodes the gradient, and sends the chunks over DDS on
 loopback. The server side applies each chunk to the master rows, and sends an
 acknowledgement over DDS. Both sides run in this process, on one core.
 
-Every second chunk and its acknowledgement are sealed, so that other work on the machine
-disturbs sealed and unsealed chunks equally. The time of a chunk lasts from its sending to
-the arrival of its acknowledgement. The cost of the key is the difference between the
-median times with and without the key, as a share of a push without the key. Prints one
-JSON line.
+Every second chunk and its acknowledgement are sealed: they carry a tag, which is checked.
+So other work on the machine disturbs sealed and unsealed chunks equally. The time of a
+chunk lasts from its sending to the arrival of its acknowledgement. The cost of the key is
+the difference between the median times with and without the key, as a share of a push
+without the key. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Wire:
 class Push:
     """Makes the pushes of one robot; does the work of the robot and of the server.
 
-    ``whole``: CPU seconds of each push. ``ways``: seconds from a chunk to its
-    acknowledgement, without the key and with it.
+    ``whole``: CPU seconds of each push. ``ways``: two lists of times, without the key and with the
+    key. Each time is the seconds from the sending of a chunk to the arrival of its acknowledgement.
     """
 
     def __init__(self, partition: RowPartition, chunk: int, wire: Wire, session: Session) -> None:
@@ -122,7 +122,10 @@ class Push:
             sender.on_ack(arrived, now)
 
     def over(self, value: Any, key: Side | None) -> Any:
-        """Send a value as both nodes do, and wait until it has arrived."""
+        """Send ``value`` over DDS to this process itself; return the value that arrives.
+
+        :param key: makes and checks the tag of the message; None: the message carries no tag.
+        """
         message = to_ros(value, key)
         self.wire.publishers[type(message)].publish(message)
         while not self.wire.arrived:

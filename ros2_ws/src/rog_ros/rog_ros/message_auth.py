@@ -84,7 +84,7 @@ class Key(NamedTuple):
     def of(self, robot: str) -> Key:
         """Return the key of ``robot``, which is derived from the fleet key.
 
-        The key of a robot returns itself for its own robot.
+        If this key is the key of ``robot`` already, return this key.
 
         :raises ConfigError: this key belongs to another robot.
         """
@@ -242,9 +242,9 @@ class Side:
     def tag_of(self, message: Any, value: Any = None) -> bytes:
         """Return the tag of a ROS message, of a `Chunk` or of an `Ack`.
 
-        :param value: the `Chunk` or `Ack` from which the ROS message was made, if it is known.
-            There are many such messages, and its fields are faster to read than those of a
-            ROS message.
+        :param value: the `Chunk` or `Ack` from which the ROS message was made, if it is known. Its
+            fields are faster to read than the fields of the ROS message, and there are many chunks
+            and acknowledgements.
         """
         content = message if value is None else value
         kind = type(content)

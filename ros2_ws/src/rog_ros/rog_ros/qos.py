@@ -6,7 +6,7 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 
 __all__ = ['CHUNK', 'CONTROL', 'DIAGNOSTICS', 'HEARTBEAT', 'LAST_WORDS', 'STATUS']
 
-# Maximum time that an ending process waits until its last status has arrived everywhere.
+# Maximum time that an ending process waits until all subscribers have received its last status.
 LAST_WORDS = Duration(seconds=1.0)
 
 # Row chunks and their acknowledgements. They are best effort, because the protocol itself repeats

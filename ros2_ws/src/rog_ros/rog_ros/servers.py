@@ -90,7 +90,8 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     The server that has trained for a shorter time ends, but only in the first `YOUNG` seconds after
     its start.
 
-    :param mine: our server's seconds of the run, count of its last status, and incarnation.
+    :param mine: three numbers of our server: seconds of training in its run, count of its last
+        status, and incarnation.
     :param other: status of the other server, which may be a moment old.
     :param age: seconds since the start of our server.
     """
@@ -154,7 +155,7 @@ class Loyalty:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._heard = -math.inf
-        self._place = (0, 0)  # run and start of the server that has accepted the robot
+        self._place = (0, 0)  # run and start number of the server that has accepted the robot
 
     def listens(self, own: bool, now: float) -> bool:
         """Return whether the robot uses a message from a server.

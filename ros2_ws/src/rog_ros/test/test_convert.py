@@ -1,4 +1,7 @@
-"""Messages carry the values of rog_core in both directions, also in their serialised form."""
+"""Values of rog_core do not change if they are converted to messages and back.
+
+The same holds for the serialised form of the messages.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A fleet that communicates beyond this machine needs a key, unless its user declines one."""
+"""A fleet that communicates beyond this machine needs a key, or its user's consent to have none."""
 
 import os
 import subprocess
@@ -26,7 +26,8 @@ HERE = [{**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
         {**CYCLONE, 'CYCLONEDDS_URI': URI.format('address="127.0.0.1" multicast="false"')},
         {**dds_environment(ReachConfig()), **CYCLONE},
         {**dds_environment(ReachConfig()), **FASTDDS}]
-# With LOCALHOST, Fast DDS listens on every interface (test_confinement.py).
+# Fast DDS listens on every interface, even if the discovery range is LOCALHOST (see
+# test_confinement.py).
 AWAY = [CYCLONE, FASTDDS, {**dds_environment(ReachConfig()), 'RMW_IMPLEMENTATION': 'rmw_zenoh'},
         {**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
         {**FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},

@@ -65,7 +65,7 @@ NAMES = [type(message).__name__ for message in ALL]
 
 
 def value_of(message):
-    """Return what a node reads from a message before it checks the tag."""
+    """Return the value that a node reads from a message before it checks the tag."""
     return from_ros(message) if isinstance(message, (RowChunk, RowAck)) else None
 
 
@@ -158,7 +158,10 @@ def test_where_one_list_of_bytes_ends_is_proved(left, right, more):
 
 
 def test_the_bytes_that_are_proved_do_not_change_by_themselves():
-    """Other versions and implementations of ROS 2 must compute the same bytes."""
+    """The bytes that a tag covers, and the tags, equal fixed values.
+
+    So other versions and implementations of ROS 2 must compute these values too.
+    """
     def tag(message):
         return bytes(seal(message).tag).hex()
 

@@ -81,7 +81,7 @@ def made(at, process, count=1, run=7, start=1):
 
 @pytest.mark.parametrize('new, old', [
     (made(100, 5, 9), made(100, 5, 9)),            # the same status again
-    # the lower count decides, although its time stamp is later
+    # the second status is older, because its count is lower; its later time stamp does not matter
     (made(100, 5, 9), made(200, 5, 8)),
     (made(100, 5, start=3), made(999, 6, start=2)),  # an earlier process of the run
     (made(100, 5, run=7), made(99, 6, run=8))])    # another run, with an earlier time stamp

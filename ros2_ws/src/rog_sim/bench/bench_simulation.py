@@ -1,4 +1,4 @@
-"""Measures the cost of virtual time, per virtual hour and per chunk of rows.
+"""Measures the computing time of simulations, per virtual hour and per chunk of rows.
 
 Most events of the loop are chunks of rows. The time per chunk includes the
 acknowledgement of the chunk and a share of all other events. The time to prepare the
@@ -95,7 +95,11 @@ def digits(robots: int, sync: str, minutes: float) -> FleetConfig:
 
 
 def wide(rows: int, minutes: float) -> FleetConfig:
-    """Return a fleet of two robots whose model has ``rows`` rows and the traffic of ConvMLP-M."""
+    """Return a fleet of two robots whose model has ``rows`` rows.
+
+    Its transfers use as many bytes on the air as those of the published model ConvMLP-M
+    (`training.traffic`).
+    """
     link = LinkConfig(trace='indoor', latency=0.002)
     training = TrainingConfig(task=f'{BENCH}:Wide', task_options={'rows': rows}, sync='rsp:4',
                               learning_rate=1e-3, evaluate_every=0, traffic='convmlp-m')

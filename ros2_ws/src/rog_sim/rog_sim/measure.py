@@ -141,7 +141,7 @@ class Run:
     def _evaluations(self) -> list[Series]:
         """Return the evaluations of the server's model or, if there are none, of each robot.
 
-        Each array has the form of ``server``.
+        Each array has the shape and the meaning of the field ``server``.
         """
         if self.server.size:
             return [self.server]

@@ -41,7 +41,9 @@ Result = Callable[[], Any]  # waits for a call; returns its result, or raises it
 
 
 class GradientProcesses:
-    """Calls ``work[k]`` in other processes; calls with equal k run in one process, in order.
+    """Calls the functions ``work[k]`` in other processes.
+
+    Calls with equal k run in one process, in order.
 
     :raises BrokenProcessPool: a process was killed or has ended; any method can raise this
         error.
@@ -155,8 +157,8 @@ class _Remote(Exception):
 
 
 def _may_fork() -> bool:
-    # If there is a GPU, PyTorch has threads, which do not survive a fork. A daemonic process may
-    # not start child processes.
+    # Do not fork if there is a GPU, because PyTorch then has threads, which do not survive a fork.
+    # Do not fork in a daemonic process either: it may not start child processes.
     return hasattr(os, 'fork') and not torch.cuda.is_available() \
         and not multiprocessing.current_process().daemon
 

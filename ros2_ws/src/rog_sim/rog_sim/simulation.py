@@ -127,8 +127,9 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
-    :param above: function of the parent fleet. The simulation calls it after the actions of this
-        fleet's server, with the time in seconds.
+    :param above: function that pushes this fleet's change to the parent fleet, if a push is due.
+        It is called, with the time in seconds, after the actions of this fleet's server. None: no
+        parent fleet.
     :param model_above: rows and initial weights of the parent fleet. A child fleet uses the
         same weights, so the task prepares (pre-trains) them only once.
     """
@@ -313,13 +314,18 @@ class Simulation:
             self._soon.append(event)
 
     def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        """Call ``ring`` at ``deadline``; ``ring`` may also be called earlier, or more than once."""
+        """Call the function ``ring`` at ``deadline``, in virtual seconds.
+
+        Of all alarms of ``who``, only the alarm with the earliest deadline counts. So ``ring`` may
+        be called earlier than ``deadline``, or more than once.
+        """
         if deadline < self._alarms.get(who, math.inf):
             self._alarms[who] = deadline
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
 
     def _ring(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        if self._alarms.get(who) == deadline:  # otherwise an earlier alarm has replaced this alarm
+        # otherwise this alarm was replaced by an alarm with an earlier deadline, or has rung
+        if self._alarms.get(who) == deadline:
             del self._alarms[who]
             ring()
 

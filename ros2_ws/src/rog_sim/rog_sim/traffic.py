@@ -30,8 +30,9 @@ MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 def traffic_factor(name: str, partition: RowPartition) -> float:
     """Return the ratio of bytes on the air to bytes of the small model's rows.
 
-    The ratio compares the bytes of a push of the two models with one bit per element. It does not
-    depend on the fleet's codec, so a codec with fewer bytes also uses less air time.
+    The ratio is the bytes of a push of the published model divided by the bytes of a push of the
+    small model, both with one bit per element. It does not depend on the fleet's codec, so a codec
+    with fewer bytes also uses less air time.
 
     :param name: name of the published model; if empty, the ratio is 1.
     :raises ConfigError: the published model is unknown.

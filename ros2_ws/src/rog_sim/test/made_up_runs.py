@@ -58,7 +58,7 @@ def record(directory, sync='rsp:4', seed=1, duration=3600.0, robots=4, rows=1000
 
 
 def simulate(fleet, out=None, progress=None):
-    """Replacement for `rog_sim.simulation.simulate` that writes an invented run."""
+    """Write an invented run; tests use this function instead of `rog_sim.simulation.simulate`."""
     if fleet.training.sync == 'asp' and fleet.seed == 2:
         raise ValueError('the model diverged')
     for share in (.25, .5, 1.0):

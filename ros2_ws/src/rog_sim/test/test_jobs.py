@@ -1,4 +1,7 @@
-"""Runs give the same results in one process, in several and on a cluster, and end cleanly."""
+"""Runs give the same results in one process, in several processes and on a cluster.
+
+They also end cleanly.
+"""
 
 import os
 import re
@@ -140,7 +143,11 @@ def test_a_run_that_fails_in_another_process_ends_those_that_would_never(fleet, 
 
 
 def test_a_run_that_fails_on_a_cluster_ends_the_others_there_too(fleet, tmp_path, cluster):
-    """The last comparison can use the cluster's worker only if the endless run has ended there."""
+    """A failed run and a KeyboardInterrupt end the other runs on the cluster.
+
+    The cluster has one worker. So the test's last comparison finishes only if the endless run has
+    ended there.
+    """
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], cluster=cluster)
     with pytest.raises(KeyboardInterrupt):

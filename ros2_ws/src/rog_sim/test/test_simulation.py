@@ -174,7 +174,8 @@ def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_pa
         bytes_of[traffic] = sum(sent) / pushes
         losses[traffic] = {(name, e.iteration): e.loss for name, events in
                            iterations(tmp_path / f'out{traffic}').items() for e in events}
-    # bytes of scale and bits: 64 rows of 20 elements, and one row of 64 elements
+    # The codec onebit sends 2 bytes of scale per row and 1 bit per element. There are 64 rows of 20
+    # elements, and one row of 64 elements.
     own = 64 * (2 + 3) + 2 + 8
     assert own < bytes_of[''] < 2 * own  # the bytes on the air include headers and row ids
     assert 2123965 < bytes_of['convmlp-m'] < 1.2 * 2123965
@@ -310,7 +311,10 @@ class Books:
         return counting
 
     def held(self, name, robot):
-        """End the open push; return the sum of the robot's gradients that were not applied."""
+        """End the robot's unfinished push, if there is one.
+
+        Return the sum of the robot's gradients that the server has not applied.
+        """
         held = robot.store.pending.astype(np.float64)
         push = robot.machine.push
         if push is not None:

@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_summary(tmp_path):
 
 
 def test_what_a_fleet_learns_reaches_the_robots_of_the_other(tmp_path):
-    """The servers of both child fleets differ only by the training since the last exchange."""
+    """The models of the two child fleets differ only by the training since the last exchange."""
     simulation = Simulation(two_levels(tmp_path, 'local:2', 'bsp'))
     first = simulation.server.master.copy()
     simulation.run(lambda done: None)
@@ -90,7 +90,10 @@ def test_a_method_that_is_not_of_local_steps_is_refused_above(tmp_path):
 
 
 def test_a_fleet_of_another_model_is_refused_by_the_first_parameter_that_differs(tmp_path):
-    """An earlier version ended with a traceback from PyTorch instead of this message."""
+    """The error names the first parameter that differs from the parent fleet's model.
+
+    An earlier version ended with a traceback from PyTorch instead.
+    """
     fleet = two_levels(tmp_path)
     text = (tmp_path / 'red.yaml').read_text()
     (tmp_path / 'red.yaml').write_text(text.replace(

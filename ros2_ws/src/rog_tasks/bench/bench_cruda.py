@@ -1,4 +1,7 @@
-"""Measures the parts of the task CRUDA on one thread and, for comparison, a matrix product."""
+"""Measures the parts of the recognition task CRUDA on one thread.
+
+For comparison, it also measures a matrix product.
+"""
 
 import json
 import time

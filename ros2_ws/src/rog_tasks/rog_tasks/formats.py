@@ -111,7 +111,7 @@ def _read_idx(file: Path, rank: int) -> _Bytes:
                                 f'dimension{"s" * (rank > 1)}; {_AGAIN}')
             shape = np.frombuffer(head, '>u4', offset=4).tolist()
             size = math.prod(shape)
-            # Read one byte more than announced, to notice a file that is too long.
+            # Read one byte more than the header says, to notice a file that is too long.
             body = stream.read(min(size, _LARGEST) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f'{file} cannot be read: {error}; {_AGAIN}') from error
@@ -123,7 +123,10 @@ def _read_idx(file: Path, rank: int) -> _Bytes:
 
 
 def _records(file: Path, labels: int) -> _Bytes:
-    """Return the records (n, labels + 3072) of a binary CIFAR file."""
+    """Return the records of a binary CIFAR file, uint8 of shape (n, labels + 3072).
+
+    Each record begins with ``labels`` label bytes, and 3072 bytes of pixels follow.
+    """
     size = labels + 3072
     raw = np.fromfile(file, dtype=np.uint8)
     if not len(raw) or len(raw) % size:

@@ -1,4 +1,4 @@
-"""A user's own data set: a folder of JPEG and PNG files for each class, or archives of them.
+"""A user's own data set: JPEG and PNG files in one folder per class, or in archives.
 
 The images are decoded once and kept in the user's cache directory under a digest of their content.
 No file is left out silently, because the data set is a basis for measurements: if a file cannot be

@@ -25,8 +25,8 @@ class Recognition(Task):
 
     :param seed: random seed of the model's initialisation, of the robots' shares of a
         folder, and of the order of the images.
-    :param images, labels: see :func:`rog_tasks.sources.open_source`; only robots open this
-        source.
+    :param images, labels: texts that name the source of the images and labels, see
+        :func:`rog_tasks.sources.open_source`. Only robots open the source.
     :param classes: names of the classes.
     :param size, channels: images are scaled to (channels, size, size). 3 channels mean
         colour, 1 channel means grey.

@@ -27,9 +27,10 @@ def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: i
         - ``iid``: at random.
         - ``sorted``: in the order of the labels, so that a robot sees one or a few classes; samples
           of one label stay in the order of the data (pathological partition of GSGM, Section V).
-        - ``place`` or ``place:SPREAD``: each robot has its part of the world. The images are sorted
-          by a smooth feature, their first principal component, plus noise. SPREAD, by default 0, is
-          the standard deviation of the noise, relative to the standard deviation of the feature.
+        - ``place`` or ``place:SPREAD``: each robot gets similar images, as if it saw only one
+          place. The images are sorted by a smooth feature, their first principal component, plus
+          noise. SPREAD, by default 0, is the standard deviation of the noise, relative to the
+          standard deviation of the feature.
         - ``dirichlet:ALPHA``: each class is divided in proportions drawn from Dirichlet(ALPHA): the
           smaller ALPHA, the fewer classes a robot sees.
     :param images: (n, C, H, W); only ``place`` needs them.

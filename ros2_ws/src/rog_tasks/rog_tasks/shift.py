@@ -18,8 +18,8 @@ def brighten(images: Tensor, amount: float) -> Tensor:
 def fog(images: Tensor, strength: float, generator: torch.Generator, cells: int = 3) -> Tensor:
     """Add fog to each image; every image gets its own random fog.
 
-    The density of the fog is a smooth random field, between half of ``strength`` and all of it: at
-    density d a pixel p becomes (1 - d) p + d, which is whiter.
+    The density d of the fog is a smooth random field with values from strength / 2 to strength. A
+    pixel p becomes (1 - d) p + d, which is whiter.
 
     :param strength: 0 (clear) to 1 (white-out).
     :param cells: number of random values along each side of the field; fewer values make larger

@@ -145,7 +145,7 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
     :param options: keyword arguments of the constructor.
     :param seed: passed as ``seed`` if the constructor has such a parameter.
     :param batch_size: number of samples in a batch; None: the number that the task itself sets.
-    :raises TaskError: the module, the class or a method is missing, the constructor does not know
+    :raises TaskError: the module, the class or a method is missing, the constructor does not accept
         an option, or the constructor fails.
     """
     cls = _found(spec)

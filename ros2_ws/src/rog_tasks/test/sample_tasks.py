@@ -28,7 +28,7 @@ class Plain:
 
 
 class Finite(Plain):
-    """A task whose data are ten numbers; the robots get them in turn."""
+    """A task whose data are ten numbers; the first of 2 robots gets the numbers 0, 2, 4, 6, 8."""
 
     def batches(self, rank, world):
         while True:

@@ -1,4 +1,4 @@
-"""CRIMP: a map learns what a robot sees, and the robot estimates its poses with the map."""
+"""CRIMP, the mapping task: a map learns what robots see, and robots find their poses in it."""
 
 import itertools
 

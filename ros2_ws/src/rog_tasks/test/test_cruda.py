@@ -1,4 +1,7 @@
-"""CRUDA: a shift of the images spoils the recogniser, and training on such images repairs it."""
+"""CRUDA, the recognition task: a shift of the images spoils the recogniser.
+
+Training on shifted images repairs it.
+"""
 
 import copy
 import itertools
@@ -145,7 +148,11 @@ def test_the_model_has_several_hundred_rows_and_no_buffers():
     lambda folder: Cruda(pretrain_epochs=0),
     lambda folder: Recognition(f'folder:{folder}', CLASSES, size=32)])
 def test_a_loss_is_computed_where_the_model_is(made, tmp_path):
-    """The device `meta` computes only shapes. Like a GPU, it refuses tensors of the CPU."""
+    """The task moves a batch to the device of the model before it computes the loss.
+
+    The device here is `meta`, which computes only shapes. Like a GPU, it refuses tensors of the
+    CPU.
+    """
     task = made(write(tmp_path / 'images', class_files()))
     loss = task.loss(task.model().to('meta'), next(iter(task.batches(0, 1))))
     assert loss.shape == () and loss.device.type == 'meta'

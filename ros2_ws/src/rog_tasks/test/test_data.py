@@ -52,7 +52,10 @@ def test_shapes_of_any_size_are_evenly_dealt_and_follow_the_seed(classes, train,
 
 
 def test_shapes_are_not_told_apart_by_the_nearest_mean():
-    """Unlike the digits, each class has several forms, which resemble forms of other classes."""
+    """The data set `shapes` cannot be solved by choosing the class with the nearest mean image.
+
+    In contrast to the digits, each class has several forms, which resemble forms of other classes.
+    """
     data = shapes(3000, 1000)
     images, truth = data.train_images.flatten(1), data.test_labels
     means = torch.stack([images[data.train_labels == label].mean(0) for label in range(10)])

@@ -1,4 +1,4 @@
-"""The buffer of a camera keeps the newest images within its memory.
+"""The buffer of a camera keeps the newest images within its memory limit.
 
 Each image gets the label that is nearest in time.
 """

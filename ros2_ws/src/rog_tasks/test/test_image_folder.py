@@ -256,9 +256,10 @@ def test_names_of_folders_may_have_any_bytes(tmp_path):
 
 
 def test_of_two_files_of_one_name_the_last_counts(tmp_path):
-    """An earlier version counted both files if they were in a zip.
+    """If an archive has two files of the same name, only the last file counts.
 
-    Tools that change an archive append the new file and keep the old file.
+    Tools that change an archive append the new file and keep the old file. An earlier version
+    counted both files of a zip.
     """
     root = made(tmp_path, '{}.zip')
     with zipfile.ZipFile(Path(root) / 'train.zip', 'a') as archive, \

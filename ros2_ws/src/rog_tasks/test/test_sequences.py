@@ -255,7 +255,7 @@ def test_bounds_are_what_the_recording_shows(kind, root):
     ).model().grids[1].shape
     points = open_sequence(kind, str(root), (0, 1), 1, 16).points()
     low, high = task._bounds
-    # the bounds are `TRUNCATION` beyond the surfaces
+    # the map's box extends `TRUNCATION` beyond the surfaces
     assert ((points > low + .2) & (points < high - .2)).all()
     assert (high - low < points.amax(0) - points.amin(0).clamp(max=0) + 1.1).all()
 
@@ -453,9 +453,9 @@ def dark(root, kind, numbers):
 
 
 def test_a_recording_without_any_depth_is_refused(kind, root):
-    """In an earlier version, the robot of such a recording trained without data.
+    """A recording in which every depth is unknown is refused.
 
-    Its loss was NaN.
+    In an earlier version, the robot of this recording trained without data, and its loss was NaN.
     """
     dark(root, kind, range(COUNT))
     with pytest.raises(DataError, match=r'no depth is known in any of 6 frames, .*0.*\.png'):
@@ -486,9 +486,10 @@ def test_a_camera_may_begin_without_depth(kind, root):
     [[16, 5, 16], [0, 16, 12], [0, 0, 1]], [[16, 0, 16], [0, 16, 12], [0, 0, 2]],
     [[1e-9, 0, 16], [0, 1e-9, 12], [0, 0, 1]], [[16, 0, 16], [0, 1e9, 12], [0, 0, 1]]])
 def test_a_matrix_that_is_no_camera_of_these_images_is_refused(matrix, tmp_path):
-    """The matrix is for another image size, is transposed, or contains zeros.
+    """A recording is refused if its camera matrix does not fit its images.
 
-    An earlier version accepted such a matrix, and the map was wrong.
+    The matrices are for another image size, are transposed, or have wrong values such as 0. An
+    earlier version accepted these matrices, and the map was wrong.
     """
     recorded(tmp_path, 'tum')
     np.savetxt(tmp_path / 'camera-intrinsics.txt', matrix)

@@ -17,7 +17,7 @@ from rog_ros.parameters import SERVER
 
 from .source import View, view_of
 
-STEP = 0.5      # seconds between two views
+STEP = 0.5      # seconds between two updates of the view, the content of a page
 ANSWER = 10.0   # seconds within which the server must answer a call
 AGAIN = 5.0     # seconds between two parameter calls to a server that does not answer
 CONTROL, MINUTES = 'security.control', 'minutes'

@@ -79,7 +79,7 @@ class Connection:
 
 @contextmanager
 def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
-    """Join the fleet of this DDS domain as ``robot``; initialise rclpy if the program has not.
+    """Join the fleet of this DDS domain as ``robot``; if necessary, also initialise rclpy.
 
     If this function initialises rclpy, it also handles signals: Ctrl+C raises KeyboardInterrupt and
     SIGTERM raises SystemExit, wherever the program waits. The robot then leaves the fleet in an

@@ -92,7 +92,10 @@ class WorkerNode(ManagedNode):
         super().__init__('worker', WorkerSettings, **options)
 
     def is_drivable(self) -> bool:
-        """Return whether anyone may change the node's lifecycle state; see `rog_ros.parameters`."""
+        """Return whether anyone on the network may change the node's lifecycle state.
+
+        See `rog_ros.parameters.is_drivable`.
+        """
         return is_drivable(self, WorkerSettings)
 
     def configure(self) -> None:
@@ -157,7 +160,7 @@ class WorkerNode(ManagedNode):
     def deactivate(self) -> None:
         """Leave the fleet for a pause, so that no other robot waits for this robot.
 
-        Keep the pending rows.
+        Keep the pending rows, which the server has not received yet.
         """
         machine = self.machine
         if machine is not None and machine.state not in (PAUSED, STOPPED):
@@ -166,14 +169,14 @@ class WorkerNode(ManagedNode):
             self.report(state=PAUSED)
 
     def cleanup(self) -> None:
-        """Leave the fleet for good."""
+        """Leave the fleet permanently."""
         self.leave()
 
     def _forget(self) -> None:
         self.machine = self.watched = None
 
     def shutdown(self) -> None:
-        """Leave the fleet for good, and let the process end."""
+        """Leave the fleet permanently, and let the process end."""
         if self.configured:
             self.leave()
         super().shutdown()
@@ -189,7 +192,7 @@ class WorkerNode(ManagedNode):
     # -- called by the training thread (rog_core.worker.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> Compute | None:
-        """Register, wait for the first order, and return it; return None if the run ends before.
+        """Register, and return the server's first order to compute; None if the run ends before.
 
         :raises NoServerError: no server has accepted the robot within ``patience`` seconds.
         """
@@ -198,7 +201,7 @@ class WorkerNode(ManagedNode):
         return self._wait(time.monotonic() + self.patience)
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
-        """Push a gradient, pull, and return the next order; return None if the run is over."""
+        """Push a gradient, pull, and return the next order to compute; None if the run is over."""
         self._computed = gradient, sgd
         self._ready.trigger()
         return self._wait()
@@ -283,7 +286,7 @@ class WorkerNode(ManagedNode):
 
     def _on_fleet(self, message: Any) -> None:
         now = time.monotonic()
-        if self.is_cut_off(now):  # an emulated link is dead in both directions
+        if self.is_cut_off(now):  # a dead emulated link also blocks messages to the robot
             return
         ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
         if self._signature is not None and not self._is_proved(message, ours):

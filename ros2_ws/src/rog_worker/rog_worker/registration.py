@@ -22,7 +22,7 @@ PATIENCE = 3  # a robot gives up after the server has refused it for this many h
 
 
 class Registration:
-    """Calls `register`, and hands the answers to the node's state machine.
+    """Calls the service `register`, and passes the answers to the node's state machine.
 
     :param key: key of the robot; None: the fleet has no key.
     """
@@ -39,7 +39,7 @@ class Registration:
         self._reminder = Reminder()  # says when to log again that there is no server
 
     def send(self, request: RegisterRequest, now: float) -> None:
-        """Call the service over the emulated link, unless the robot has dropped out."""
+        """Call the service over the emulated link; do nothing during an emulated drop-out."""
         if not self._node.is_silent:
             self._node.link.send(payload_bytes(request), lambda: self._call(request), now,
                                  lossy=True)
@@ -84,7 +84,7 @@ class Registration:
         assert node.machine is not None
         if response.accepted and not node.is_of_ours(
                 response.incarnation == node.machine.server, now):
-            return  # another server has answered faster; the machine will register again
+            return  # stay with the server that has accepted the robot; the machine registers again
         if response.accepted:
             self._refused_since = math.inf
         elif response.incarnation and self._key is not None:
@@ -106,7 +106,7 @@ class Registration:
         node.act(node.machine.on_register_response(response, now))
 
     def _is_answer(self, message: Any, asked: bytes) -> bool:
-        """Return whether the sender of an answer has our key and answers this request.
+        """Return whether an answer is to this request, and its sender knows the robot's key.
 
         ``asked``: tag of the request.
         """

@@ -33,7 +33,7 @@ class Reports:
         self._node = node
         self._count = 0                # number of published statuses
         self._waits = False            # whether a status waits for the emulated link
-        self._has_ended = False        # whether the last status was sent
+        self._has_ended = False        # whether `report` was called with `STOPPED`
         self._status = node.create_publisher(TrainingStatus, 'training_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
 
@@ -45,7 +45,7 @@ class Reports:
         """
         now, link = time.monotonic(), self._node.link
         self._has_ended = self._has_ended or state == STOPPED
-        if state:  # send a last status without delay, because the process may end soon
+        if state:  # send at once, because the process may end soon
             if not link.is_dead(now):
                 self._publish(state)
         # A waiting status gets its values only when it is sent, so a second waiting status is not

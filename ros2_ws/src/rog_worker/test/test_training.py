@@ -19,7 +19,7 @@ from rog_worker.training import RobotNode, Training
 
 
 class Line:
-    """A task that fits a line; it records the seed of each evaluation."""
+    """A task that fits a line; each evaluation appends the task's seed to `evaluated`."""
 
     evaluated = []
 

@@ -103,7 +103,7 @@ def measure(kind, size):
 
 
 def judge(cases):
-    """Run the search on generated logs; return the number of its answers of each kind."""
+    """Run the search on generated logs; return the numbers of logs and of each kind of error."""
     counts = {'cases': cases, 'false_acceptance': 0, 'false_rejection': 0, 'late': 0}
     for seed in range(cases):
         steady = seed % 2 == 0

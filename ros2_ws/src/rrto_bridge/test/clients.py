@@ -493,7 +493,10 @@ def graph_network(device):
 
 @client(varying=True)
 def graph_of_several_types(device):
-    """Run a model on two kinds of nodes and three kinds of edges, whose numbers vary."""
+    """Run a model on a graph with two kinds of nodes and three kinds of edges.
+
+    The numbers of nodes and edges differ between inferences.
+    """
     library = importlib.import_module('torch_geometric')
     types = [('user', 'rates', 'item'), ('item', 'rated_by', 'user'), ('user', 'knows', 'user')]
     layers = nn.ModuleList(library.nn.HeteroConv({

@@ -1,12 +1,13 @@
-"""Fixtures for tests in which the device runs in the process of the test."""
+"""Fixtures for tests in which rrto's device and its server run in the process of the test."""
 
 import pytest
 import remote
 from fleet_testing import mostly_long
 
 
-# In `rpc` the program waits for every call; `replay` works like `async` until it finds a sequence.
-# The tests of test_modes.py run in all modes.
+# `make test` runs a test only in the modes `rpc` and `replay`. In `rpc` the program waits for every
+# call; `replay` works like `async` until it finds a sequence. The tests of test_modes.py run in all
+# modes.
 @pytest.fixture(params=mostly_long(remote.MODES, 'rpc', 'replay'))
 def mode(request):
     return request.param

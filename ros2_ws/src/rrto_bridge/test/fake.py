@@ -24,12 +24,12 @@ def meta_of(array):
 
 
 class Executor:
-    """Executes plans with numpy; implements the protocol in plan.py."""
+    """Executes plans with numpy; implements the interface `Executor` of plan.py."""
 
     def __init__(self):
         self.tensors, self.lost = {}, {}
         self.generator = np.random.default_rng(0)
-        # number of bytes that the tensors of runs need, and the maximum of this number
+        # number of bytes that the tensors of runs need, and the largest allowed number
         self.used, self.limit = 0, 1 << 60
         self.kernels = {
             'add': Kernel(lambda a, k: ((a[0] + a[1],), None)),
@@ -213,7 +213,7 @@ class Device:
 
 
 class Direct(Device):
-    """Executes every call at once. The other devices must return the same values."""
+    """Executes every call immediately. The other devices must return the same values."""
 
     def perform(self, call, data):
         return self.execute(call, data)

@@ -1,7 +1,8 @@
 """`python hostile.py SERVER SEED COUNT [FLOODS]`: a peer that sends what no program would send.
 
 The peer sends allowed operators with random arguments, well-formed messages with random
-contents, and random bytes. FLOODS multiplies the number of floods. When the peer's
+contents, and random bytes. Sometimes it sends a flood: many frames without waiting for
+acknowledgements. The number of floods is proportional to FLOODS. When the peer's
 process on the server dies or ends the session, the peer connects again under another
 name. At its end, the peer prints a line of JSON: the numbers of operators, messages and
 sessions, and how the sessions ended.
@@ -136,7 +137,7 @@ class Fuzzer:
         return bytes(data), 0
 
     def strange(self):
-        """Draw an item whose form is valid, but whose content makes no sense."""
+        """Draw an item of a message whose form is valid, but whose content makes no sense."""
         chance = self.chance
         handle = chance.choice((0, 1, -1, 2**62, chance.choice(self.handles)))
         meta = chance.choice((contiguous((2**20, 2**20), 'float32'), contiguous((3,), 'float32'),

@@ -23,7 +23,7 @@ class Item:
     """One call of a unit; a unit is the list of the calls of one pass.
 
     Each item of `inputs` is ('own', i) for the result of item i of this pass, ('last', i) for the
-    result of item i of the previous pass, or ('weight', k).
+    result of item i of the previous pass, or ('weight', k) for weight number k.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""Runs PyTorch's own samples of its operators on the device and on a CPU.
+"""Runs operators on PyTorch's sample inputs, on rrto's device and on a CPU.
 
 `python opinfo.py [MODE]` prints how many operators return the same bits, how many raise a clear
 error, and how many do something else. It needs `expecttest`, which PyTorch's testing modules
@@ -23,7 +23,7 @@ FREE = frozenset(('linalg.lstsq',
 
 
 def operators():
-    """Return the operators for which PyTorch has samples."""
+    """Return the operators for which PyTorch has sample inputs."""
     from torch.testing._internal.common_methods_invocations import op_db
     return op_db
 
@@ -33,7 +33,10 @@ def name_of(op):
 
 
 def samples_of(op):
-    """Return the first samples of an operator, of float32 if possible, else of another type."""
+    """Return the first `SAMPLES` sample inputs of an operator.
+
+    Their type is float32 if the operator supports it, otherwise another type.
+    """
     dtype = min(op.dtypes, key=lambda t: (t != torch.float32, str(t)), default=None)
     torch.manual_seed(1)
     return list(itertools.islice(op.sample_inputs('cpu', dtype), SAMPLES))

@@ -1,4 +1,4 @@
-"""Checks by brute force whether a sequence that the search accepts agrees with its `Log`."""
+"""Checks by brute force whether a sequence that the search accepts is correct for its `Log`."""
 
 from rrto_bridge.protocol.record import HTOD
 
@@ -15,7 +15,8 @@ def exact(value):
 def canonical(calls):
     """Return (rows, outer handles, positions) of a pass; equal passes have equal rows.
 
-    The outer handles come from outside the pass. The positions say which call creates each handle.
+    The outer handles name tensors that no call of the pass creates. The positions say which call
+    creates each of the other handles.
     """
     made, rows, outer = {}, [], []
     for k, call in enumerate(calls):

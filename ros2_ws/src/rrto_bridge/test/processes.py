@@ -70,7 +70,7 @@ def children(pid):
 def kill_all(pid):
     """Kill a process and all processes that it has started.
 
-    First stop each of them, so that none can report the end of another.
+    First suspend all of them, so that no process can report the end of another process.
     """
     found, left = [], [pid]
     while left:

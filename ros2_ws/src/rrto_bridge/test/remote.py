@@ -1,4 +1,4 @@
-"""Runs the device in this process, with a new server in this process for each test."""
+"""Runs rrto's device in this process. Each test gets a new server, also in this process."""
 
 import gc
 
@@ -19,7 +19,7 @@ torch.set_num_threads(1)   # the number of threads decides how sums are rounded
 
 
 class Mortal(InProcess):
-    """A server in this process; it is lost after the client has waited for it `lives` times."""
+    """A server in this process; it is lost after the client has waited for `lives` replies."""
 
     def __init__(self, machine, lives):
         super().__init__(machine)
@@ -65,8 +65,8 @@ def start(mode, lives=1 << 60, journal=False):
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()
-    # So many objects exist only after the import of a library. Freeze them, so that the garbage
-    # collector skips them; see conftest.py.
+    # There are so many objects only after the import of a library. Freeze them, so that the garbage
+    # collector skips them; see the conftest.py of the repository.
     if len(gc.get_objects()) > 50_000:
         gc.freeze()
     remote.released.clear()

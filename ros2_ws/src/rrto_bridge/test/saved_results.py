@@ -1,6 +1,6 @@
 """Compares programs on a GPU with the same programs on a server's GPU, result by result.
 
-    python saved_results.py ops FILE            PyTorch's own samples of its operators (`opinfo`)
+    python saved_results.py ops FILE            operators on PyTorch's sample inputs (`opinfo`)
     python saved_results.py clients FILE        the programs of `clients`
     python saved_results.py compare FILE FILE
 

@@ -175,7 +175,8 @@ READS = {
 def run(device, creation, alias, mutation, which):
     """Apply a mutation to a tensor or its alias; return the properties and values of the two.
 
-    If an operation raises an error, return `REFUSED` or 'error'.
+    If an operation raises an error, return `REFUSED` if the error begins with this text, otherwise
+    return 'error'.
     """
     torch.manual_seed(3)
     make, fill = CREATIONS[creation]
@@ -249,7 +250,7 @@ def test_all_combinations(mode, creation):
 
 
 def pieces(device):
-    """Return a model whose tensors share memory in every way.
+    """Return a model whose tensors share memory in several ways.
 
     The model has tied parameters, views of a buffer, an alias, and tensors that share no memory.
     """

@@ -99,7 +99,10 @@ def test_what_is_right_gives_what_pytorch_gives(op, args, kwargs):
 
 
 def test_products_of_groups_are_zero_where_there_is_no_group():
-    """Output rows and columns of no group are zero; PyTorch itself does not write them."""
+    """In a grouped matrix product, output rows and columns that belong to no group are zero.
+
+    PyTorch itself does not write these rows and columns.
+    """
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     for _ in range(20):
         for args in ((ROWS, MATRICES, ends), (MATRICES, ROWS.t(), ends)):
@@ -111,7 +114,7 @@ def test_products_of_groups_are_zero_where_there_is_no_group():
 
 @pytest.mark.parametrize('op', ['ones.out', 'rand.out', 'fft_fftfreq.out'])
 def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
-    """If the memory for a result is missing, `out` keeps its shape and its values.
+    """If there is not enough memory for a result, `out` keeps its shape and its values.
 
     PyTorch itself would give `out` the new shape. The next operator would then access memory
     outside `out`.
@@ -124,7 +127,10 @@ def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
 
 
 def test_operators_of_plain_numbers_are_refused():
-    """The server refuses operators of plain numbers: `aten.remainder.int(1, 0)` would crash it."""
+    """The server refuses operators that take only numbers or texts, no tensors.
+
+    For example, `aten.remainder.int(1, 0)` would crash the server's process.
+    """
     for name in ('remainder.int', 'floor_divide.int', 'eq.str', 'add.str'):
         with pytest.raises(Refused):
             resolve(f'aten.{name}')
@@ -145,9 +151,9 @@ def test_what_is_not_named_is_refused(name):
                                 'aten.empty_strided.default', 'aten.new_empty_strided.default',
                                 'aten.empty.out', 'aten.empty_like.default'])
 def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
-    """The server zeroes new memory; otherwise a program could read freed tensors of others.
+    """The server zeroes new memory; otherwise a program could read freed tensors of other programs.
 
-    Replays could also give other results.
+    Also, a replay could otherwise return other values than the original calls.
     """
     context = Context(CPU, 1 << 20)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The replaying server refuses invalid runs, and can undo a run at every step."""
+"""The replaying server refuses invalid runs; it can undo a run (replay of a pass) at every step."""
 
 import numpy as np
 import pytest
@@ -199,7 +199,7 @@ def test_stops_where_a_shape_is_not_as_recorded():
 
 
 def test_inputs_of_a_run_are_the_programs_memory():
-    """The inputs of `Start` and of `More` count towards the program's memory.
+    """The inputs in the messages `Start` and `More` count towards the program's memory.
 
     If they need too much memory, the run fails.
     """

@@ -25,7 +25,10 @@ def seeded(k, *shape):
 
 @case
 def recurrent_layers_of_images(device):
-    """Run batch-first layers; a CPU multiplies differently if weights may need gradients."""
+    """Run batch-first layers.
+
+    If weights may need gradients, PyTorch on a CPU multiplies them with another routine.
+    """
     torch.manual_seed(0)
     layers = [nn.GRU(4, 6, 2, batch_first=True), nn.RNN(4, 6, batch_first=True),
               nn.LSTM(4, 6, batch_first=True, proj_size=3)]

@@ -17,7 +17,7 @@ class Stop(Exception):
 def program(device, attempt):
     """Return the results of inferences.
 
-    `attempt` runs each inference, possibly several times.
+    `attempt`: function that runs an inference, possibly several times, and returns its results.
     """
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(),
@@ -56,7 +56,7 @@ def mode(request):
 def test_a_handler_that_raises_at_any_instruction(mode):
     expected = program('cpu', once)
     remote.start(mode)
-    # Use no lock, because the handler may run while this thread holds the lock.
+    # Use no lock, because the signal handler may run while this thread holds the lock.
     left, under_way = [0], []
 
     def stop(number, frame):
@@ -80,7 +80,7 @@ def test_a_handler_that_raises_at_any_instruction(mode):
             try:
                 result = infer()
                 sys.settrace(None)
-                # The handler runs only when the device has finished its work.
+                # The signal handler runs only when the device has finished its work.
                 eventually(lambda: not under_way)
                 return result
             except Stop:

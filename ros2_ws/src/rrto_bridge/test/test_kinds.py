@@ -1,4 +1,7 @@
-"""The Python type of a tensor on the device, and tensors that are only marked as negated."""
+"""Tests of the Python type of tensors on the device, and of negated or conjugated tensors.
+
+PyTorch negates or conjugates some tensors only by a flag; their memory stays unchanged.
+"""
 
 import copy
 import pickle

@@ -97,7 +97,8 @@ def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, ser
 
 @pytest.mark.long
 def test_a_program_that_stood_still_is_told_so(domain):
-    # Start another server, because `s` may already have reported the silence of another program.
+    # Start another server, because the server `s` may already have reported another program's
+    # silence.
     server = domain.server('t', lease=LEASE)
     server.wait('serving as t')
     program = loop(domain, 't')
@@ -300,7 +301,11 @@ def test_two_servers_of_one_name_are_refused(domain, server):
 
 @pytest.mark.long
 def test_memory_that_the_server_does_not_have_is_an_error_of_cuda(domain, server):
-    """A program gets the error in a single call and in a replayed run; others get no error."""
+    """If the server lacks memory, the program gets CUDA's error.
+
+    The program gets this error for a single call and for a replayed run. Other programs get no
+    error.
+    """
     other = loop(domain, 's')
     code, out, err = domain.run('--server', 's', '--', sys.executable, '-c', '''
 import torch

@@ -35,9 +35,10 @@ class Model(nn.Module):
 
 
 def program(device, passes, before=lambda: None):
-    """Return the results of passes; `before` is called before each pass.
+    """Return the results of passes.
 
-    A pass is a dict that lists its differences from a usual pass.
+    ``passes``: for each pass, a dict that lists its differences from a usual pass. ``before``:
+    function that is called before each pass.
     """
     model = Model().to(device)
     torch.manual_seed(5)

@@ -172,7 +172,7 @@ FILLED = {'Tensor': lambda: torch.tensor(0.25), 'List[Tensor]': lambda: [torch.t
 
 
 def test_every_operator_that_writes_into_the_cpu_does_so_or_refuses():
-    """An operator that writes into a tensor on the CPU does so, or raises an error.
+    """An operator that is called to write into a CPU tensor writes into it, or raises an error.
 
     The test derives each call from the operator's schema. Every written argument is a 0-dim tensor
     on the CPU; all other tensors are on the device.

@@ -1,4 +1,7 @@
-"""A predicted meta equals the result's meta; calls of an unknown kind are not predicted."""
+"""A predicted meta (shape, strides, dtype and offset) equals the meta of the result.
+
+Calls of an unknown kind are not predicted.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The search accepts a sequence only after enough repetitions, at the end of the last one."""
+"""The search accepts a sequence only after enough repetitions, when the last repetition ends."""
 
 import pickle
 

@@ -84,7 +84,10 @@ def train(folder: Path, robot: int) -> None:
 
 
 def _backward_seconds(task: Task, model: nn.Module) -> float:
-    """Return the seconds of one backward pass on this machine; `train` waits for this much less."""
+    """Return the seconds of one backward pass on this machine.
+
+    `train` shortens its wait by this time.
+    """
     loss = task.loss(model, next(task.batches()))
     began = time.monotonic()
     loss.backward()

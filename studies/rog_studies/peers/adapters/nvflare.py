@@ -1,7 +1,8 @@
 """NVIDIA FLARE: a server, a site on every robot, FedAvg or FedBuff.
 
-The program follows NVFlare's guides on provisioning and jobs, and its examples hello-pt (FedAvg;
-the program of a site is `nvflare_client`) and collab/pt_async_cifar10 (FedBuff; `nvflare_parts`).
+The program follows NVFlare's guides on provisioning and jobs, and two of its examples. FedAvg is
+like the example hello-pt; the program of a site is the module `nvflare_client`. FedBuff is like
+the example collab/pt_async_cifar10; its server and its sites are in the module `nvflare_parts`.
 In a round of FedAvg, and for an update of FedBuff, a robot trains `local_steps` batches. FedAvg
 uses the workflow ScatterAndGather, which continues without a site that is late. FedBuff never waits
 for a site. The time limits are those that NVFlare's guide "Timeout Troubleshooting" gives for bad
@@ -36,7 +37,7 @@ from .task import MODELS, SERVER, Task, arguments
 PORT = 8002
 ROUNDS = 1_000_000    # more rounds than a run can make; the study ends the run
 STRAGGLERS = 10  # seconds that a round waits for the last site; the default of ScatterAndGather
-# seconds for the transfer of a model; from "High-Latency Networks" in the guide
+# seconds for the transfer of a model; from "High-Latency Networks" in NVFlare's guide
 TASK_LIMIT = 600.0
 # maximum seconds until the startup kits exist, and until all robots are connected for a job
 START_LIMIT = 180.0
@@ -116,7 +117,7 @@ def main() -> None:
 
 
 def _provision(robots: int, address: str) -> None:
-    """Make the startup kits of the server, of the robots and of the administrator."""
+    """Make NVFlare's startup kits (certificates, settings) of server, robots and administrator."""
     sites = '\n'.join(f'  - {{name: robot{number}, type: client, org: study}}'
                       for number in range(1, robots + 1))
     Path('project.yml').write_text(PROJECT.format(

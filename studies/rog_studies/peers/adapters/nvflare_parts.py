@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from .task import SERVER, Journal, Task
 
-SHARE = 2  # a version needs (number of sites) / SHARE updates; NVFlare's example: 4 with 8 sites
+SHARE = 2  # a new model needs (number of sites) / SHARE updates; NVFlare's example: 4 with 8 sites
 CALL = 600.0    # seconds that a site may take for an update, including transfers
 PAUSE = 1.0     # seconds before the server again asks a site that has failed
 SAVED = 'FL_global_model.pt'
@@ -36,7 +36,7 @@ Model = dict[str, Tensor]
 
 
 class Watch(FLComponent):
-    """Writes each round of ScatterAndGather into the study's journal, and saves snapshots.
+    """Writes each round of FLARE's workflow ScatterAndGather into the journal, and saves snapshots.
 
     :param folder: folder of the run.
     """

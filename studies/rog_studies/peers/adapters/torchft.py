@@ -1,4 +1,4 @@
-"""torchft: a lighthouse at the server and a replica on every robot.
+"""torchft: a lighthouse (torchft's coordinator) at the server and a replica on every robot.
 
 The replicas use LocalSGD or DiLoCo over gloo.
 
@@ -36,8 +36,8 @@ LIGHTHOUSE_PORT, STORE_PORT = 29510, 29511
 # Time limit of an exchange in seconds. An exchange of 2.5 MB among four robots takes 60 s on
 # a link of 1 Mbit/s; torchft's default of 60 s would discard every exchange over this link.
 EXCHANGE = 120.0
-# Time limit of a quorum in seconds. torchft's documentation advises more than the time between
-# two exchanges, and 1 h or more for DiLoCo.
+# Time limit in seconds of a quorum, in which the replicas agree who takes part. torchft's
+# documentation advises more than the time between two exchanges, and 1 h or more for DiLoCo.
 QUORUM = 3600.0
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # as in train_diloco.py and in the DiLoCo paper
 FILE = 'kept.npz'      # file with the saved state of a robot, in the folder of its process

@@ -43,7 +43,7 @@ class Channel:
         self._flows = {(flow.robot, flow.uplink): (flow, index)
                        for index, air in enumerate(self._airs)
                        for pair in air.flows for flow in pair}
-        self._then = list(self._airs)            # each channel as it will be at its next departure
+        self._then = list(self._airs)            # state of each channel at its next departure
         self._due = [_NEVER for _ in self._airs]  # time of each channel's next departure
         self._soonest = _NEVER
         self._left: list[tuple[str, bool, Any]] = []
@@ -130,25 +130,25 @@ class _Flow:
 class _Air:
     """One channel. Each list contains one value per robot; air time and clock are in seconds.
 
-    The two flows of a robot have the same rate and share, so one value of `served` applies to
-    both flows.
+    The two flows of a robot have the same rate and the same share of the air time, so one value of
+    `served` applies to both flows.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):
         n = len(traces)
         self.time = start
-        self.used = 0.0               # air time that a flow has got if it was always active
+        self.used = 0.0               # air time so far of a flow that is always active
         self.active = 0               # number of flows that have data and a rate above 0
         self.flows = [tuple(_Flow(name, uplink, index) for uplink in (True, False))
                       for index, name in enumerate(traces)]
         self.paths = [_Path(trace, start) for trace in traces.values()]
-        # number of flows of the robot that have data; the robot is busy if it is not 0
+        # number of flows of the robot that have data; a robot with at least one such flow is busy
         self.busy = [0] * n
         self.rate = [0.0] * n         # rate in Mbit/s; valid only while the robot is busy
         # Mbit that each flow has carried since the robot became busy, up to the air time `since`.
         self.served = [0.0] * n
         self.since = [0.0] * n
-        self.finish = [_NEVER] * n    # air time at which the robot's next item leaves
+        self.finish = [_NEVER] * n    # value of `used` at which the robot's next item leaves
         self.change = [_NEVER] * n    # time at which the rate of a busy robot changes
         self.place = [(0, -1, -_NEVER)] * n  # latest place in the robot's trace, see `_Path`
 

@@ -1,4 +1,4 @@
-"""Generated link traces whose statistics match published ones.
+"""Generates link traces whose statistics match the published statistics of real links.
 
 A trace is a rank transform (Gaussian copula) of the sum of two processes. The slow process stands
 for the position of the robot, for example behind a tree. The fast process stands for multipath and

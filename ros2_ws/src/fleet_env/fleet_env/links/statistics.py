@@ -37,8 +37,8 @@ def describe(trace: LinkTrace, step: float = 0.1,
              lags: tuple[float, ...] = (0.5, 10.0)) -> TraceStatistics:
     """Measure one period of ``trace``, sampled every ``step`` seconds.
 
-    Two results depend on ``step``: the time between changes, and the length of spells below
-    10 Mbit/s. So compare traces only at the same step.
+    Two results depend on ``step``: the time between changes, and the length of the intervals in
+    which the rate stays below 10 Mbit/s. So compare traces only at the same step.
 
     :raises TraceError: the trace has more than `MOST_SAMPLES` steps; perhaps its times are not in
         seconds.

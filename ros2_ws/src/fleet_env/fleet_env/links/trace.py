@@ -103,7 +103,8 @@ class LinkTrace:
             return math.inf
         cycles = math.ceil(mbit / per_period) - 1
         rest = min(mbit - cycles * per_period, per_period)
-        # i: the sample in which `rest` is reached. Its rate is positive.
+        # Find the sample i in which the amount `rest`, in Mbit since the start of the period, is
+        # reached. The rate of this sample is positive.
         i = max(bisect_left(carried, rest) - 1, 0)
         missing = rest - carried[i]
         within = min(missing / rates[i], ends[i] - times[i]) if missing > 0 else 0.0

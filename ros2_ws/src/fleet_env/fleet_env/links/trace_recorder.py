@@ -54,8 +54,8 @@ class TraceRecorder:
         edges, where = np.unique(np.concatenate((begins, ends)), return_inverse=True)
         first, last = where[:len(begins)], where[len(begins):]
         spans = np.diff(edges)
-        # At each edge: change of the total Mbit/s of all transfers under way, and change of the
-        # number of these transfers.
+        # `edges` are the times at which a transfer begins or ends. For each edge: change of the
+        # total Mbit/s of all transfers under way, and change of the number of these transfers.
         speed, count = np.zeros(len(edges)), np.zeros(len(edges))
         for values, total in ((mbit / (ends - begins), speed), (np.ones(len(mbit)), count)):
             np.add.at(total, first, values)

@@ -135,7 +135,7 @@ def _number(value: float | None) -> float:
 
 
 def finite(value: Any) -> Any:
-    """Return ``value``, in which None replaces each float that is NaN or infinite (not in JSON)."""
+    """Return ``value`` with None for each float that is NaN or infinite, which JSON cannot hold."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

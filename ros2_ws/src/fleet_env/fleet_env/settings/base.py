@@ -24,7 +24,7 @@ _BOUNDS = {'ge': 'at least', 'gt': 'greater than', 'le': 'at most', 'lt': 'less 
 _KINDS = {str: 'text', bool: 'true or false', int: 'a whole number', float: 'a number',
           dict: 'a mapping of keys to values', tuple: 'a list'}
 _Path = tuple[str | int, ...]
-_WITHOUT_PREFIX = ('training', 'network')  # sections that parameter names leave out
+_WITHOUT_PREFIX = ('training', 'network')  # sections whose names are not part of parameter names
 
 
 def setting(default: Any, description: str, unit: str = '', *, form: str = '', empty: bool = False,
@@ -57,7 +57,7 @@ class Settings(BaseModel):
         if value is None and (kind is dict or isinstance(field.default, Settings)):
             value = {}  # the file contains the key without a value
         if isinstance(value, dict):
-            if isinstance(field.default, Settings):  # an omitted key keeps the section's default
+            if isinstance(field.default, Settings):  # a section: omitted keys keep their defaults
                 return {**dict(field.default), **value}
             return {key: _parsed(item, dict) if isinstance(item, Text) else item
                     for key, item in value.items()}
@@ -126,7 +126,7 @@ class Knob(NamedTuple):
 
 
 def parameter_name(path: Iterable[Any]) -> str:
-    """Return the parameter name section.name; leave a section of `_WITHOUT_PREFIX` out."""
+    """Return the parameter name ``section.key``; omit a section that is in `_WITHOUT_PREFIX`."""
     keys = [str(key) for key in path]
     return '.'.join(keys[keys[0] in _WITHOUT_PREFIX and len(keys) > 1:])
 

@@ -306,6 +306,6 @@ class FleetConfig(FleetSettings):
 
 
 def _differences(settings: Settings, usual: Settings) -> dict[str, Any]:
-    """Return the settings that differ from ``usual``; a section becomes a nested dict."""
+    """Return the settings that differ from the defaults ``usual``; sections become nested dicts."""
     return {key: _differences(value, getattr(usual, key)) if isinstance(value, Settings) else value
             for key, value in settings if value != getattr(usual, key)}

@@ -8,9 +8,10 @@ The first action ends `waiting`. In `running` there is an action for the tick; i
 `starved` there is no action. After a fault the state is `safe`, and `reason` describes
 the fault. In `starved` and `safe` the robot does what the setting `safety` says.
 
-The machine requests new actions when the queue contains less than a share of a chunk. It
-asks the fastest of the places that answer. If this place is not the robot, the request is
-early enough for the answer to arrive before the robot must begin to compute.
+A place is the robot or the server. The machine requests new actions when the queue
+contains less than the share `request_share` of a chunk. It asks the fastest of the places
+that answer. If this place is not the robot, the request is early enough for the answer to
+arrive before the robot must begin to compute.
 
 If the other places do not answer in time, the robot computes the actions itself. The
 robot begins while the queue still lasts long enough for this computation. So after the
@@ -90,7 +91,7 @@ class PolicyMachine:
         self.reason = ''                     # reason for the state `safe`
         self.places = {name: Place(name) for name in {ROBOT: 0, **dict.fromkeys(places)}}
         self.counts: Counter[str] = Counter()
-        self._reported: Counter[str] = Counter()   # counts at the last report
+        self._reported: Counter[str] = Counter()   # copy of `counts` at the last report
         self.command = Command(NOTHING)
         self.tick_number = -1
         self.longest = 0                     # number of actions in the longest chunk so far

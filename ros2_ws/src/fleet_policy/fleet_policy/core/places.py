@@ -1,4 +1,7 @@
-"""The data of `PolicyMachine` about a place that computes actions: latencies and requests."""
+"""The data of `PolicyMachine` about a place that computes actions: latencies and requests.
+
+A place is the robot or the server.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +94,12 @@ class Place:
         self._losses += 1
 
     def expire(self, patience: float, now: float) -> None:
-        """Count a request as lost if it is under way for too long."""
-        # Before the first answer the latency is unknown, because the place possibly loads or
-        # compiles a large model.
+        """Count each request as lost that has been under way for too long.
+
+        ``patience``: least time in seconds after which a request counts as lost.
+        """
+        # Before the first answer the latency is unknown, and the place may still load or compile a
+        # large model. So wait longer.
         limit = max(patience, LATER * self.longest if self._latencies else 10 * patience)
         for request, sent in list(self._under_way.items()):
             if now - sent > limit:

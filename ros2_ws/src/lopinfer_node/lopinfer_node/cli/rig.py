@@ -70,9 +70,9 @@ class Measured:
 class Rig:
     """A server and a link that stay open while `measure` runs several methods.
 
-    ``rate``: bytes/s in each direction; with None, loopback has no limit. ``latency``: delay in
-    each direction, in seconds. ``slowdown``: the robot computes this many times slower than this
-    machine. ``device``: the server's device.
+    ``rate``: bytes/s in each direction. With None, no link is emulated, and ``latency`` has no
+    effect. ``latency``: delay in each direction, in seconds. ``slowdown``: the robot computes this
+    many times slower than this machine. ``device``: the server's device.
     """
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,

@@ -22,7 +22,7 @@ Arithmetic = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that depends on the model's inputs: node `index`, divided along `axis`."""
+    """The output of node `index`, divided along `axis`; it depends on the model's inputs."""
 
     index: int
     shape: tuple[int, ...]
@@ -68,9 +68,9 @@ class Division:
 class Call:
     """The call `overload(**arguments)`.
 
-    `pick` is the index of the result that the call uses if the operator has several results; None:
-    the operator has a single result. `arguments` holds all arguments, with the defaults of omitted
-    arguments, so a rule need not know the defaults.
+    `pick`: if the operator has several results, the index of the result that this object stands
+    for; None if the operator has a single result. `arguments` contains all arguments, with the
+    defaults of omitted arguments, so a rule does not need the defaults.
     """
 
     overload: torch._ops.OpOverload

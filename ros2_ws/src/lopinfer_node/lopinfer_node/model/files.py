@@ -1,10 +1,10 @@
 """A traced model on disk and on the wire: graph.json and weights.safetensors, never a pickle.
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
-"arguments", "shape", "dtype", "place", "pick"}], "outputs": [...]}. An argument {"v": number}
-stands for the result of the record with this number, and {"w": name} for a weight. The reader
-does not trust the files: it accepts only operators of an allow-list, and computes every shape
-again.
+"arguments", "shape", "dtype", "place", "pick"}], "outputs": [...]}. Inputs and calls are numbered
+together: first the inputs, then the calls. An argument {"v": number} stands for the input or the
+result of the call with this number, and {"w": name} for a weight. The reader does not trust the
+files: it accepts only operators of an allow-list, and computes every shape again.
 """
 
 from __future__ import annotations

@@ -41,7 +41,10 @@ _NOT_READ = {'__init__', '__post_init__', '__new__', '__del__', '__repr__', '__r
 
 
 class Picked:
-    """Named items of a namespace such as globals, read by ``get(name, default)``."""
+    """The items with certain names in a namespace, such as the globals of a module.
+
+    ``get(name, default)`` reads one item.
+    """
 
     def __init__(self, get: Callable[[str, Any], Any], names: Iterable[str]) -> None:
         self._get, self._names = get, tuple(names)
@@ -80,8 +83,8 @@ class _Owner:
 class Followed:
     """Finds the items that the code of a model reads.
 
-    ``held`` is a list of (path, container, kind); the kind is `MODULE`, `NAMED`, `ITEMS` or
-    `COMPUTED`. ``tensors``, ``arrays``: tensors and arrays by path.
+    ``held``: the containers of these items, a list of (path, container, kind); the kind is
+    `MODULE`, `NAMED`, `ITEMS` or `COMPUTED`. ``tensors``, ``arrays``: tensors and arrays by path.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -55,7 +55,7 @@ class Footprint:
 
 
 def _of(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
-    """Return the footprint in which output index i needs [starts[i], ends[i]).
+    """Return the footprint in which output index i needs the input indices [starts[i], ends[i]).
 
     The intervals are clipped to the input, and enlarged so that `starts` and `ends` never decrease.
     An output index with an empty interval needs nothing.
@@ -74,7 +74,7 @@ def whole(outputs: int, extent: int) -> Footprint:
 
 
 def fixed(outputs: int, lo: int, hi: int, extent: int) -> Footprint:
-    """Return the footprint in which every output index needs [lo, hi)."""
+    """Return the footprint in which every output index needs the input indices [lo, hi)."""
     return Footprint(np.full(outputs, lo, np.int64), np.full(outputs, hi, np.int64), extent)
 
 
@@ -134,7 +134,7 @@ def merged(outputs: int, inner: int, extent: int) -> Footprint:
 def divided(outputs: int, inner: int, extent: int) -> Footprint:
     """Return the footprint of a reshape that splits the axis; the inner new axis has size `inner`.
 
-    Output index i needs [i * inner, (i + 1) * inner).
+    Output index i needs the input indices [i * inner, (i + 1) * inner).
     """
     at = np.arange(outputs) * inner
     return _of(at, at + inner, extent)
@@ -143,6 +143,6 @@ def divided(outputs: int, inner: int, extent: int) -> Footprint:
 def ranges(starts: np.ndarray, ends: np.ndarray, extent: int) -> Footprint:
     """Return a footprint for adaptive pooling and interpolation.
 
-    Output index i needs [starts[i], ends[i]).
+    Output index i needs the input indices [starts[i], ends[i]).
     """
     return _of(np.asarray(starts), np.asarray(ends), extent)

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
-    """Return a model whose softmax, mean and attention over the divided axis work in parts.
+    """Return a model that computes softmax, mean and attention over the divided axis in parts.
 
     ``parts``: number of parts of the axis. With more parts the planner can cut at more places, but
     the graph has more operators.

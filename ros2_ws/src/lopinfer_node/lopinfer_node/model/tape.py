@@ -12,7 +12,7 @@ from .calls import Weight
 
 @dataclass(frozen=True)
 class Ref:
-    """The result of the record with number `index`."""
+    """A reference to the result of the record with number `index` of a tape."""
 
     index: int
 

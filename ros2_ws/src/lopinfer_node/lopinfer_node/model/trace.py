@@ -39,8 +39,8 @@ _LIKE = {'view': (torch.ops.aten.reshape.default, 'shape'),
          'type_as': (torch.ops.aten.to.dtype, 'dtype'),
          'to': (torch.ops.aten.to.dtype, 'dtype'),
          '_to_copy': (torch.ops.aten.to.dtype, 'dtype')}
-# Maps an operator that creates a constant with the dtype of a tensor to the value that fills
-# the constant. None: this value is an argument of the call.
+# Operators that create a tensor with the dtype of another tensor, and the value with which each
+# operator fills the new tensor. None: the value is an argument of the call.
 _FILLED = {'new_zeros': 0, 'new_ones': 1, 'new_full': None}
 
 
@@ -136,7 +136,10 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _sources(program: Any) -> dict[str, Weight | str]:
-    """Return for each placeholder what it represents: a weight, 'input' or 'constant'."""
+    """Return for each placeholder (input node) of an exported program what it represents.
+
+    This is a weight, 'input' (an input of the model) or 'constant'.
+    """
     found: dict[str, Weight | str] = {}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name

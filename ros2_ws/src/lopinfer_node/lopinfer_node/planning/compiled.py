@@ -1,8 +1,9 @@
 """Evaluate plans in microseconds for the search.
 
-These plans have two cuts per operator. The module converts a graph and its costs to flat
-arrays only once. Its compiled functions, the kernels, release the GIL, and their code is
-cached on disk.
+In these plans each operator has two cuts: the device computes the indices below the first cut,
+and the server computes the indices from the second cut on. The module converts a graph and its
+costs to flat arrays only once. Its compiled functions, the kernels, release the GIL, and their
+code is cached on disk.
 
 A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
 indices below `most`, and the server only indices from `least` on. `settle` derives the
@@ -128,7 +129,10 @@ def _flat(graph: Graph) -> dict[str, np.ndarray]:
 
 def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = None,
             weight: float = 0.0, deadline: float = np.inf, small_transfers: bool = True) -> Problem:
-    """Return graph, costs, link and objective as a `Problem`; cache what only `graph` decides."""
+    """Return graph, costs, link and objective as a `Problem`.
+
+    The arrays that depend only on `graph` are cached.
+    """
     power = power or PowerModel()
     large = [small_transfers and n.bytes > graph.input_bytes for n in graph.nodes]
     return Problem(
@@ -193,12 +197,15 @@ def _cuts(n, need_to, need_from, most, least, stays):
         to, start = min(to, most), max(start, least)
     if start <= to:
         return to, start
-    # the server receives indices below `start`, so the device must compute them
+    # The server computes only from `start` on, but needs lower indices. So it receives the lower
+    # indices, and the device must compute them.
     if start > need_from:
         return start, start
-    if to < need_to:  # the device receives indices from `to` on, so the server must compute them
+    # The device computes only below `to` and receives the other indices that it needs, so the
+    # server must compute them.
+    if to < need_to:
         return to, to
-    # No side needs [to, start), but a plan must cover all indices.
+    # No side needs the indices [to, start), but a plan must cover all indices.
     between = min(start, least) if to == 0 and start < n else min(start, max(to, most))
     return between, between
 
@@ -266,7 +273,7 @@ def schedule(p, w):
 
 @kernel
 def _ready(p, w, side, v):
-    """Return arrival time and node of the last transfer for which v waits.
+    """Return arrival time and node of the last transfer for which node v waits on this side.
 
     Return (0, -1) if v waits for no transfer.
     """
@@ -307,8 +314,9 @@ def _pass(p, w, v, latest):
 def _next(begin, end, used, i, now):
     """Find the first used span, from span `i` on, that has not ended at time `now`.
 
-    Return the number of the span, whether the span has begun, and a time. If the span has begun,
-    the time is its end, otherwise its beginning. The time is infinite if there is no such span.
+    Span k lasts from begin[k] to end[k], and is used if used[k] is true. Return the number of the
+    span found, whether this span has begun, and a time. If the span has begun, the time is its
+    end, otherwise its beginning. The time is infinite if there is no such span.
     """
     while i < len(begin) and (not used[i] or end[i] <= now):
         i += 1
@@ -348,9 +356,10 @@ def energy(p, w, latency):
 def evaluate(p, w, most, least, as_is):
     """Return (score, bytes, seconds of computing, latency in seconds) of a candidate.
 
-    Lower is better: compare the scores, then the bytes, then the computing. The score is
-    latency + weight * energy. With a deadline, the score is the energy, or a far larger
-    number if the plan misses the deadline. The score of an invalid candidate is infinite.
+    A candidate is a plan, given by its bounds `most` and `least`. Lower is better: compare the
+    scores, then the bytes, then the computing. The score is latency + weight * energy. With a
+    deadline, the score is the energy, or a far larger number if the plan misses the deadline. The
+    score of an invalid candidate is infinite.
     """
     if not settle(p, w, most, least, as_is):
         return np.inf, 0, 0.0, np.inf

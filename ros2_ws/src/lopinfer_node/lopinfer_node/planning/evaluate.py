@@ -89,7 +89,7 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
 
     :param rates: bytes/s: (n,) for equal rates in both directions, or (n, 2) for up and
         down.
-    :param message: seconds that each transfer takes in addition to its bytes.
+    :param message: seconds that each transfer takes in addition to the time for its bytes.
     :returns: two arrays, float64 (n,); a value is infinite if a transfer needs a link of
         rate 0.
     :raises ValueError: the plan does not consist of two cuts per operator (`Plan.of_cuts`).

@@ -22,12 +22,14 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-WIDTH = 6              # maximum number of beams that the search keeps unchanged at each position
+# at each position the search keeps at most this many beams (plans) without a new boundary
+WIDTH = 6
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-# at a boundary, all live tensors together have at most ALIVE times the bytes of the
-# inputs
+# At a boundary, the results that later operators need have together at most ALIVE times the
+# bytes of the model's inputs.
 ALIVE = 4
-HEAT = 0.03  # the refinement may continue from a plan that is worse than the best by this share
+# the refinement may continue from a plan that is worse than its present plan by about this share
+HEAT = 0.03
 PATIENCE = 100         # HEAT is used only if there are at least this many evaluations per operator
 ROUND = 500            # number of evaluations after which the refinement reads the clock
 DEADLINE = 1.0         # deadline of SPSO-GA in seconds if the objective has no deadline
@@ -111,7 +113,7 @@ class Search:
         return compiled.evaluate(self.problem, self._work, *candidate, as_is)[:3]
 
     def score(self, plan: Plan) -> tuple[float, int, float]:
-        """Return the value of a plan that consists of cuts.
+        """Return the value of a plan that has two cuts per operator (`Plan.of_cuts`).
 
         The value is (objective, bytes that cross, seconds of computing), for the link and the
         objective of this search; lower is better.

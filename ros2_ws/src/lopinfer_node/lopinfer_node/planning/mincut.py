@@ -36,7 +36,8 @@ class Network:
         arcs = csr_array((np.array(self._capacity), (tail, head)), (self._nodes, self._nodes))
         finite = arcs.data[np.isfinite(arcs.data)].sum()
         known = min(arcs[:, [sink]].sum(), arcs[[source]].sum(), finite) or 1.0
-        # An arc that must not be cut gets nearly twice the weight of the known cut.
+        # An arc of infinite capacity gets nearly twice the weight of the known cut, so that no
+        # minimum cut contains this arc.
         whole = np.rint(np.minimum(arcs.data * (FLOW / known), 2 * FLOW - 1)).astype(np.int32)
         arcs = csr_array((whole, arcs.indices, arcs.indptr), arcs.shape)
         left = arcs - maximum_flow(arcs, source, sink).flow

@@ -23,7 +23,8 @@ from .plan import DEVICE, SERVER
 STEPS = 8                  # the beam search tries fractions that are multiples of 1 / STEPS
 UP, DOWN = DEVICE, SERVER
 APART, ON_DEVICE, ON_SERVER = 0, 1, 2
-# kinds of boundaries: (direction, whether operators are held)
+# Kinds of boundaries: (direction, 1 if the fraction of the boundary also bounds the operators
+# since the previous boundary, otherwise 0).
 _KINDS = ((UP, 0), (UP, 1), (DOWN, 0))
 
 
@@ -68,7 +69,10 @@ def place_globals(p, most, least, begin, end, side):
 
 @kernel
 def bound(p, most, least, position, direction, fraction):
-    """Put a boundary after operator `position`; a fraction below 0 removes the boundary."""
+    """Put a boundary after operator `position`, at the share `fraction` of each tensor's indices.
+
+    A negative `fraction` removes the boundary.
+    """
     for v in range(position + 1):
         if p.last_use[v] > position:
             _bound_one(p, most, least, v, direction, fraction)
@@ -76,7 +80,10 @@ def bound(p, most, least, position, direction, fraction):
 
 @kernel
 def hold(p, most, least, begin, end, direction, fraction):
-    """Set a bound at each operator of begin..end - 1; a fraction below 0 removes the bounds."""
+    """Set a bound at the share `fraction` of the indices of each operator of begin..end - 1.
+
+    A negative `fraction` removes the bounds.
+    """
     for v in range(begin, end):
         _bound_one(p, most, least, v, direction, fraction)
 
@@ -113,8 +120,10 @@ def beam_search(p, w, positions, width, most, least):
         value[k] = _value(p, w, most[k], least[k])
         _path(p, w, value[k], on_path[k])
     for position in positions:
-        # Each row of `ways` is one way to extend a beam: number of the beam, direction of the
-        # boundary (-1: none), side of the global operators, whether operators are held, step.
+        # Each row of `ways` is one way to extend a beam: number of the beam; direction of the new
+        # boundary (-1: no new boundary); side of the global operators; 1 if the fraction of the
+        # boundary also bounds the operators since the previous boundary; number of the fraction,
+        # below STEPS.
         ways = np.zeros((beams * (1 + 6 * STEPS), 5), np.int64)
         values = np.full((len(ways), 3), np.inf)
         made = 0
@@ -174,7 +183,10 @@ def _mark(p, w, value, on_path):
 
 @kernel
 def _extend(p, most, least, last, position, way):
-    """Extend a beam as `way` says; return the number of global operators that this places."""
+    """Extend a beam as `way`, a row of `ways`, says.
+
+    Return how many global operators this places on one side.
+    """
     _, direction, side, held, step = way
     place(p, most, least, last + 1, position + 1, APART)
     several = place_globals(p, most, least, last + 1, position + 1, side)
@@ -211,9 +223,10 @@ def _expand(p, w, most, least, last, position, parent, before, ways, values):
 
 @kernel
 def _select(values, ways, width):
-    """Select rows: the best of each direction and step, and the best `width` with no new boundary.
+    """Select rows of `ways`, each of which is one way to extend a beam.
 
-    Return the numbers of the selected rows, best first.
+    For each direction and fraction of a new boundary, select the best row. Of the rows without a
+    new boundary, select the best `width` rows. Return the numbers of the selected rows, best first.
     """
     kept = np.zeros(len(values), np.int64)
     used = np.zeros(len(values), np.bool_)

@@ -26,9 +26,12 @@ from .plan import Plan, check
 from .timeline import Costs, Link
 
 FORMAT = 'lopinfer plan table 1'
-ANCHORS = 3  # only every ANCHORS-th bin runs a beam search; other bins start from the results
+# Only every ANCHORS-th bin (entry of the table) runs a beam search. The other bins start from the
+# plans that these searches find.
+ANCHORS = 3
 BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # default bandwidths of a table, bytes/s
-# EFFORT / (number of operators) evaluations refine a bin, which takes about 0.1 s
+# EFFORT / (number of operators) evaluations refine one bin (entry of the table); this takes about
+# 0.1 s
 EFFORT = 1_500_000
 LEAST = 5000           # minimum number of evaluations of a bin, which applies to large graphs
 

@@ -4,7 +4,7 @@ This module is the event-driven simulator of the thesis (4.4.3). Each processor 
 operators in topological order. Each direction of the link sends tensors in the order in which
 they are computed, which is also the topological order. So one pass over the operators gives
 the exact schedule. `compiled.py` computes the same schedule faster for the search, but
-accepts only plans that consist of cuts.
+accepts only plans with two cuts per operator (`Plan.of_cuts`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Link:
     """Rates of the link in bytes/s, and the other costs of a transfer.
 
     With rate 0 the link is dead. `latency`: delay of each direction, in seconds; during the
-    delay the link is free for other transfers. `message`: seconds that a transfer occupies
-    the link in addition to its bytes, for both ends together.
+    delay the link is free for other transfers. `message`: seconds that each transfer occupies the
+    link in addition to the time for its bytes; this time covers the work of both ends.
     """
 
     up: float

@@ -351,7 +351,7 @@ class Client:
                 send_model(Path(folder), self.traced.digest, self._send_part)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:   # such as a full disk; each library raises its own type
+        except Exception as error:   # such as a full disk; each library raises its own error type
             reason = f'the model cannot be sent: {type(error).__name__}: {error}'
         self._step(lambda now: self.machine.on_uploaded(reason, now))
 

@@ -284,7 +284,7 @@ class Server:
         trial = self._trier(folder)
         try:
             trial.save(path)
-        except OSError as error:   # then the trial runs again when the model is prepared next
+        except OSError as error:   # not stored, so the trial runs again when it is needed next
             self.node.get_logger().warning(f'cannot keep the measurements of the model: {error}')
         return trial
 
@@ -299,7 +299,7 @@ class Server:
                                   self.options.recording)
         except LopinferError as error:
             reason = str(error)
-        except Exception as error:  # invalid numbers concern only this client
+        except Exception as error:  # invalid numbers in a plan table concern only this client
             reason = f'no plan table: {type(error).__name__}: {error}'
         with self._changed:
             self._act(self.machine.on_plans(request, table, reason))
@@ -330,7 +330,7 @@ class Server:
 
 def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None
                   ) -> list[Prepared]:
-    """Check the plans of a request and return their programs, one for each bin.
+    """Check the plans of a request and return their programs, one for each bandwidth of the table.
 
     Raise PlanError for an invalid plan, RemoteError for an invalid table.
     """

@@ -13,9 +13,11 @@ from ..planning.plan import DEVICE, Plan
 from .execution import AnyProgram
 from .feedback import Feedback
 
-# A rate counts as equal to a bandwidth of the table if it is at most this many bytes/s below it.
+# A measured rate counts as equal to a bandwidth of the table if it is below this bandwidth by at
+# most this many bytes/s.
 BIN_SLACK = 0.25e6
-# Another plan replaces the plan that the table has chosen only if it is faster by this share.
+# Another plan replaces the plan that the table has chosen only if the other plan is faster by more
+# than this share.
 HYSTERESIS = 0.02
 TRY = 0.1  # share by which the estimate of an unmeasured plan is lowered, so that the plan is tried
 # An answer counts as late after LATER times the longest latency of recent requests, but not

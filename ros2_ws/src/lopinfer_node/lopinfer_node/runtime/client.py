@@ -418,7 +418,8 @@ class ClientMachine:
 
     def on_time(self, now: float) -> list[Action]:
         """Perform all due actions; call this at `deadline`."""
-        # Send before a probe, because a probe waits until nothing is in flight.
+        # Call `_send` first: it counts overdue pieces as lost. A probe can start only when no piece
+        # waits to be sent or acknowledged.
         actions = self._send(now)
         if self.state in (OPENING, PLANNING) and now >= self._again:
             self._again = now + CALL_LIMIT

@@ -57,7 +57,8 @@ class Outbox:
     def __init__(self, incarnation: int, piece_bytes: int) -> None:
         self.incarnation = incarnation
         self.link = LinkEstimate(piece_bytes)
-        self.busy = 0.0             # seconds that this side has computed; every piece carries it
+        # seconds that this side has computed; every piece carries this number
+        self.busy = 0.0
         self.bytes_sent = 0
         self.next_packet = 0
         self._waiting: deque[_Part] = deque()

@@ -106,7 +106,7 @@ class TablePlanner:
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))
-        if self.method != LOSS:      # a baseline uses only its own plans
+        if self.method != LOSS:      # a baseline must not use the plans of other methods
             plans = searched
             seconds, _ = self._grids(graph, plans, costs, table.bandwidths)
             chosen = np.repeat([plans.index(p) for p in table.plans], bins).reshape(bins, bins)
@@ -128,8 +128,8 @@ class TablePlanner:
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        # Requests measure their latency and nothing else. So only a plan for the lowest latency can
-        # be compared with alternatives.
+        # Requests measure their latency, but not their energy. So alternatives help only if the
+        # objective is the latency alone.
         if not self._fastest:
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)

@@ -140,7 +140,7 @@ class Run:
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
-                # PyTorch may have postponed a conjugation or a negation of the tensor; do it now.
+                # If PyTorch has postponed a conjugation or negation of the tensor, compute it now.
                 own = tensor.detach().resolve_conj().resolve_neg()
                 self._stretches[index] = [(0, extent, own.contiguous())]
         self._inputs = dict(self._stretches)

@@ -52,7 +52,8 @@ NAME = re.compile(r'([A-Za-z]\w*(/[A-Za-z]\w*)*)?', re.ASCII)
 MAX_NAME = 200   # maximum characters of a client's name; ROS refuses longer topics
 MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and hashes together
 REFUSALS = 64    # number of refused models for which the server remembers the reason
-TAKE_OVER = 2.0  # seconds of silence after which a restarted client may take over a name
+# seconds of a client's silence after which another process may use the client's name
+TAKE_OVER = 2.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class _Model:
     status: int = PREPARING
     reason: str = ''
     kept: bool = False       # whether the model stays in memory even if no client uses it
-    loaded: int = 0          # bytes of the model
+    loaded: int = 0          # bytes that the loaded model occupies
     request: int = 0         # additional bytes for each request
     plan: int = 0            # additional bytes for each plan
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -442,7 +443,8 @@ class ServerMachine:
         if self.paused and (piece.transfer == PROBE or piece.request > session.number):
             return NOT_OPEN  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
-            if piece.part == piece.parts - 1 and session.outbox.idle:   # also probe the downlink
+            # after the last piece of an uplink probe, probe the downlink too
+            if piece.part == piece.parts - 1 and session.outbox.idle:
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
             return OK if session.plans else NO_PLAN
         if piece.request < session.number:
@@ -490,7 +492,7 @@ class ServerMachine:
 
     def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
                     now: float) -> list[Action]:
-        """Send ``pieces``, the results of ``work``; computing its steps has taken ``seconds``."""
+        """Send ``pieces``, the results of ``work``; its steps took ``seconds`` to compute."""
         session = self._sessions.get(work.client)
         if session is None or session.execution is not work.execution:
             return []  # the client has begun another request, or has gone
@@ -529,6 +531,6 @@ class ServerMachine:
 
     @property
     def deadline(self) -> float:
-        """Return the time at which `on_time` must run if no event comes before."""
+        """Return the time at which `on_time` must run if no event comes before this time."""
         return min((min(s.outbox.deadline, s.heard + self.limits.lease)
                     for s in self._sessions.values()), default=math.inf)

@@ -11,16 +11,16 @@ import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # seconds; pauses that are due are added up until they exceed this
+SHORTEST = 1e-3   # seconds; shorter pauses are added up until their sum exceeds this time
 
 
 def computing_time() -> float:
     """Return the time, in seconds, of a clock that measures how long this program computes.
 
-    If PyTorch computes with one thread, the clock is the processor time of the calling thread. This
-    clock excludes the time of other processes, so the pauses do not multiply that time. If several
-    threads compute, the clock is the wall clock, because the calling thread only waits for the
-    others.
+    If PyTorch computes with one thread, the clock is the processor time of the calling
+    thread. This clock excludes the time of other processes, so that time does not make the
+    pauses longer. If several threads compute, the clock is the wall clock, because the
+    calling thread only waits for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
@@ -63,7 +63,7 @@ class SlowProgram:
 class _SlowRun:
     """A slowed run.
 
-    It sleeps after computations. Before the run sends or ends, all pauses are over.
+    It sleeps after computations. Before it sends a result or ends, it has slept for all due pauses.
     """
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:

@@ -218,7 +218,7 @@ def _sync(path: Path) -> None:
 
 
 def _hash(file: Any) -> Any:
-    state = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
+    state = hashlib.sha256()  # not hashlib.file_digest, which needs Python 3.11
     while block := file.read(1 << 20):
         state.update(block)
     return state

@@ -1,8 +1,9 @@
 """Try a model in a separate process before a server serves the model.
 
-A robot may send a model that needs too much memory or time, or that ends its process.
-In a trial, such a model ends only the trial's process, not the server. After a successful
-trial, the server reserves the memory that the trial has used.
+A robot may send a model that needs too much memory or time, or that crashes the process
+in which it runs. In a trial, such a model ends only the trial's process, not the
+server. After a successful trial, the server reserves the memory that the trial has
+used.
 
     python -m lopinfer_node.runtime.trial FOLDER DEVICE THREADS MEMORY LONGEST SERVER
 
@@ -41,8 +42,9 @@ from .program import Program
 LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
 # seconds that the measurement should take; a slow model is measured fewer times
 MEASURING = 30.0
-TURNS = 9          # maximum number of passes over the model at each share
-ROOM = 64 << 20  # the trial's process may use at least this many bytes more than `memory`
+TURNS = 9          # maximum number of passes over the model for each measured share of the results
+# the memory limit of the trial's process exceeds `memory` by at least this many bytes
+ROOM = 64 << 20
 MAX_TEXT = 1000    # maximum characters of an error text, which may contain long names
 
 
@@ -140,7 +142,7 @@ def main(arguments: list[str]) -> int:
         result = _try(folder, device, memory, longest)
     except MemoryError:
         result = {'error': _too_large(memory)}
-    except Exception as error:   # any error is the model's fault
+    except Exception as error:   # every error counts as an error of the model
         text = str(error)
         result = {'error': _too_large(memory) if 'memory' in text else text[:MAX_TEXT]}
     print(json.dumps(result), flush=True)

@@ -70,7 +70,8 @@ class Ack:
 
     ``arrived`` is a time in seconds of the receiver's clock. Bit k of ``mask`` says whether
     the packet with the number (``packet`` minus 1 minus k) has also arrived. ``rate``:
-    measured rate of the pieces in the other direction, in bytes/s; 0 before a measurement.
+    measured rate, in bytes/s, of the pieces that go in the opposite direction to
+    ``packet``; 0 before a measurement.
     """
 
     incarnation: int
@@ -88,7 +89,7 @@ def parts_of(size: int, piece_bytes: int) -> int:
 
 
 def bounds(size: int, part: int, parts: int) -> tuple[int, int]:
-    """Return the bytes [lo, hi) of a transfer that belong to number ``part`` of ``parts``."""
+    """Return the bytes [lo, hi) of a transfer that part number ``part`` of ``parts`` carries."""
     step = -(-size // parts)
     return min(part * step, size), min((part + 1) * step, size)
 

@@ -90,14 +90,14 @@ def _up(options: argparse.Namespace) -> int:
                 raise argparse.ArgumentTypeError('--emulate and --only: nothing else can reach the '
                                                  'emulated network; choose one of them')
             emulation('check_rights')()
-        else:  # the processes and the live view use these variables
+        else:  # the processes and the live view use these environment variables
             os.environ.update(dds_environment(fleet.network))
         below = child_fleets(fleet)
         if below and options.emulate:
             raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
                                              'each fleet separately')
         _check_places(fleet, below)
-        for one in (fleet, *below.values()):  # check here once, not in every process
+        for one in (fleet, *below.values()):  # check the tasks here once, not in every process
             check_task(one.training.task, one.training.task_options)
         if 'server' in names:  # a machine with only robots may lack the method's package
             from rog_core.method_check import check_method  # imports numba, which is slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def place(text: str) -> Path:
-    """Return the path of an option, such as --out.
+    """Return the path that the user gives to an option such as --out.
 
     An empty text is refused, because it usually comes from an unset variable and would mean the
     current directory.

@@ -137,7 +137,10 @@ def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
 
 
 def _from_iw(recorder: TraceRecorder, iface: str, seconds: float) -> None:
-    """Ask `iw` for the rate once per step, for ``seconds`` seconds or until Ctrl+C."""
+    """Ask `iw` for the rate once per time step, for ``seconds`` seconds or until Ctrl+C.
+
+    The recorder defines the length of a time step.
+    """
     start = begin = time.monotonic()
     try:
         while begin - start < seconds:

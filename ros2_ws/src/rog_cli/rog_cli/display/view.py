@@ -226,7 +226,10 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
-    """Print the table of results; a task whose data changes during the run has one more column."""
+    """Print the table of results.
+
+    If the data of the fleet's task changes during the run, the table has one more column.
+    """
     shift = any(not math.isnan(robot.accuracy.clean) for robot in summary.robots.values())
     accuracies = {'before the\nshift': 'clean', 'after the\nshift': 'before', 'adapted': 'after'} \
         if shift else {'at the\nstart': 'before', 'at the\nend': 'after'}

@@ -3,11 +3,12 @@
 A fork takes milliseconds. Without it, each process loads PyTorch, which takes one core four
 seconds. Forked processes also share the loaded code in memory.
 
-`python -m rog_cli.launching.fork_server FD` is the fork server. FD is the number of a socket,
-which connects the fork server to the launcher. The fork server starts no thread and
-uses neither ROS nor a device, because a forked process cannot use these. Each forked
-process becomes a child of the launcher and runs like a process that was started
-directly. The fork server ends when the launcher ends.
+`python -m rog_cli.launching.fork_server FD` is the fork server. FD is the number of a
+socket, which connects the fork server to the launcher. The fork server starts no thread
+and uses neither ROS nor a device, because a forked process could not use the threads,
+ROS objects and devices of its parent. Each forked process becomes a child of the
+launcher and runs like a process that was started directly. The fork server ends when
+the launcher ends.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training
 _GONE = 10.0        # seconds within which a killed process ends, unless it waits for a device
 # maximum bytes of a datagram; the command and the environment of a process fit into one
 _MESSAGE = 1 << 18
-# bytes reserved in the fork server's command line, which a forked process overwrites with its own
+# bytes reserved in the fork server's command line, where a forked process writes its own command
 _TITLE = 250
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -161,7 +162,8 @@ def _load() -> None:
             importlib.import_module(name)
         from rog_core.warm_up import warm_up
         warm_up()
-    gc.freeze()  # a garbage collection would copy the memory pages that all processes share
+    # otherwise a garbage collection would copy the memory pages that all processes share
+    gc.freeze()
 
 
 def _serve(link: socket.socket) -> Callable[[], Any] | None:

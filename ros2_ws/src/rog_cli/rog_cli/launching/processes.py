@@ -92,7 +92,7 @@ class FleetProcesses:
         return (self.below[below] if below else self), own
 
     def place(self, name: str) -> AbstractContextManager[object]:
-        """Return the context in which a process is started; here an empty context."""
+        """Return the context in which a process is started; in this class, an empty context."""
         return nullcontext()
 
     def command(self, name: str) -> list[str]:
@@ -133,7 +133,7 @@ class FleetProcesses:
     # -- watching ---
 
     def follow(self, status: Any) -> None:
-        """Handle the last `FleetStatus` (None before the first one); here do nothing."""
+        """Handle the last `FleetStatus`, None before the first one; in this class, do nothing."""
 
     def log(self, name: str) -> Path:
         """Return the path of a process's log."""
@@ -160,7 +160,7 @@ class FleetProcesses:
         A process has failed if its exit code is not 0, unless it was asked to end and a signal
         in `SIGNALS` ended it. If the server has failed, the result contains only the server.
         """
-        # A process that has not yet set its handlers dies of the signal that asks it to end.
+        # If a process has not yet set its signal handlers, the signal that asks it to end kills it.
         found = {name: code for name, process in self.processes.items()
                  if (code := process.poll()) not in (0, None)
                  and not (name in self._asked and -code in SIGNALS)}
@@ -184,7 +184,7 @@ class FleetProcesses:
         self._signal(servers or alive)
 
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
-        """Wait until all processes have ended; ask those that run to end, and finally kill them.
+        """End all processes: wait for them, ask the running ones to end, and finally kill them.
 
         :param patience: times in seconds. After the first time, the processes are asked to end;
             after each further time, they are asked again.

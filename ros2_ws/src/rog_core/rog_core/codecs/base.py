@@ -59,7 +59,8 @@ class Codec(ABC):
     scales: int = 1                # number of bfloat16 scales that begin an encoded segment
     # `take` replaces the values by kept * (values - decoded values)
     kept: float = 1.0
-    faults: tuple[str, ...] = ()   # error texts of this codec's rules `OWN`, `OWN` + 1, ...
+    # error texts of this codec's own rules; the rules have the numbers `OWN`, `OWN` + 1, ...
+    faults: tuple[str, ...] = ()
     # CUDA kernels: (source file in `rog_core.cuda`, prefix of their names); None: no kernels.
     kernels: tuple[str, str] | None = None
     compiled: bool = True          # whether compiled loops (not torch) process numpy arrays
@@ -89,7 +90,8 @@ class Codec(ABC):
         lengths = partition.lengths[ids]
         if isinstance(values, np.ndarray) and self.compiled:
             sizes = self.sizes(lengths)
-            out = np.empty(np.add.reduce(sizes), np.uint8)  # faster than sum() for a few sizes
+            # faster than sizes.sum() if there are few sizes
+            out = np.empty(np.add.reduce(sizes), np.uint8)
             self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
             return out
         if self.uses_kernels(values):
@@ -131,8 +133,9 @@ class Codec(ABC):
                 *after: np.number) -> None:
         """Start a CUDA kernel with a table of the segments, int64 (ids, 4), see `common.cuh`.
 
-        ``code``: the encoded bytes on the host, or memory for them on the device. ``before``,
-        ``after``: further arguments of the kernel before the table and after ``code``.
+        ``code``: the encoded bytes on the host, or memory for them on the device. ``before``:
+        arguments that the kernel takes before the table. ``after``: arguments that the kernel
+        takes after ``code``.
         """
         table = np.empty((ids.size, 4), np.int64)
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
@@ -226,8 +229,8 @@ class Codec(ABC):
 def in_model_order(codec: Codec, partition: Segments, parts: list[Part]) -> Part:
     """Join the segments of many chunks and sort them by ascending id.
 
-    No id may be in two parts. A loop over the result visits the rows in the order of the model, and
-    so takes half as long as a loop in the order of arrival.
+    No id may be in two parts. A loop over the result visits the rows in the order of the model.
+    Such a loop takes half as long as a loop in the order of arrival.
     """
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -329,7 +332,7 @@ def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Reverse `join`: return (scales times ``factor``, float32; body)."""
+    """Reverse `join`: return the scales, float32 and multiplied by ``factor``, and the body."""
     starts = starts_of(sizes + 2)
     codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
     return np.float32(factor) * bfloat16_decode(codes), data[_bodies(sizes)]
@@ -371,5 +374,5 @@ def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.nda
 
 
 def add_signed(values: Array, index: np.ndarray, negative: np.ndarray, scale: np.ndarray) -> None:
-    """Add ``scale`` to the elements ``index`` of a tensor; subtract it if ``negative`` is true."""
+    """Add ``scale`` to the elements ``index``; subtract it where ``negative`` is true."""
     values[from_host(index, values)] += from_host(np.where(negative, -scale, scale), values)

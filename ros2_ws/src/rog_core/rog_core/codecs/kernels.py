@@ -18,7 +18,7 @@ LINE = 16  # number of float32 values in a cache line
 # SCALE: each scale is valid. OWN and higher numbers: rules of a single codec.
 LENGTH, SCALE, OWN = 1, 2, 3
 
-intrinsic: Any = extending.intrinsic  # numba's own type does not fit decorated functions
+intrinsic: Any = extending.intrinsic  # numba's own type annotation does not fit decorated functions
 
 
 @intrinsic
@@ -79,16 +79,17 @@ def _count(magnitudes, least):
 def _threshold(magnitudes, count):
     """Return two numbers (t, equals) that define the ``count`` largest magnitudes.
 
-    These are all magnitudes above t, and of those that equal t the first ``equals``. If fewer than
-    ``count`` magnitudes are above zero, t is 0.
+    These are all magnitudes above t, and the first ``equals`` magnitudes that are equal to t. If
+    fewer than ``count`` magnitudes are above zero, t is 0.
     """
     low, high, above = np.int32(0), np.int32(0), 0
     for k in range(magnitudes.size):
         high = max(high, magnitudes[k])
-    # always true in the loop: at least ``count`` magnitudes are >= low, and ``above`` are >= high
+    # Two conditions are always true in the loop: at least ``count`` magnitudes are >= ``low``, and
+    # exactly ``above`` magnitudes are >= ``high``. The variable ``above`` is less than ``count``.
     high += 1
     # Subtracting this number from the bits of a float32 halves the float32. The search first tries
-    # half of the largest magnitude, because t is usually above this half.
+    # half of the largest magnitude, because the threshold is usually above this half.
     step = 1 << 23
     while high - low > 1:
         middle = np.int32(max(low + (high - low) // 2, high - step))

@@ -111,7 +111,7 @@ def _gather(values, mirror, offsets, ids, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, dense):
-    """Add ``factor * dense`` (segments one after the other) to the given segments."""
+    """Add ``factor * dense`` to the segments ``ids``; they follow one another in ``dense``."""
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]

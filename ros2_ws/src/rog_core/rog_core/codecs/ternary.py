@@ -47,7 +47,7 @@ class Ternary(Codec):
         padded = padded.view(-1, BLOCK)
         at = padded.abs().argmax(1)  # of equal magnitudes, argmax returns the first
         chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
-        # Only one element in 64 is left, so the host does the rest.
+        # only one element in 64 is left, so the host computes the scales and the bytes
         scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)
         code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
         return join(scales, np.where(chosen != 0, code, 0), blocks)

@@ -20,7 +20,7 @@ Array = Any  # numpy.ndarray or torch.Tensor
 THREADS = 256  # threads per block; one block works on one segment
 # Maximum number of bytes that one kernel launch encodes. This limits the pinned memory: on a
 # Jetson, pinned memory runs out first. A push of the model ConvMLP-M fits into one launch with
-# every codec except raw (e3m0: 8.7 MB).
+# every codec except raw; for example, it takes 8.7 MB with the codec e3m0.
 AT_ONCE = 16 << 20
 ALIGNED = 16  # each array of an upload begins at a multiple of this number of bytes
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.

@@ -1,10 +1,15 @@
 """The base class of synchronisation methods.
 
-A server asks its method: which robots may start their next iteration, what does a robot compute
-and which rows does it send, how does a finished push change the master rows, and what must a
-checkpoint contain? `Method` answers every question as BSP does. Other methods are subclasses that
-override some answers. A worker runs no code of a method: the server sends it numbers and the name
-of a step (`rog_core.protocol.steps`).
+A server asks its method four questions:
+
+- Which robots may start their next iteration?
+- What does a robot compute, and which rows does it send?
+- How does a finished push change the master rows?
+- What must a checkpoint contain?
+
+`Method` answers every question as BSP does. Other methods are subclasses that override some
+answers. A worker runs no code of a method: the server sends it numbers and the name of a step
+(`rog_core.protocol.steps`).
 
 The code does no I/O and reads no clock: it gets times as arguments, in seconds.
 """
@@ -211,8 +216,9 @@ class Method:
     def by_row(self) -> bool:
         """Whether staleness is counted for every row.
 
-        Otherwise staleness is counted for each robot, in iterations. The two counts differ only if
-        transfers leave rows unsent, with this method or with the method before a change.
+        Otherwise staleness is counted for each robot, in iterations. The two counts differ only
+        if transfers leave rows unsent. Such transfers are possible with this method, or came
+        from the previous method if the method was changed.
         """
         return not self.early
 
@@ -254,7 +260,8 @@ class Method:
         behind = self.behind(robot, fleet, max(self.bound_of(robot), least))
         here = fleet[robot]
         if robot in behind and here.iteration - here.slowest < max(self.bound, least):
-            behind.remove(robot)  # the robot's own rows may be as old as `sending` allows
+            # a robot does not wait for its own rows, which may be as old as `sending` allows
+            behind.remove(robot)
         return behind
 
     def bound_of(self, robot: str) -> float:

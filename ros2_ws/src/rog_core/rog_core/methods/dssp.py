@@ -28,13 +28,15 @@ def controller(latest: float, interval: float, slowest_latest: float, slowest_in
 class Dssp(Method):
     """DSSP, Algorithm 1: each robot has a threshold between the lowest and the highest threshold.
 
-    When the fastest robot reaches its threshold, it gets a new threshold: the one with the shortest
-    expected wait for the slowest robot's next push. When a robot is within the lowest threshold
-    again, its threshold becomes the lowest threshold. This follows the paper's text and Figure 2.
+    When the fastest robot reaches its threshold, it gets a new threshold: the one with the
+    shortest expected wait for the slowest robot's next push. When a robot's lead over the
+    slowest robot is at most the lowest threshold again, its threshold becomes the lowest
+    threshold. This follows the paper's text and Figure 2.
 
-    The paper's listing differs in three points. There the robot waits until it is within the lowest
-    threshold again, so it pays for every extra iteration with a later wait. The listing can grant
-    extra iterations beyond the highest threshold. It does not count the first extra iteration.
+    The paper's listing differs in three points. There the robot waits until its lead is at
+    most the lowest threshold again, so it pays for every extra iteration with a later wait.
+    The listing can grant extra iterations beyond the highest threshold. It does not count
+    the first extra iteration.
     """
 
     name = 'dssp'

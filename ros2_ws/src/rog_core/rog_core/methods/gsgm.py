@@ -49,7 +49,8 @@ class Gsgm(Rolling):
                               'staleness, for example gsgm:4')
         self._contributed: set[str] = set()  # robots that have contributed in this round
         self._queue: list[str] = []
-        self._list: list[str] = []           # the white list: robots that have yet to contribute
+        # the white list: robots that can still contribute in this round
+        self._list: list[str] = []
 
     @classmethod
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:

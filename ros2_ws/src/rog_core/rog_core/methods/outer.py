@@ -48,7 +48,7 @@ class Outer(Method):
         return {'rate': (0.01, 10.0), 'momentum': (0.0, 0.999)}
 
     def needed(self, option: str) -> int:
-        """Return the value of an option that has a whole number."""
+        """Return the value of an option whose value is a whole number."""
         return int(self.numbers[option])
 
     def begin(self, model: Model, iteration: int) -> None:

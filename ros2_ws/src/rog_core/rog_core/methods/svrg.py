@@ -74,9 +74,9 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Also returns None for a robot that does not have the model of the barrier. It also returns
-        None for an iteration from before this method began, because in it not all robots have
-        computed a full gradient.
+        Also returns None for a robot that does not have the model of the barrier. The result is
+        also None for an iteration from before this method began: not all robots computed a full
+        gradient in it.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):

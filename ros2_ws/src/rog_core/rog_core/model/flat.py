@@ -79,8 +79,9 @@ class FlatModel:
                 return
 
     def _counted(self) -> list[int]:
-        # PyTorch counts the in-place changes of each parameter. It does not count changes by this
-        # package, which changes another tensor, `weights`.
+        # PyTorch counts the in-place changes of each parameter. It does not count the changes that
+        # this package makes, because they go through another tensor with the same memory,
+        # `weights`.
         return [parameter._version for _, parameter in self.named]
 
     def zero_grad(self) -> None:

@@ -180,10 +180,10 @@ class Receipt:
 class RegisterRequest:
     """A worker's request to join; its pushes up to number ``attempt`` are over.
 
-    ``number`` counts the requests of this worker process. The shell passes on only the answer to
-    the latest request, as ROS services do. ``pull``: receipt of the worker's last pull; None if
-    there was no pull. The receipt stays valid, because the worker accepts no rows until the answer
-    arrives.
+    ``number`` counts the requests of this worker process. The shell gives the worker only
+    the answer to its latest request. ``pull``: receipt of the worker's last pull; None if
+    there was no pull. The receipt stays valid, because the worker accepts no rows until the
+    answer arrives.
     """
 
     robot: str

@@ -31,7 +31,7 @@ TRAINING, DRAINING, AWAY = 'training', 'draining', 'away'
 COUNTED, RETIRED = 'counted', 'retired'
 # States of the server.
 RUNNING, STOPPING = 'running', 'stopping'
-# States of a transfer: on the first line at its sender, on the second line at its receiver.
+# States of a transfer. First line: the states at its sender. Second line: those at its receiver.
 SENDING, CLOSING, DONE = 'sending', 'closing', 'done'
 NONE, OPEN, CLOSED = 'none', 'open', 'closed'
 

@@ -30,7 +30,8 @@ class Step:
     # whether the robot pushes all rows raw, and pulls the mean of all robots' results
     uncompressed: ClassVar[bool] = False
     additive: ClassVar[bool] = True       # whether unsent rows may be added to the next result
-    exchangeable: ClassVar[bool] = False  # whether the result may be used for another iteration
+    # whether a result for one iteration may be used for another
+    exchangeable: ClassVar[bool] = False
 
     @property
     def share(self) -> float:
@@ -66,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Gradient(Step):
-    """The gradient of the robot's own next batch; with SVRG, a full gradient corrects it.
+    """The gradient of the robot's next batch; with SVRG, a full gradient corrects it.
 
     ``momentum``: whether the worker applies momentum; otherwise the server does.
     """

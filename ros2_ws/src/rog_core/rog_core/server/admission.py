@@ -19,7 +19,8 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
             ) -> RegisterResponse | None:
     """Return the answer that refuses a registration, or None if the worker may join.
 
-    ``partition``, ``codec``, ``members``: of the server. ``now``, ``heartbeat_limit``: in seconds.
+    ``partition``, ``codec`` and ``members`` belong to the server. ``now`` and ``heartbeat_limit``
+    are in seconds.
     """
     if request.protocol != PROTOCOL:
         return RegisterResponse(False, f'{request.robot} speaks protocol {request.protocol}, '

@@ -61,7 +61,7 @@ class Aggregation:
         """Change the method to ``sync``; first apply the pushes that the former method has stored.
 
         ``robots``: the robots of the fleet. ``iteration``: the highest iteration that any robot has
-        pushed or was granted. If one of the two methods is coded and the other is not, the server
+        pushed or was granted. If exactly one of the two methods uses gradient coding, the server
         drops pushes that are under way. If this function raises `ConfigError`, nothing has changed.
         """
         method = self._created(sync)
@@ -81,7 +81,7 @@ class Aggregation:
             self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
-        """Handle the end of a member's push; ``fleet`` is the progress after this push."""
+        """Handle the end of a member's push; ``fleet``: progress of all robots after this push."""
         transfer = member.push.transfer
         assert transfer is not None
         complete = member.rows_pushed == self.model.partition.rows and not member.push.refused
@@ -97,7 +97,8 @@ class Aggregation:
     def counts(self, member: Member) -> bool:
         """Return whether the method uses the pushes of this member.
 
-        The answer depends on the step that the server last granted to the member.
+        The answer depends on the kind of step (such as a gradient, or local steps) that the server
+        last granted to the member.
         """
         return self.method.takes(member.step)
 

@@ -1,4 +1,4 @@
-"""Computes the times by which a member must continue a transfer, progress or send a message.
+"""Computes the times by which a member must continue a transfer, make progress or send a message.
 
 A member is the server's data about one robot. All times are in seconds.
 """
@@ -16,19 +16,19 @@ from .member import OWED, SHARE, Member
 # If no patience is set, the patience is ITERATIONS times the median time between two pushes.
 ITERATIONS = 4
 
-# A member that sends heartbeats but makes no progress must register again. The limit is the
-# patience plus OUT_OF_STEP times the heartbeat limit. After so long a time, a bad link is hardly
-# the cause, because hardly any link carries heartbeats and nothing else. Probably the member and
-# the server wait for each other.
+# A member that sends heartbeats but makes no progress for too long must register again. The time
+# limit is the patience plus OUT_OF_STEP times the heartbeat limit. A bad link is hardly the cause
+# of so long a time, because hardly any link carries heartbeats and nothing else. Probably the
+# member and the server wait for each other.
 OUT_OF_STEP = 10
 
 
 class Deadlines:
     """Computes how long the fleet waits for each member.
 
-    ``silence``: seconds without a message after which a member is away. ``pause``: the patience:
-    seconds without progress after which others no longer wait for a member. If ``pause`` is 0,
-    `longest_pause` computes the patience.
+    ``silence``: seconds without a message after which a member is away. ``pause``: the patience,
+    which is the number of seconds without progress after which others no longer wait for a member.
+    If ``pause`` is 0, `longest_pause` computes the patience.
     """
 
     def __init__(self, silence: float, pause: float) -> None:
@@ -36,7 +36,8 @@ class Deadlines:
         self.patience = longest_pause((), pause, silence)  # present patience, in seconds
         # For each robot for which others wait: the time at which they began to wait.
         self.waited_for: dict[str, float] = {}
-        self.stopping, self.stop_by = False, math.inf  # whether the run is ending, and its deadline
+        # whether the run is ending; the time by which it must end
+        self.stopping, self.stop_by = False, math.inf
         # For each robot: the result of `due`, or an earlier time. None: all times must be computed
         # again.
         self._due: dict[str, float] | None = None
@@ -58,7 +59,8 @@ class Deadlines:
         """Return the time at which a member without progress retires; infinity means never."""
         if math.isinf(self.patience):
             return math.inf
-        if self.stopping:  # now an overdue member leaves the run for good, so wait longer
+        # while the run ends, an overdue member is dropped for good, so wait longer
+        if self.stopping:
             limit = max(self.patience, self.silence)
             return math.inf if member.state == WAITING else member.progress + limit
         waited = member.robot in self.waited_for and member.has_to_act \
@@ -125,7 +127,7 @@ class Deadlines:
 
 
 def mta_time(members: Sequence[Member]) -> float:
-    """Return the MTA time: the time that the slowest member needed for its last MTA.
+    """Return the MTA time: the longest time that a member needed to transfer its last MTA.
 
     MTA: minimum transmission amount, the share of the rows that every transfer must carry.
     """
@@ -156,12 +158,12 @@ def longest_pause(members: Sequence[Member], patience: float, least: float) -> f
 
 
 def patience(member: Member, members: Sequence[Member], method: Method) -> float:
-    """Return how long mandatory rows may take, in seconds, so that no robot waits for the member.
+    """Return how many seconds a member's mandatory rows may take so that no robot waits for them.
 
     The result is the median time between two pushes of the other members, multiplied by a share.
     The share is the part of the staleness bound that is left for the member's oldest row. The
-    result is infinite if the method never uses a smaller codec (option ``sparse``), or if no
-    other member has pushed twice.
+    result is infinite if the method never uses a smaller codec (option ``sparse``), or if no other
+    member has pushed twice.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

@@ -61,7 +61,7 @@ class ServerMachine(Shared):
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,
                      state: str = WAITING) -> list[Action]:
-        """Handle a robot's heartbeat; see `is_member` for a robot that must register again.
+        """Handle a robot's heartbeat; the robot must register again if `is_member` is false for it.
 
         ``loss``: loss of the robot's last batch; NaN if unknown. ``state``: state of its worker. A
         worker in the state computing makes progress, unless its gradient takes far longer than
@@ -90,7 +90,8 @@ class ServerMachine(Shared):
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
         """Handle the receipt of a pull or snapshot, which names the chunks that have arrived."""
         actions = self.pulls.on_receipt(robot, receipt, now)
-        for chunk in self.pushes.early_chunks(robot):  # chunks that have overtaken the receipt
+        # chunks of the next push that have arrived before this receipt
+        for chunk in self.pushes.early_chunks(robot):
             actions += self._on_early(robot, chunk, now)
         return actions
 
@@ -176,7 +177,7 @@ class ServerMachine(Shared):
         return self.overdue.on_time(now)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Handle a time of ``seconds`` in which this process did not run.
+        """Take into account that this process did not run for ``seconds``.
 
         This time does not count as a delay of any member.
         """

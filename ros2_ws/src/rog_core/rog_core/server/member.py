@@ -30,7 +30,7 @@ from .mirror import Mirror
 BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for a message of the member
 USUAL = 10  # a gradient counts as progress only up to USUAL times the time that it usually takes
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
-LEFT = 4    # each member has at least 1/LEFT of the fleet's patience
+LEFT = 4    # at least 1/LEFT of the fleet's patience is always left for each member
 SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time
 OWED = 2    # a retired member returns once `Member.owed` is at most OWED times the patience
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
@@ -47,7 +47,7 @@ class Member:
     incarnation: int
     push: Receiver
     mirror: Mirror
-    versions: np.ndarray     # V: for each row, newest iteration whose gradient has arrived
+    versions: np.ndarray     # V in ROG: for each row, newest iteration whose gradient has arrived
     pulled_at: np.ndarray    # for each row, iteration at which the worker last received this row
     bound: float             # staleness bound that applied to the robot's last push
     heard: float             # time of the last message from the robot, in seconds
@@ -72,7 +72,8 @@ class Member:
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # loss of the robot's last batch
     place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
-    early: list[Chunk] = field(default_factory=list)  # chunks received before the pull's receipt
+    # chunks of the next push that have arrived before the receipt of the pull
+    early: list[Chunk] = field(default_factory=list)
     progress: float = math.nan  # time of the last progress of any size, in seconds
     # Time in seconds up to which the robot's progress has been fast enough; never in the future. If
     # progress is too slow, this time falls behind the present. The robot's patience is counted from
@@ -84,7 +85,7 @@ class Member:
     stood_at: float = 0.0    # time of the last change of `stood`, in seconds
     wanted: int = 1          # number of segments of the push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, in seconds
-    # Limit: `push_mta` <= `factor` * (time from `granted_at` to the end of the push).
+    # Upper limit of `push_mta`: `factor` * (time from `granted_at` to the end of the push).
     factor: float = 1.0
     computes: float = math.nan  # start of the present gradient, in seconds; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
@@ -135,7 +136,8 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return the seconds of patience that the member has used up; they decrease with time."""
+        """Return the seconds of patience that the member has used up; the result falls over
+        time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
@@ -160,7 +162,7 @@ class Member:
 
     @property
     def standing(self) -> Standing:
-        """The progress of the member, as a method sees it."""
+        """The progress of the member, in the form that a method receives."""
         return Standing(self.iteration, self.slowest, self.link.rate, self.loss)
 
     def has_pushed(self, now: float) -> None:

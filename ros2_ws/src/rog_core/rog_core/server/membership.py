@@ -50,7 +50,8 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            push = None  # the worker has made fewer pushes, so this is not its push
+            # the worker has made no push with so high a number, so this is not its push
+            push = None
         actions: list[Action] = []
         if former is not None and former.state == JOINING:
             member, attempt = former, former.attempt  # the snapshot is still under way

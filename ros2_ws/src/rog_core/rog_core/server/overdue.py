@@ -59,7 +59,7 @@ class Overdue:
                                                    shared.method.deadline)
 
     def on_held_up(self, seconds: float, now: float) -> None:
-        """Handle a time of ``seconds`` in which this process did not run.
+        """Take into account that this process did not run for ``seconds``.
 
         This time does not count as a delay of any member.
         """

@@ -33,7 +33,7 @@ def enter(shared: Shared, member: Member, pulled_at: np.ndarray, now: float) -> 
 
 
 def drop(shared: Shared, member: Member, event: str, now: float) -> None:
-    """Remove a member from the fleet by ``event`` of `MEMBER`; then no robot waits for it."""
+    """Remove a member by ``event``, an event of the table `MEMBER`; then no robot waits for it."""
     shared.deadlines.stands_for(member, now)
     member.move(event)
     member.waiting_for = []

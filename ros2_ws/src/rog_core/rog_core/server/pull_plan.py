@@ -1,4 +1,4 @@
-"""Plans a transfer to a worker: the rows, full gradient or model, and the server's command."""
+"""Plans a transfer to a worker: rows, full gradient or whole model, and the worker's command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
                                   config.importance_magnitude, config.importance_age)
-        # Staleness of pulled rows is bounded like that of pushed rows; this is not in the paper.
+        # Bound the staleness of pulled rows, too, not only of pushed rows; this is not in the
+        # paper.
         plan = plans.by_importance(partition, sending, scores, age, candidates, time)
     else:
         plan = plans.everything(partition, np.flatnonzero(candidates))
@@ -70,8 +71,9 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 def _check(command: Command, member: Member, method: Method) -> None:
     """Raise `LocalProtocolError` if the robot would refuse the command or make no progress."""
     reason = ''
-    # If a step is not additive, its push may arrive after the end of its round. Then the server may
-    # grant the same iteration again.
+    # If unsent rows of a step must not be added to a later result (`Step.additive` is false), its
+    # push may arrive after the end of its round. Then the server may grant the same iteration
+    # again.
     least = member.iteration + command.step.additive
     if not command.next_iteration >= least:
         reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'

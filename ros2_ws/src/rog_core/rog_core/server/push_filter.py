@@ -36,13 +36,13 @@ from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
 WINDOW = 64     # the norms of the last WINDOW pushes of each robot are stored
-ENOUGH = 8      # with fewer norms in all, the usual norm is their maximum, not their median
+ENOUGH = 8      # with fewer norms than this, the usual norm is their maximum, not their median
 SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
 UNKNOWN = 1e6   # the usual norm before the first push if all values of the model are zero
 # a larger norm is refused even if there is no limit, so that sums in float32 stay finite
 LARGEST = 1e18
 LAST = 8        # for ``clip`` only the last LAST pushes of each robot count
-MAJORITY = 3    # with fewer robots in the fleet, ``clip`` scales nothing
+MAJORITY = 3    # with fewer robots in the fleet than this, ``clip`` scales nothing
 _KINDS = Kind.PUSH, Kind.ANCHOR
 
 

@@ -94,7 +94,7 @@ class Shared:
         return [m for m in self.members.values() if m.state in ACTIVE and m.place == COUNTED]
 
     def standings(self) -> dict[str, Standing]:
-        """Return the progress of the active members, as a method sees it."""
+        """Return the progress of the active members, in the form that a method receives."""
         return {m.robot: m.standing for m in self.active()}
 
     def start_iteration(self, bound: float) -> int:

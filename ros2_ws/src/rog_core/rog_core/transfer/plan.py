@@ -16,8 +16,8 @@ from ..model.partition import RowPartition
 from ..protocol.messages import Sending
 
 # For the option `second` of a method; values as in the authors' artifact. Each pair is a staleness
-# bound and a share of the rows. If the method's bound is at least this bound, this share of the
-# rows is mandatory in addition to the MTA.
+# bound and a share of the rows. Of the pairs whose bound is at most the bound of the method, the
+# largest share is mandatory in addition to the MTA.
 SECOND = ((5, .03), (10, .075), (20, .11), (40, .115))
 
 

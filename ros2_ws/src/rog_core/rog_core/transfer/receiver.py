@@ -51,7 +51,8 @@ class Receiver:
     granted: int | None = None  # iteration that the next transfer must have; None: any iteration
     kind: Kind | None = None  # kind that the next transfer must have; None: any of ``kinds``
     energy: float = 0.0              # sum of the squares of all accepted values of this transfer
-    refused: int = 0                 # chunks of this transfer that have arrived but are not applied
+    # number of chunks of this transfer that have arrived but are not applied
+    refused: int = 0
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
     _flags: bytearray = field(default_factory=bytearray)
@@ -102,9 +103,9 @@ class Receiver:
     def on_end(self, end: End) -> tuple[Receipt, np.ndarray | None] | None:
         """Close the transfer; return its receipt, and the segments that have arrived (int64).
 
-        If the transfer was already closed, None replaces the segments. Returns only None if the
-        `End` belongs to an earlier transfer. Also returns only None if the `End` takes effect only
-        after more chunks have arrived.
+        If the transfer was already closed, None replaces the segments. If the `End` belongs to an
+        earlier transfer, the function does nothing and returns None. It also returns None if the
+        `End` takes effect only after more chunks have arrived.
         """
         self.check(end.transfer)
         most = self.rows_of(end.transfer).segments  # a chunk has at least one segment

@@ -99,10 +99,10 @@ class Sender:
     receipt: Receipt | None = None
     closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
-    _window: int = 0          # number of the next window of the plan that is divided into chunks
+    _window: int = 0          # number of the window of the plan that is divided into chunks next
     _ready: deque[Part] = field(default_factory=deque)  # encoded windows, from number `_window` on
     _fresh: int = 0           # number of chunks sent at least once
-    _mandatory: int = 0       # number of chunks of the mandatory windows that have been divided
+    _mandatory: int = 0       # number of chunks made so far from mandatory windows
     _arrived: int = 0         # number of chunks that the receiver has acknowledged
     _mandatory_arrived: int = 0
     _in_flight: int = 0       # number of bytes that were sent, and neither acknowledged nor lost
@@ -117,7 +117,7 @@ class Sender:
     _end_interval: float = 0.0
     _message: End | None = None  # the End that is repeated while the transfer is closing
     _last_poll: float = -math.inf
-    _low: int = 0             # all chunks with lower numbers have arrived
+    _low: int = 0             # all chunks whose numbers are lower than this number have arrived
     segments_arrived: int = 0  # number of segments that are known to have arrived
 
     def __post_init__(self) -> None:
@@ -143,8 +143,8 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
 
-        A receipt that comes before the second End answers the first End, or the receiver has ended
-        the transfer early.
+        If a receipt comes before the second End, it answers the first End, or the receiver has
+        ended the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
@@ -378,7 +378,7 @@ class Sender:
         most, first = self.rows.at_once, self._window
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
         windows: list[np.ndarray] = []
-        ends = [0]  # encoded bytes before each window, and in all windows
+        ends = [0]  # running sums of the encoded bytes of the windows, from 0 on
         for number, ids in enumerate(self.plan.windows[first:], first):
             ends.append(ends[-1] + int(self._sizes[ids].sum()))
             if windows and ends[-1] > (most if number < self.plan.mandatory else likely):

@@ -117,7 +117,7 @@ class OfGradient(Computation[Gradient]):
 
 
 class OfShards(Computation[Shards]):
-    """Computes a coded gradient."""
+    """Computes a coded gradient: a weighted sum of the gradients of several shards."""
 
     def batches(self, source: Source) -> int:
         """See `Computation.batches`."""
@@ -131,7 +131,10 @@ class OfShards(Computation[Shards]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: no momentum; multiply weight decay by the sum of the weights."""
+        """See `Computation.keep`.
+
+        There is no momentum. Weight decay is multiplied by the sum of the weights of the shards.
+        """
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
@@ -167,7 +170,7 @@ class OfFull(Computation[Full]):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: add nothing, because a later model has another gradient."""
+        """See `Computation.after_push`: add no rows, because a later model has another gradient."""
 
 
 class OfLocal(Computation[Local]):

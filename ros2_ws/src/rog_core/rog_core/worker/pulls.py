@@ -107,7 +107,8 @@ class Pulls:
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:
-            shared.accumulator.clear()  # never sum additive gradients and other gradients
+            # the pending rows and the new gradient must not be added, see `Step.additive`
+            shared.accumulator.clear()
         shared.sync, shared.command = command.sync, command
         shared.iteration = command.next_iteration
         return self.pushes.go_on(now)

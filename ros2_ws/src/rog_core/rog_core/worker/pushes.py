@@ -36,7 +36,8 @@ class Pushes:
     def go_on(self, now: float) -> list[Action]:
         """Begin the granted iteration: push its gradient, or order its computation."""
         shared = self.shared
-        if shared.gradient == BUSY:  # `on_gradient` will check if the gradient fits
+        # `on_gradient` will check whether this gradient fits the granted iteration
+        if shared.gradient == BUSY:
             return []
         if shared.gradient == READY:
             assert shared.computed is not None
@@ -63,8 +64,9 @@ class Pushes:
         if shared.state == COMPUTING:
             shared.gradient_is('use', now)
             return self._start(gradient, sgd, now)
-        # The worker is joining, or the run is over. Keep an additive gradient in the accumulator,
-        # to send it later. Drop any other gradient, because it belongs to a round that is over.
+        # The worker is joining, or the run is over. If the gradient may be added to a later one
+        # (`Step.additive`), keep it in the accumulator, to send it later. Otherwise drop it,
+        # because it belongs to a round that is over.
         additive = shared.order.step.additive
         shared.gradient_is('use' if additive else 'drop', now)
         if additive:

@@ -102,7 +102,7 @@ def end_labels(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
     gap = 8.2 / height                                # height of a label, as a share of the axes
     wanted = np.array([(y - low) / (high - low) for y, _, _ in ends])
     # Move the labels only as far as necessary to separate them. The method is isotonic regression
-    # of y - i * gap.
+    # of y - i * gap, where y is the wanted height of label number i.
     steps = gap * np.arange(len(ends))
     placed = _isotonic(wanted - steps) + steps
     placed += min(0.0, 1.0 - placed[-1])

@@ -42,7 +42,7 @@ class Explorer:
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self.poses = Poses(frames.truth.rotations.clone(), frames.truth.positions.clone())
         self._stay(0)
-        self.known, self._steps = 1, 0  # the robot is given its first pose
+        self.known, self._steps = 1, 0  # the first pose is given, so one pose is known
 
     def step(self, model: ImplicitMap) -> Samples:
         """Find the pose of the next frame, or correct an earlier pose.

@@ -23,7 +23,7 @@ class Poses:
         return len(self.positions)
 
     def __getitem__(self, part: slice | Tensor) -> 'Poses':
-        """Return the poses of a slice or of an index tensor."""
+        """Return the poses that a slice or an index tensor selects."""
         return Poses(self.rotations[part], self.positions[part])
 
 
@@ -63,7 +63,7 @@ class Frames:
         return len(self.depths)
 
     def __getitem__(self, part: slice) -> 'Frames':
-        """Return the frames of a slice."""
+        """Return the frames that a slice selects."""
         return Frames(self.camera, self.colours[part], self.depths[part], self.truth[part])
 
     def points(self) -> Tensor:

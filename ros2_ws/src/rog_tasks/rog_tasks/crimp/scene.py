@@ -1,8 +1,8 @@
-"""A generated flat: four textured rooms with furniture, and the robots' way through it.
+"""A generated flat: four textured rooms with furniture, and the robots' path through the rooms.
 
-Rays are cast analytically, all at once. The flat is the inside of a box; furniture and walls are
-boxes.
-World axes: x and y along the walls, z up, metres. Camera axes: x right, y down, z forward.
+Rays are cast analytically, all at once. The flat is the inside of a box; furniture and walls
+are boxes. World axes: x and y along the walls, z up, metres. Camera axes: x right, y down,
+z forward.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""CRIMP: robots map one place together while each finds its own pose (ROG, Section VI)."""
+"""CRIMP: robots map one place together while each robot finds its own pose (ROG, Section VI)."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -142,10 +142,10 @@ class Crimp(Task):
 
         The error of a pixel counts as `FAR` if it is larger than `FAR`.
 
-        With the generated flat, the map's depth is compared with views along all ways through
-        the flat. With a recording, it is compared with frames of the recording. The views and
-        frames have their true poses, and only pixels of known depth are used. The error is NaN
-        if the recording is not on this machine.
+        With the generated flat, the map's depth is compared with views from all parts of the path.
+        With a recording, it is compared with frames of the recording. The views and frames have
+        their true poses, and only pixels of known depth are used. The error is NaN if the recording
+        is not on this machine.
         """
         assert isinstance(model, ImplicitMap)
         errors = [_depth_errors(model, views) for views in self._views]
@@ -246,7 +246,10 @@ class Crimp(Task):
 
 
 def _depth_errors(model: ImplicitMap, views: Frames) -> Tensor:
-    """Return the errors of the map's depth in some pixels of all views, each at most `FAR`."""
+    """Return the errors, in metres, of the map's depth in some pixels of all views.
+
+    Each error is at most `FAR`.
+    """
     pixels = torch.linspace(0, views.depths.shape[1] - 1, _PIXELS).long()
     known = views.depths[:, pixels] > 0
     depths = views.depths[:, pixels][known]

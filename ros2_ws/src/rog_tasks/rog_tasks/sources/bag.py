@@ -1,4 +1,4 @@
-"""A rosbag2 recording as a source of images; it is played repeatedly, like a camera."""
+"""A rosbag2 recording as a source of images; it is played again and again, without end."""
 
 from __future__ import annotations
 

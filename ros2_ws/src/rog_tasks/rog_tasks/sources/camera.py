@@ -1,7 +1,8 @@
-"""A live topic of images as a source: the robot's node adds images, the training takes them.
+"""A live topic of images as a source: the robot's node adds images, the training reads them.
 
 Two threads use a source. The receiving thread calls `on_image` and `on_label`, which only check and
-keep messages. The training thread decodes the images that it takes, and waits if there are none.
+keep messages. The training thread removes images from the buffer, decodes them, and waits if
+there are none.
 """
 
 from __future__ import annotations

@@ -69,8 +69,9 @@ class Frames:
         self.counts: Counter[str] = Counter()
         self.trouble = ''                  # the last refused message, and the reason
         self.trouble_at = -math.inf
-        self.newest_image = -math.inf      # time of the newest image
-        self.newest_arrived = -math.inf    # time of the newest image that has arrived
+        self.newest_image = -math.inf      # time of the newest image, also if it was refused
+        # time of the newest image that has *arrived*: it is usable and its label is decided
+        self.newest_arrived = -math.inf
         self.newest = -math.inf            # time of the newest image that is kept
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Labels images with the predictions of a teacher or of the trained model, if they are probable."""
+"""Labels images with probable predictions of a teacher or of the trained model."""
 
 from pathlib import Path
 

@@ -85,7 +85,8 @@ class Source(ABC):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross entropy of the images that have a label; 0 if no image has one.
 
-        With labels ``self``, the label is the model's own prediction, if the model is sure.
+        If the setting ``labels`` of the task is ``self``, an image without a label gets the model's
+        own prediction as its label, provided that the model is sure.
         """
         if self._label_spec.kind == 'self':
             labels = self._sure.complete(logits, labels)

@@ -14,7 +14,8 @@ from ..protocol.errors import described
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-# Maximum number of calls in a chain; a longer chain is replaced by the tensor's values.
+# Maximum length of a chain of calls on which a tensor's values depend. If a chain gets longer, the
+# journal stores the tensor's values instead.
 DEPTH = 4096
 
 
@@ -92,7 +93,7 @@ class Journal:
                                     bytes(data), ())
 
     def rebuild(self, context: Context) -> None:
-        """Compute all tensors of the program in another context."""
+        """Compute all tensors of the program again, in `context`."""
         if self.seed is not None:
             context.seed(self.seed)
         found: dict[int, _Node] = {}

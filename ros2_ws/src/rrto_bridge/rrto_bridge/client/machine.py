@@ -1,8 +1,9 @@
 """The client's protocol in the per-call modes: what the client sends, and which replies it awaits.
 
 The code has no I/O, no clock and no thread. `issue` returns the result if the machine knows it,
-otherwise a ticket. The shell sends the messages that `outgoing` returns. It passes each arriving
-message to `on_message`, until the ticket is settled. Modes:
+otherwise a ticket, with which the result can be asked for later. The shell sends the messages that
+`outgoing` returns. It passes each arriving message to `on_message`, until `settled` returns True
+for the ticket. Modes:
 
 - rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
 - cached: the client answers repeated queries from memory. Frees and views travel with the next
@@ -11,7 +12,7 @@ message to `on_message`, until the ticket is settled. Modes:
   and metas, or that it can predict (see predict.py). It waits for all other results. The system
   LUPINE works like this.
 
-A query asks for a fact about the device, such as its name.
+A query asks for a fact about the device, such as its name. A free releases tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ POSTED = 16
 KNOWN = 1 << 16  # maximum number of remembered results; at this number, all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
-_CHANGING = frozenset(('used', 'free'))   # queries whose answers are not remembered
+_CHANGING = frozenset(('used', 'free'))   # queries whose answers change, so they are not remembered
 
 
 class Ticket(NamedTuple):
@@ -88,7 +89,10 @@ class ClientMachine:
         self._values: dict[tuple[int, int], Value] = {}
 
     def follow(self, other: ClientMachine) -> ClientMachine:
-        """Continue the handles of the machine `other`, so that no handle is reused; return self."""
+        """Continue the handle numbers of the machine `other`; return self.
+
+        So no handle is used twice.
+        """
         self._next_handle = other._next_handle
         return self
 

@@ -40,7 +40,7 @@ class NoReplay:
 
 
 class PerCall:
-    """The engine that sends each call to the server, in one of the modes of `machine`."""
+    """An engine that sends each call of the program to the server, in the mode `machine.mode`."""
 
     follower: NoReplay | ReplayClient = NoReplay()
     batch = 64                          # number of dropped tensors that one message frees
@@ -71,7 +71,8 @@ class PerCall:
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
         """Copy bytes to the device.
 
-        If `weight`, send the bytes only if the server has not kept them.
+        If `weight` is True, send the bytes only if the server has not kept them from an earlier
+        upload.
         """
         handle = self._upload(meta, data, weight)
         if self.journal is not None:

@@ -169,7 +169,8 @@ class ReplayClient:
     def hasten(self) -> list[Action]:
         """Return the actions that send all data of the open run to the server.
 
-        The program now waits until the server has executed all calls so far.
+        The caller then waits until the server has executed all calls of the run that were made so
+        far.
         """
         actions: list[Action] = []
         if self._run is not None:

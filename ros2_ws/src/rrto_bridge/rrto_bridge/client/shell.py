@@ -102,7 +102,7 @@ class Link(Port):
         self._inbox: deque[bytes] = deque()
         # Each item wakes `receive`, because a message has arrived or the link is lost.
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        self._changed = threading.RLock()      # protects the streams and the link
+        self._changed = threading.RLock()      # protects `sender`, `receiver` and `_link`
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
         # HOME is missing, for example, in a child of `env -i`. ROS 2 needs a folder for its log.
@@ -291,9 +291,9 @@ class Link(Port):
         timer = self.node.create_timer(LOOK, look)
 
     def transmit(self) -> None:
-        """Send the machine's messages.
+        """Send the messages of `machine`.
 
-        If the link is lost, drop them; `receive` reports the loss.
+        If the link is lost, drop these messages; `receive` reports the loss.
         """
         messages = self.machine.outgoing()
         if not messages:

@@ -61,7 +61,10 @@ def _zeroed(function: Call) -> Call:
 
 
 def _grouped(function: Call) -> Call:
-    """Zero the output rows or columns that belong to no group; the operator does not write them."""
+    """Wrap a grouped product; the wrapper fills output rows or columns outside all groups with 0.
+
+    The operator itself does not write these rows or columns.
+    """
     def call(self: torch.Tensor, mat2: torch.Tensor, offs: Any = None, *args: Any, **kwargs: Any
              ) -> torch.Tensor:
         made: torch.Tensor = function(self, mat2, offs, *args, **kwargs)
@@ -75,11 +78,12 @@ def _grouped(function: Call) -> Call:
 def _recurrent(function: Call, device: torch.device) -> Call:
     """Wrap an operator such as an LSTM, so that it computes the same values as in the program.
 
-    In the program, weights possibly require gradients (`learnt`). On a CPU, PyTorch multiplies
-    such weights with another routine, even without a backward pass. The weights on the server
-    were made in inference mode, so they cannot require gradients. Therefore the wrapper uses
-    copies that require gradients. If gradients are enabled (`graded`), PyTorch also uses another
-    library to compute an LSTM.
+    The wrapper has two more arguments. `learnt`: whether the weights require gradients in the
+    program. `graded`: whether gradients are enabled there. On a CPU, PyTorch multiplies weights
+    that require gradients with another routine, even without a backward pass. The weights on the
+    server were made in inference mode, so they cannot require gradients. Therefore the wrapper uses
+    copies that require gradients. If gradients are enabled, PyTorch also uses another library to
+    compute an LSTM.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:
@@ -93,7 +97,7 @@ def _recurrent(function: Call, device: torch.device) -> Call:
 
 
 def _packed(function: Call) -> Call:
-    """Wrap an operator; the wrapper copies the batch sizes to the CPU, as a GPU's kernels need."""
+    """Wrap an operator; the wrapper copies `batch_sizes` to the CPU, as GPU kernels require."""
     def call(data: torch.Tensor, batch_sizes: torch.Tensor, *args: Any) -> Any:
         return function(data, batch_sizes.cpu(), *args)
     return call

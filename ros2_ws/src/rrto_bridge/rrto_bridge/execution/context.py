@@ -44,7 +44,7 @@ class Context:
         self.device = device
         self.limit = limit
         self.note = note
-        self.used = 0                     # bytes of all storages and reservations
+        self.used = 0                     # number of bytes that `reserve` has counted
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
@@ -63,9 +63,10 @@ class Context:
     # -- tensors ---------------------------------------------------------------------------------
 
     def add(self, handle: int, tensor: torch.Tensor) -> None:
-        """Add a tensor; if its handle is in use, replace the old tensor (clients choose handles).
+        """Add a tensor; if another tensor has this handle, free that tensor first.
 
-        Raises OutOfMemory; then nothing is added.
+        Clients choose the handles, so a handle can occur twice. Raises OutOfMemory; then nothing is
+        added.
         """
         self.free(handle)
         address = tensor.untyped_storage().data_ptr()

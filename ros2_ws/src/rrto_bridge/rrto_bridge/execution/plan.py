@@ -88,7 +88,7 @@ class Instruction:
 
     kind: str                               # HTOD or DTOH for a copy; '' for an operator
     call: Callable[..., Any] | None
-    arguments: list[Any]                    # None at each hole; each run fills the holes in a copy
+    arguments: list[Any]                    # None at each hole; a run fills a copy of this list
     holes: list[tuple[int, Any]]            # (position of an argument, value of `Plan.hole`)
     keywords: dict[str, Any]
     keyword_holes: list[tuple[str, Any]]

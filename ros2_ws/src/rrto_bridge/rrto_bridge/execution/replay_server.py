@@ -1,12 +1,17 @@
 """The replaying server: executes one run at a time, possibly ahead of the program.
 
 A run is the replay of one pass of a sequence; `plan` compiles the sequence. A run is open from
-`Start` until `Finish` or `Abandon`, and holds its tensors in registers. The server can undo an open
-run: it drops the tensors that the run has created, and restores the older tensors that the run has
-changed. For this purpose the server saves the values of an older tensor when it puts the tensor
-into a register. Everything that a run holds counts as the client's memory. If a step fails, the run
-stops until the client ends it. Then the server also executes the later steps, so that the effects
-are the same as if the program had made the calls one by one.
+`Start` until `Finish` or `Abandon`, and holds its tensors in registers. An older tensor is one that
+exists before the run.
+
+The server can undo an open run: it drops the tensors that the run has created, and restores the
+older tensors that the run has changed. For this purpose the server saves the values of each older
+tensor that the run may change, when it puts this tensor into a register. All memory that a run uses
+counts as the client's memory.
+
+If a step fails, the server stops the run until the client ends the run. Then the server also
+executes the later steps. So the effects are the same as if the program had made the calls one by
+one.
 """
 
 from __future__ import annotations
@@ -97,8 +102,7 @@ class _Run:
                     self.saved.append((tensor, saved))
             except Missing as error:   # the call that creates this tensor has failed
                 self.failed[place] = error
-                # after `undo`, the server executes all other steps, so only the steps that use this
-                # tensor fail
+                # In the last execution, do not stop: only the steps that use this tensor fail.
                 if not self.last:
                     self.fail(error)
             except OutOfMemory as error:

@@ -2,8 +2,8 @@
 
 A program gets the remote device through environment variables, which make Python load `bootstrap`.
 A child process with an empty environment, or a Python that ignores the environment, would not get
-the device. Such a process would silently compute on the CPU, whereas a real CUDA device is visible
-in it. To prevent this, this file changes the commands by which the program starts processes. This
+the device. Such a process would silently compute on the CPU, although it would see a real CUDA
+device. To prevent this, this file changes the commands by which the program starts processes. This
 file runs in every process, so it imports only modules that Python itself loads when it starts.
 """
 

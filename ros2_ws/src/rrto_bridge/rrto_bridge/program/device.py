@@ -288,7 +288,7 @@ class Device:
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
         """Run an operator such as `is_conj` on the server.
 
-        PyTorch alone would examine the wrapper instead of the tensor on the server.
+        PyTorch alone would examine the wrapper in this process instead of the tensor on the server.
         """
         with self.connection.lock:
             return self.run(function, (tensor,), {})

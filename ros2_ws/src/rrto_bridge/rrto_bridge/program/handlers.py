@@ -91,9 +91,10 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
 
 
 def _recurrent(function: Any) -> Any:
-    """Return a handler that tells the server whether gradients are possible.
+    """Return a handler that tells the server two facts about gradients in the program.
 
-    If gradients are possible, PyTorch multiplies differently on a CPU (see `execution.checks`).
+    It says whether the weights require gradients, and whether gradients are enabled. In these cases
+    PyTorch computes with other routines (see `execution.checks`).
     """
     def handler(on: Runner, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
@@ -105,9 +106,10 @@ def _recurrent(function: Any) -> Any:
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
     """Return a handler for an operator that returns singular values or eigenvalues.
 
-    If gradients are possible, PyTorch computes these values with `decomposition`, because
-    `function` rounds differently. In this case the handler does the same. `place`: index of the
-    values among the results of `decomposition`.
+    If the matrix requires gradients, PyTorch computes these values with the operator
+    `decomposition`, which rounds differently from `function`. So that the values are equal, the
+    handler then also calls `decomposition`. `place`: index of the values among the results of
+    `decomposition`.
     """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:
@@ -117,7 +119,10 @@ def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
 
 
 def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
-    """Use the server's fused kernels, or matrix products if flash attention is disabled."""
+    """Run attention with the server's fused kernel.
+
+    If flash attention is disabled, run it as matrix products instead.
+    """
     if torch.backends.cuda.flash_sdp_enabled():
         return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]

@@ -34,10 +34,11 @@ class Memory(NamedTuple):
 
 
 class Lifetimes:
-    """Creates and frees the program's tensors on the server; call its methods with the lock held.
+    """Creates and frees the program's tensors on the server.
 
-    Several wrappers may have the same handle. An empty tensor is *deferred*: it is created on the
-    server only when an operator needs it.
+    Call its methods only while you hold `Connection.lock`. Several wrappers may have the same
+    handle. An empty tensor is *deferred*: it is created on the server only when an operator needs
+    it.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -39,7 +39,7 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
     If CUDA would refuse the operator, raise CUDA's error.
     """
     tensors = given(function, args, kwargs)
-    if facts.composite and not any(_remote(tensors)):   # all tensors are fake: they have no values
+    if facts.composite and not any(_remote(tensors)):   # all are fake tensors, which have no values
         return function._op_dk(COMPOSITE, *args, **kwargs)
     if others(tensors):
         return NotImplemented

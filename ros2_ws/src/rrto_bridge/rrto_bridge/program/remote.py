@@ -208,9 +208,9 @@ class Value(RemoteTensor):
 
 
 class Place(RemoteTensor):
-    """A tensor that can move to the CPU.
+    """A remote tensor that `set_data` can change into a CPU tensor, for example a parameter.
 
-    The move changes the class of the tensor, so this class cannot have `__slots__`.
+    This changes the class of the tensor object, so this class cannot have `__slots__`.
     """
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
@@ -276,7 +276,8 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
     """Do what `tensor.as_subclass(kind)` does, also for a remote tensor.
 
-    While PyTorch's method runs, `alias_kind` returns the new class.
+    PyTorch's method makes an alias of the tensor. While this method runs, `alias_kind` returns the
+    class that the alias must have.
     """
     kind = of_program(kind) or kind
     if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \

@@ -11,24 +11,25 @@ import threading
 import time
 from typing import Any
 
-# if the holder makes no call for this time in seconds, another thread gets the turn
+# If the holder of the turn makes no call for this time in seconds, another thread gets the turn.
 GAP = 0.003
-# If a thread has waited for this time in seconds, it gets its turn as soon as the holder has
-# read a value.
+# If a thread has waited for this time in seconds, it gets its turn as soon as the holder of the
+# turn has read a value.
 LONGEST = 0.1
 
 
 class Turns:
     """Lets the threads of a program use the device in turns.
 
-    Call all methods with the lock held; a wait releases the lock.
+    Call each method only while you hold `lock`. A method that waits releases the lock during the
+    wait.
     """
 
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)
         self.contended = False      # whether several threads use the device
         self._holder = 0            # identifier of the holder; 0 if there is no holder
-        # Whether the holder has made a call since it last read a value.
+        # Whether the holder of the turn has made a call since it last read a value.
         self._open = False
         self._last = 0.0            # time of the holder's last call
         self._waiting = 0           # number of threads that wait for their turn
@@ -57,17 +58,17 @@ class Turns:
         return waited
 
     def made_call(self) -> None:
-        """Record that the holder has made a call."""
+        """Record that the holder of the turn has made a call."""
         self._open = True
         self._last = time.monotonic()
 
     def claim(self) -> None:
-        """Make the current thread the holder, because it has made the expected call."""
+        """Make the current thread the holder of the turn, because it has made the expected call."""
         self._holder = threading.get_ident()
         self.made_call()
 
     def has_value(self) -> None:
-        """Record that the holder has read a value.
+        """Record that the holder of the turn has read a value.
 
         This value possibly ends the holder's inference.
         """

@@ -33,9 +33,9 @@ class Forget:
 class Start:
     """Begin run `run` of sequence `number`; slot s of the sequence gets handle `base` + s.
 
-    `inputs`: bytes of the first host-to-device copies of the pass. `bound`: handles of the first
-    tensors of type `Bound` in the pass. `More` adds the later inputs and handles. The server
-    executes all steps for which it has the data.
+    `inputs`: bytes of the host-to-device copies that the program has made so far in the pass.
+    `bound`: handles of the `Bound` tensors that the program has used so far in the pass. `More`
+    adds the later inputs and handles. The server executes all steps for which it has the data.
     """
 
     run: int

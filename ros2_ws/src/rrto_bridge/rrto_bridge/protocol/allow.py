@@ -104,8 +104,8 @@ _unique _unique2 _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
 _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 _weight_norm_interface
 '''
-# PyTorch on the robot calls these variants if it was built with CUDA. `execution.checks` has
-# replacements for some of them, for a server without CUDA.
+# If PyTorch on the robot was built with CUDA, it calls these operators instead of the general
+# operators. `execution.checks` has replacements for some of them, for a server without CUDA.
 _CUDA = '''
 cudnn_affine_grid_generator cudnn_batch_norm cudnn_grid_sampler miopen_batch_norm
 _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention

@@ -16,12 +16,12 @@ EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
 # Extra keywords that `program.handlers` adds to calls of `RECURRENT` operators.
-LEARNT = 'learnt'   # whether a weight requires gradients
-GRADED = 'graded'   # whether gradients are enabled
+LEARNT = 'learnt'   # keyword that says whether a weight requires gradients
+GRADED = 'graded'   # keyword that says whether gradients are enabled
 
 # Constants for the operator `_transformer_encoder_layer_fwd`.
 LAYER = 17     # number of arguments between `src` and `mask`
-NESTED_MASK = -1    # mask type: `mask` is the padding mask of a nested tensor
+NESTED_MASK = -1    # mask type that says: `mask` is the padding mask of a nested tensor
 
 # Extra keyword of every call while the program's default dtype is not `USUAL`; its value is this
 # dtype. The server needs the dtype because PyTorch converts integers to the default dtype.

@@ -125,7 +125,7 @@ def _template(value: Any, slots: dict[int, int]) -> Any:
 
 
 class Persistent(NamedTuple):
-    """Role of a tensor that exists before every pass and is always the same (as a parameter)."""
+    """Role of a tensor that exists before every pass and is the same in each, such as a weight."""
 
     handle: int
 

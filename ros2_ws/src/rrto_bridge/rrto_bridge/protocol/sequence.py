@@ -48,8 +48,8 @@ class Step:
 
     `results`: `Own` for a new tensor, the argument's role for a returned argument, None for a
     result that is not a tensor. `metas`: the meta of each result; None for a result that is not a
-    tensor, and for a tensor whose shape varies from pass to pass. `compiled`: the code that
-    executes or matches steps may store its own data here.
+    tensor, and for a tensor whose shape varies from pass to pass. `compiled`: the function that
+    `program.step_matcher` has made from the step; None before that.
     """
 
     op: str

@@ -123,15 +123,14 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
 
 
 def ordinary() -> Any:
-    """Return a context for computing with CPU tensors while an operator runs.
+    """Return a context for computing with CPU tensors inside the implementation of an operator.
 
-    The context is for code inside the implementation of an operator.
-
-    While an implementation runs, PyTorch skips the steps that it has already done for the
-    arguments of this operator. Other tensors still need these steps. Without the steps,
-    PyTorch would ignore that a tensor is lazily conjugated or negated. It would also ignore
-    that a weight requires gradients, although it multiplies such weights with another routine.
-    In the context, PyTorch does all steps.
+    Before PyTorch calls the implementation, it processes the operator's arguments in several steps.
+    For example, it handles lazy conjugation, lazy negation and gradients. Inside the
+    implementation, it skips these steps, even for tensors that are not arguments of the operator.
+    Without the steps, PyTorch would ignore that such a tensor is lazily conjugated or negated. It
+    would also ignore that a weight requires gradients, although it multiplies such weights with
+    another routine. In the context, PyTorch does all steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)

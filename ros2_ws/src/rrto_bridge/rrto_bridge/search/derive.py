@@ -24,7 +24,7 @@ Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta
 
 def derive(sequence: Sequence, given: Meta | None, infer: Infer,
            meta_of: Callable[[int], Meta | None]) -> Sequence | None:
-    """Return the sequence for an input with meta `given`.
+    """Derive from `sequence` the sequence for an input with meta `given`.
 
     Return None if no sequence can be derived. `given` must equal the meta of the sequence's
     first input, except in dimension 0.
@@ -102,9 +102,9 @@ class _Derivation:
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
             # If the batch size is 1, several dimensions of the result can be the batch. Choose
             # among them by three rules. First, prefer a dimension whose size is the batch size of
-            # the known sequence. Then prefer a dimension that reaches beyond the start of the
-            # input's batch dimension; skip this rule if the operator merges dimensions. Then prefer
-            # the lowest index.
+            # the known sequence. Second, prefer a dimension that ends after the point at which the
+            # input's batch dimension begins; skip this rule if the operator merges dimensions.
+            # Third, prefer the lowest index.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))

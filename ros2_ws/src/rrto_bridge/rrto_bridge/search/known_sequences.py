@@ -1,4 +1,7 @@
-"""Holds the known sequences, and for each pair the number of equal first steps (a prefix tree)."""
+"""Holds the known sequences, and for each pair the number of equal steps at the beginning.
+
+The structure is a prefix tree.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from .derive import Infer, derive
 
 # maximum number of known sequences; beyond it, the least recently used one is dropped
 MAX_SEQUENCES = 32
-PATIENCE = 3          # a sequence pauses after more than this number of failed runs in a row
+PATIENCE = 3          # a sequence with more failed runs in a row is not used for a while
 # Maximum number of persistent tensors that `add` changes to `Bound`. If more tensors differ, the
 # calls are those of another model.
 MAX_LOOSE = 4
-MAX_DERIVED = 4096    # maximum number of remembered derivation attempts (sequence, input)
+MAX_DERIVED = 4096    # maximum number of remembered pairs (sequence, input) that `derive` has tried
 MAX_PAUSE = 64  # after failures, a sequence skips at most MAX_PAUSE - 1 possible starts in a row
 
 # Used as `base` for a pass that has not created a tensor yet; larger than every handle.
@@ -29,7 +32,8 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    # Maps the number of each other known sequence to the number of first steps that are equal.
+    # Maps the number of each other known sequence to the number of steps, counted from the first,
+    # that are equal in both sequences.
     common: dict[int, int] = field(default_factory=dict)
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts that the sequence still skips
@@ -38,7 +42,7 @@ class Known:
     fast: list[Step | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Derive the persistent handles and the fast steps."""
+        """Compute `persistent` and `fast` from the steps of the sequence."""
         roles = [(step, step.roles()) for step in self.sequence.steps]
         self.persistent = frozenset(
             r.handle for _, row in roles for r in row if isinstance(r, Persistent))
@@ -46,7 +50,10 @@ class Known:
                      or any(type(r) is Bound for r in row) else step for step, row in roles]
 
     def failed(self) -> None:
-        """Count a run that ended with a mismatch; after more than `PATIENCE` in a row, pause."""
+        """Count a failed run; set `pause` after more than `PATIENCE` failed runs in a row.
+
+        A run has failed if it ended with a mismatch.
+        """
         self.failures += 1
         self.pause = min(1 << max(0, self.failures - PATIENCE), MAX_PAUSE) - 1
 
@@ -134,9 +141,10 @@ class PrefixTree:
         self.known.append(known)
 
     def openers(self, call: Call, actions: list[Action]) -> list[Known]:
-        """Return the sequences that begin with the call and do not pause.
+        """Return the known sequences that begin with the call and do not skip this start.
 
-        The most recently used sequence comes first.
+        A sequence skips a start while its `pause` is above 0. The most recently used sequence comes
+        first.
         """
         able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
         if not able and call.op == HTOD and self._infer is not None:

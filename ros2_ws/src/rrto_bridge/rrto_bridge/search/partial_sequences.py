@@ -41,9 +41,9 @@ Metas = tuple[Meta | None, ...]
 
 @dataclass(slots=True)
 class _Node:
-    """A node of the tree: the position after a fragment."""
+    """A node of the tree of fragments: the position after a fragment."""
 
-    varies: bool = False                # whether the shape of the fragment's result varies
+    varies: bool = False                # whether the last fragment's result varies in shape
     ends: bool = False                  # whether partial sequences end at this node
     following: Fragment | None = None   # the only fragment that has ever come after this node
     child: _Node | None = None          # the node after the fragment `following`
@@ -51,7 +51,10 @@ class _Node:
     fed: int = 0                        # number of partial sequences that ended here
 
     def after(self, fragment: Fragment, known: bool) -> _Node | None:
-        """Return the node after `fragment`; None if the partial sequence ends before `fragment`."""
+        """Return the node after `fragment`; None if the partial sequence ends before `fragment`.
+
+        `known`: whether the fragment has occurred before.
+        """
         if self.following not in (None, fragment):
             self.ends, self.child = True, None
         if self.ends or not known:

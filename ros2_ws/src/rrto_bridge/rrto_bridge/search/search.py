@@ -53,8 +53,8 @@ class Search:
                  ) -> None:
         """Begin with an empty log.
 
-        `rotate`: whether a pass may begin with any of its sections. Otherwise it begins with
-        the section with which the repetition was found; see `_best_cut`.
+        `rotate`: whether to choose the section with which a pass begins (see `_best_cut`).
+        Otherwise a pass ends at the wanted call at which its repetition was found.
         """
         if repetitions < REPETITIONS:
             raise ValueError(f'repetitions must be at least {REPETITIONS}, got {repetitions}')
@@ -70,23 +70,27 @@ class Search:
         self._log: list[Call] = []
         self._row: list[int] = []                 # tags of the calls in `_log`
         self._given = array('q')                  # handles of the tensor arguments of all calls
-        self._from = array('q')                   # origins of the tensors in `_given`
+        # for each tensor in `_given`: which call created it (its origin, see `_SHIFT`)
+        self._from = array('q')
         # For each call: the index in `_given` and `_from` at which its tensor arguments begin.
         self._first = [0]
-        self._origin: dict[int, int]    = {}      # maps the handle of a live tensor to its origin
+        # maps the handle of a live tensor to its origin (see `_SHIFT`)
+        self._origin: dict[int, int]    = {}
         # maps the handle of a tensor from a replayed pass to its meta
         self._outside: dict[int, Meta] = {}
         # Positions in the log. Before the call at each position, the program made calls that are
         # not in the log.
         self._breaks: list[int] = []
         self._input = -1                          # position of the last host-to-device copy
-        # Maps (k, contents of 2^k sections in a row) to the name of these sections.
+        # Maps (k, contents of a group of 2^k successive sections) to the group's name, a number.
         self._names: dict[Any, int] = {}
-        # For each k and each section: name of the 2^k sections that end with this section.
+        # For each k and each section: name of the group of 2^k sections whose last section it is.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
-        self._seen: dict[int, int] = {}  # maps a name to the number of its last section
+        # maps the name of a group to the number of the section with which it ended last
+        self._seen: dict[int, int] = {}
         self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
-        # Maps the length of a pass to a position. R equal passes cannot begin before this position.
+        # Maps the length of a pass to the earliest position at which repeated passes of this length
+        # may begin.
         self._blocked: dict[int, int] = {}
 
     def observe(self, call: Call) -> Sequence | None:
@@ -121,9 +125,10 @@ class Search:
         self._origin.pop(handle, None)
 
     def interrupt(self, left: Mapping[int, Meta]) -> None:
-        """Record that calls outside the log were made here, such as a replayed pass.
+        """Record that calls outside the log, such as a replayed pass, follow the log's last call.
 
-        A pass cannot contain calls from before and after this position. So the calls after the last
+        A pass cannot contain calls from before and after this position. A pass also ends with a
+        wanted call (a call whose value the program needs at once). So the calls after the last
         wanted call can no longer be in a pass; remove them from the log. `left` maps handles to
         metas, for the tensors that remain after the calls outside the log.
         """
@@ -153,8 +158,8 @@ class Search:
     def _add_section(self, end: int) -> set[int]:
         """Name the section that ends at position `end`; return the candidates.
 
-        A candidate is a number of sections that a pass may have: the last 1, 2, 4, ... sections
-        also occurred that number of sections ago.
+        A candidate is a possible number of sections of a pass. The number n is a candidate if the
+        last 1, 2, 4, ... sections are equal to those n sections earlier.
         """
         section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
@@ -175,9 +180,9 @@ class Search:
         return periods
 
     def _fill(self, order: int, section: int) -> None:
-        """Append unique names for groups of sections that end with `section` but begin too early.
+        """Append a unique name for each incomplete group of sections that ends with `section`.
 
-        The first section of such a group would be from before the log.
+        Such a group is incomplete because its first section would be from before the log.
         """
         for row in self._contexts[order:]:
             if len(row) <= section:
@@ -218,7 +223,8 @@ class Search:
         result of the call that lies a fixed number of calls earlier, in the same pass or in a
         recent pass. (In the first pass, it may be a result of any call before the pass.) If the
         check succeeds, return a list with a bool for each tensor argument of the pass: True for the
-        first role. Otherwise return the position where a later check must begin.
+        first role. Otherwise return the earliest position at which the passes of a later check may
+        begin.
         """
         last = first + (repetitions - 1) * length
         for start in range(last, first - 1, -length):
@@ -259,7 +265,7 @@ class Search:
             if same:
                 if a != b:
                     return index
-            elif one < 0:    # the tensor is from before the log; a replayed pass may have kept it
+            elif one < 0:    # no call in the log made the tensor; a replayed pass may have left it
                 if two >= 0 or a not in outside or b not in outside:
                     return index
             elif (two < 0 or one - two != shift) and not (is_first and one < end and two < begin):
@@ -311,9 +317,10 @@ class Search:
 
 
 def _span(begin: int, size: int, change: list[int]) -> None:
-    """Add to `change` a tensor that is live for `size` calls from the call `begin` on.
+    """Count a tensor in `change`: it is live for `size` calls from the call `begin` on.
 
-    After the last call of the pass, continue with the first.
+    `change`: for each call of a pass, the change of the number of live tensors. After the last
+    call of the pass, continue with the first call.
     """
     length = len(change) - 1
     if not size:

@@ -49,9 +49,10 @@ class ForkServer:
         self.selector.register(link, selectors.EVENT_READ, '')
 
     def _child(self, ask: Any) -> str:
-        """Call `ask` in a child process, because `ask` may use a GPU; return its result.
+        """Call `ask` in a child process; return its result.
 
-        Also tell the supervisor whether the server is ready.
+        `ask` may use a GPU, which this process must not use. Also tell the supervisor whether the
+        server is ready.
         """
         read, write = os.pipe()
         child = os.fork()

@@ -169,9 +169,8 @@ class ServerMachine:
         """Process the end of a program's process.
 
         `status`: exit status of the process, negative for a signal. `reason`: the reason that the
-        process has reported; '' if it has reported none. Only in the latter case, send an error to
-        the program. `name`: the last operator of the process. If `status` is not 0, delay the next
-        start.
+        process has reported; '' if it has reported none, then send an error to the program.
+        `name`: the last operator of the process. If `status` is not 0, delay the next start.
         """
         known = self._programs.pop(program, None)
         if known is None:

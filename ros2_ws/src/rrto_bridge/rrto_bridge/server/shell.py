@@ -148,7 +148,8 @@ class Server:
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         self._fork_server = ForkServerProcess(name, self.folder, settings)
         try:
-            if name in wait_for_servers(node, wanted=name):   # the fork server loads PyTorch now
+            # during this wait, the fork server loads PyTorch
+            if name in wait_for_servers(node, wanted=name):
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
             facts = self._fork_server.ready()

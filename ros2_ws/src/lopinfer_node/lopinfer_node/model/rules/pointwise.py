@@ -104,7 +104,7 @@ def batch_norm(call: Call) -> Division:
 
 @rule('prelu')
 def prelu(call: Call) -> Division:
-    """Divide along any axis; along axis 1 (the channels) only if all channels have one slope."""
+    """Divide along any axis; along axis 1 (channels) only if one slope applies to all channels."""
     value = call.values[0]
     weight = call.arguments['weight']
     if len(call.values) != 1 or value.axis == 1 and weight.shape[0] > 1:

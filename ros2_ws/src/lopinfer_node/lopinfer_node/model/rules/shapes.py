@@ -46,7 +46,7 @@ def reshape(call: Call) -> Division:
     """
     value = call.values[0]
     assert value.axis is not None
-    if 'dtype' in call.arguments:   # the operator reinterprets the last axis as another type
+    if 'dtype' in call.arguments:   # the operator reads the bytes of the last axis as another type
         return indivisible(call) if value.axis == len(value.shape) - 1 else same_axis(call, value)
     before = int(np.prod(value.shape[:value.axis], dtype=np.int64))
     inner = int(np.prod(value.shape[value.axis + 1:], dtype=np.int64))
@@ -77,7 +77,7 @@ def reshape(call: Call) -> Division:
 
 
 def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
-    """Return the first axis longer than 1 whose outer axes have sizes with the product `before`.
+    """Return the first axis longer than 1 for which the product of all outer sizes is `before`.
 
     Return None if `shape` has no such axis.
     """
@@ -91,7 +91,10 @@ def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
 
 @rule('expand', 'broadcast_to')
 def expand(call: Call) -> Division:
-    """Divide along an axis whose size the operator does not change; it may add leading axes."""
+    """Divide along an axis whose size this operator does not change.
+
+    The operator may also add leading axes.
+    """
     value = call.values[0]
     assert value.axis is not None
     axis = value.axis + len(call.shape) - len(value.shape)
@@ -338,7 +341,7 @@ def interpolate(call: Call) -> Division:
 
 
 def _ambiguous(call: Call, value: Value) -> bool:
-    """Return whether an output size is 1 or 2 times the input size, but the call's scale differs.
+    """Return whether an output has 1 or 2 times the input size, but the call has another scale.
 
     In that case some kernels use the sizes and other kernels use the scale. Sizes and scale
     together decide which kernel runs.

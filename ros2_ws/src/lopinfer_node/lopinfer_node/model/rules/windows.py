@@ -106,7 +106,7 @@ def convolution(call: Call) -> Division:
 def _with_padding(call: Call, padding: list[int], **changes: Any) -> Arithmetic:
     """Return a function that makes the call with the numbers `padding`.
 
-    The call itself may name its padding by a string.
+    The arguments of the call itself may give the padding as a string, such as 'same'.
     """
     if call.overload._overloadname == 'padding':
         plain = Call(getattr(torch.ops.aten, call.op).default, {**call.arguments}, call.shape,

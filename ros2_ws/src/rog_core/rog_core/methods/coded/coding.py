@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ConfigError
 from .grouping import checked
 
-# Number of steps of a bisection; then the two ends of the interval are adjacent float64 numbers.
+# Number of steps of a bisection. After so many steps, the two ends of the interval are adjacent
+# float64 numbers.
 HALVINGS = 100
 # Largest coefficient allowed in decoding. With a coefficient of 115 (40 robots, 5 stragglers) the
 # measured float32 error was 4e-6.
@@ -70,11 +71,11 @@ class GroupCode:
     """The code of one group of n members (robots) that compute d shards.
 
     Member j computes ``amounts[j]`` consecutive shards, cyclically; they begin where the
-    shards of member j - 1 end (equation 4). So every shard has s + 1 different holders: the
-    members that compute it. Member j sends the sum of the gradients of its shards, weighted
-    by row j of ``matrix`` B, float64 (n, d).
+    shards of member j - 1 end (DGH-GC, equation 4). So every shard has s + 1 different
+    holders: the members that compute it. Member j sends the sum of the gradients of its
+    shards, weighted by row j of ``matrix`` B, float64 (n, d).
 
-    In the paper, the entries of B are only 0 and 1. In general such a code cannot be
+    In the paper DGH-GC, the entries of B are only 0 and 1. In general such a code cannot be
     decoded: for example, no two of the rows 1 1 0, 0 1 1 and 1 0 1 combine to 1 1 1. So the
     weights here come from heterogeneity-aware gradient coding (Wang et al.). C is a matrix
     of s + 1 rows, and any s + 1 columns of C are independent. Let H be the holders of a
@@ -147,7 +148,7 @@ class GroupCode:
             return None
         apart = self._place[:, None] - self._place[missing]
         lines = (apart.prod(axis=1) * self._scale)[:, None] * np.vander(self._place, spare + 1)
-        if spare:  # the polynomial may have ``spare`` more zeros, and their places are free
+        if spare:  # choose the ``spare`` free zeros of the polynomial so that the norm is smallest
             lines[:, 0] -= lines[:, 1:] @ np.linalg.lstsq(lines[:, 1:], lines[:, 0], rcond=None)[0]
         return lines[:, 0]
 

@@ -21,7 +21,8 @@ Groups = list[list[int]]
 
 # Greedy grouping is used if (highest - lowest) / mean of the capacities is at most this value.
 SMALL_SPREAD = 0.5
-COMPARABLE = 1.1     # robots whose capacities differ by at most this factor may change places
+# robots whose capacities differ by at most this factor may be exchanged between groups
+COMPARABLE = 1.1
 ROUNDING = 1e-9      # relative differences up to this value count as rounding errors
 
 
@@ -76,7 +77,8 @@ def check_shares(capacities: ArrayLike, stragglers: int) -> None:
 def largest_number_of_groups(capacities: ArrayLike, stragglers: int) -> int:
     """Return the highest whole k with r - 1 < k <= c_total / (r c_max) (equation 13).
 
-    r = stragglers + 1. Raises `ConfigError` if there is no such k.
+    r = stragglers + 1; c_total and c_max are the sum and the highest of the capacities.
+    Raises `ConfigError` if there is no such k.
     """
     array = checked(capacities)
     check_shares(array, stragglers)

@@ -142,10 +142,10 @@ class Coded(Rolling):
     def _prompt(self) -> list[int]:
         """Return the ranks that pushed first in this round; all other ranks count as stragglers.
 
-        The number of ranks that count as stragglers is the number that all groups together
-        tolerate. It would not be enough to count the robots whose push is missing at the end of
-        the round: the round waits until each group lacks at most S pushes, so more than S
-        stragglers in a group would never be seen.
+        All groups together tolerate a certain number of stragglers, and exactly so many ranks
+        count as stragglers. It is not enough to count the robots whose push is missing at the end
+        of the round. The round ends as soon as each group lacks at most S pushes. So this count
+        would never find more than S stragglers in one group.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]
@@ -202,7 +202,7 @@ class Coded(Rolling):
             master -= self.velocity if exact else self._coded_once()
 
     def _coded_once(self) -> Array:
-        """Return the velocity after encoding and decoding it once (equation 22).
+        """Return the server's momentum after encoding and decoding it once (equation 22).
 
         There is no error feedback.
         """

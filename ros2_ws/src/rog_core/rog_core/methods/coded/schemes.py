@@ -73,7 +73,7 @@ class Scheme:
         self._capacities = comparable(capacities)
         count = len(self._capacities)
         # By rank: the weight by which shards are divided among robots. Robots of equal weight may
-        # change places.
+        # be exchanged between groups.
         self._worth = self._capacities if name in BY_CAPACITY else np.ones(count)
         self._late, self._rounds = np.zeros(count), 0
         ranks = list(range(count))
@@ -129,9 +129,9 @@ class Scheme:
     def holds(self, rank: int) -> NDArray[np.int64]:
         """Return the shards, sorted, that a robot may have to compute until the next `restrict`.
 
-        These are the robot's own shards. In dcgc and dgh-gc, the result also contains the shards
-        of the robots with which this robot may change places. The result is empty for a robot that
-        is not part of the code.
+        These are the robot's own shards. In dcgc and dgh-gc, the result also contains the
+        shards of the robots with which this robot may be exchanged. The result is empty for a
+        robot that is not part of the code.
         """
         present = [other for members in self._members for other in members]
         alike = [other for other in present if other == rank or

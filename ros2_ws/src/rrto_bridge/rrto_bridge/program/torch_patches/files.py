@@ -24,7 +24,7 @@ _ConcreteType: Any = torch._C.ConcreteModuleType
 
 
 def install(device: Device) -> None:
-    """Patch modules and file functions.
+    """Patch `Module._apply`, and the functions that read or write files.
 
     Tensors of modules, and tensors from files, count as weights, which the server can keep.
     """
@@ -233,7 +233,7 @@ def _loading_scripts(device: Device) -> None:
 
 
 def _moving_by_operator(script: Any) -> Any:
-    """Make a script run `tensor.to(device)` by PyTorch's operator; return the script.
+    """Make TorchScript code run `tensor.to(device)` by PyTorch's operator; return `script`.
 
     The interpreter of TorchScript has its own implementation of `to`, which fails in a PyTorch
     without CUDA.

@@ -27,7 +27,10 @@ class _Kind(type):
 
 
 def install() -> None:
-    """Add the types to `torch.cuda`; make `Tensor.type` and `set_default_tensor_type` use them."""
+    """Add types such as `torch.cuda.FloatTensor`; make PyTorch's functions accept these types.
+
+    The functions are `Tensor.type` and `torch.set_default_tensor_type`.
+    """
     kinds = {f'{name}Tensor': _Kind(f'{name}Tensor', (), {
         'dtype': dtype, 'is_cuda': True, 'is_sparse': False, 'layout': torch.strided,
         '__module__': 'torch.cuda'}) for name, dtype in _DTYPES.items()}
