@@ -106,7 +106,7 @@ class RowPartition:
 
     @cached_property
     def raw_partition(self) -> RowPartition:
-        """This partition with shorter segments, whose raw float32 values fit into a datagram.
+        """The same rows in shorter segments, whose raw float32 values fit into a datagram.
 
         Model values (snapshots) are sent raw with any codec. A segment for the codec onebit would
         take 32 kB as raw float32, or 23 IP fragments. If one fragment is lost, the whole segment is

@@ -136,8 +136,7 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return the seconds of patience that the member has used up; the result falls over
-        time."""
+        """Return the seconds of patience that the member has used up; they fall over time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:
