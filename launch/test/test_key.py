@@ -202,7 +202,7 @@ def test_the_fleets_key_ends_the_run_in_order(fleet, keys):
     assert [fleet.ended(name) for name in ('server', 'robot1')] == [0, 0]
 
 
-def test_a_registration_is_taken_once(tmp_path, keys):
+def test_a_registration_without_a_tag_is_refused(tmp_path, keys):
     """The server refuses a registration without a tag, and its answer carries no tag, either."""
     with Fleet(tmp_path, robots=1) as fleet:
         fleet.start('server', **key(keys, 'fleet'))

@@ -59,7 +59,7 @@ def run(*arguments, **options):
 def test_one_line_adds_a_setting_everywhere(tmp_path):
     package = tmp_path / 'fleet_env'
     shutil.copytree(Path(fleet_env.__file__).parent, package)
-    file = package / 'fleet.py'
+    file = package / 'settings' / 'fleet.py'
     text = file.read_text()
     assert AT in text
     file.write_text(text.replace(AT, LINE + AT))

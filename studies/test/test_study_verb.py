@@ -53,5 +53,5 @@ def test_without_this_package_rog_says_what_to_install(capsys, monkeypatch):
     for verb in ('study', 'calibrate'):
         code, _, error = run(capsys, verb, '--help')
         assert code == 2 and error.count('\n') == 1
-        assert f'{verb} is a verb of the package rog_studies' in error
+        assert f'the package with the verb {verb} is not installed' in error
         assert 'pip install -e studies' in error

@@ -219,7 +219,7 @@ def test_a_model_that_counts_in_a_list_is_refused():
 @pytest.mark.parametrize('kind', [Decides, Selects])
 def test_a_model_that_depends_on_data_is_refused_with_the_line(kind):
     model = kind().eval()
-    line = line_of(model, '# the error names this line')
+    line = line_of(model, '# the test expects this line')
     with pytest.raises(ModelError, match=f'test_untouched.py:{line}, in'):
         trace(model, torch.randn(1, 3, 8, 8))
 
