@@ -6,6 +6,7 @@ testing/test_documents.py runs `lopinfer demo`, which starts processes.
 import json
 
 import pytest
+from lopinfer_node.cli.choice import bandwidths
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
 from lopinfer_node.model.traced import trace
@@ -45,6 +46,13 @@ def test_plan_prints_a_row_per_bandwidth_writes_the_table_and_draws(profile, tmp
     assert picture.read_bytes().startswith(PNG)
     with pytest.raises(ProfileError):
         PlanTable.load(trace(small().eval(), torch.zeros(1, 3, 16, 16)).graph, out)
+
+
+@pytest.mark.parametrize(('text', 'found'), [
+    ('0:4:2', (0.0, 2e6, 4e6)), ('4:0:-2', (0.0, 2e6, 4e6)), ('3:3:1', (3e6,)),
+    ('10,2,5,2', (2e6, 5e6, 10e6))])
+def test_bandwidths_ascend_in_whatever_order_they_are_given(text, found):
+    assert bandwidths(text) == found
 
 
 @pytest.mark.long
@@ -90,6 +98,7 @@ def test_a_trace_in_which_the_link_fails_is_a_mistake(profile, tmp_path, capsys)
 
 @pytest.mark.parametrize('arguments', [
     ['plan', *MODEL, '--bandwidth', 'fast'], ['plan', *MODEL, '--bandwidth', '0:1:0'],
+    ['plan', *MODEL, '--bandwidth', '0:4:-1'], ['plan', *MODEL, '--bandwidth', '2:-2:-1'],
     ['plan', *MODEL, '--weight', '1', '--deadline', '1'],
     ['plan', 'resnet18', '--input', '1xtall'], ['plan', *MODEL, '--server-speed', '0'], ['play']])
 def test_bad_options_are_refused(arguments, capsys):

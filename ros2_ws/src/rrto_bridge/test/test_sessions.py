@@ -15,7 +15,7 @@ from rrto_bridge.protocol.names import graph_name, is_graph_name
 from rrto_bridge.protocol.record import Call, Meta, Ref
 from rrto_bridge.protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
 from rrto_bridge.protocol.tensors import pack, unpack
-from rrto_bridge.server.machine import Begin, Kill, Leave, Limits, ServerMachine
+from rrto_bridge.server.machine import Begin, Ending, Kill, Leave, Limits, ServerMachine
 from rrto_bridge.server.session import End, SessionMachine
 
 
@@ -244,14 +244,14 @@ def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_pro
         [], [Begin('p4', 0)], [], [Begin('p5', 0), Begin('p6', 0)], [Begin('p7', 0)]]
     assert server.deadline == math.inf
     for k in range(8):
-        server.on_ended(f'p{k}', 0, 'it ends', '', 9.0)
+        server.on_ended(f'p{k}', Ending(0, 'it ends', told=True), 9.0)
     began = 0
     for k in range(100):    # a peer connects again every 0.1 s, each time under a new name
         now = 20 + k / 10
         actions = [*server.on_open(request(f'q{k}', 0), now)[1], *server.on_time(now)]
         began += len(actions)
         for begin in actions:
-            server.on_ended(begin.program, 2, 'no message', '', now)
+            server.on_ended(begin.program, Ending(2, 'no message', told=True), now)
     assert began == 3    # each failed start delays the next start as much as four starts
 
 
@@ -259,15 +259,40 @@ def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
     server.on_open(request('a'), 0.0)
     server.on_open(request('b'), 0.0)
     error = 'its process on the server was ended by SIGSEGV in aten.x.default'
-    assert server.on_ended('a', -11, '', 'aten.x.default', 0.0) == [
+    assert server.on_ended('a', Ending(-11, name='aten.x.default'), 0.0) == [
         SendAck('a', 1, 0, error), Leave('a', error)]
     assert server.programs == ['b']
-    assert server.on_ended('a', -11, '', '', 0.0) == []
+    assert server.on_ended('a', Ending(-11), 0.0) == []
 
 
 def test_a_process_that_ends_in_order_has_told_its_program(server):
     server.on_open(request('a'), 0.0)
-    assert server.on_ended('a', 0, 'it ends', '', 0.0) == [Leave('a', 'it ends')]
+    assert server.on_ended('a', Ending(0, 'it ends', told=True), 0.0) == [Leave('a', 'it ends')]
+
+
+def test_a_reason_that_the_process_could_not_tell_is_told_by_the_server(server):
+    server.on_open(request('a', 7), 0.0)
+    error = 'the server cannot start a process for the program: no process is left'
+    assert server.on_ended('a', Ending(1, error), 0.0) == [
+        SendAck('a', 7, 0, error), Leave('a', error)]
+    assert server.programs == []
+
+
+def test_a_process_that_cannot_start_delays_the_next_start():
+    server = ServerMachine('2', 'ops')
+    for k in range(4):
+        assert server.on_open(request(f'p{k}'), 0.0)[1] == [Begin(f'p{k}', 1)]
+    server.on_ended('p0', Ending(1, 'no process is left'), 0.0)
+    assert server.on_open(request('p4'), 0.0) == ('', [])
+    assert server.on_time(4.9) == [] and server.on_time(5.0) == [Begin('p4', 1)]
+
+
+def test_a_program_that_left_before_its_turn_gets_no_process():
+    server = ServerMachine('2', 'ops')
+    for k in range(6):
+        server.on_open(request(f'p{k}'), 0.0)
+    server.on_ended('p4', Ending(0, 'it is refused after all'), 0.0)
+    assert server.on_time(9.0) == [Begin('p5', 1)] and server.deadline == math.inf
 
 
 def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
@@ -280,7 +305,7 @@ def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
     assert server.on_progress('a', 7, True, 'aten.y', 10.0) == []
     assert server.on_progress('a', 7, True, 'aten.y', 10.1) == [Kill('a')]
     assert server.on_progress('a', 7, True, 'aten.y', 11.0) == []
-    told, left = server.on_ended('a', -9, '', 'aten.y', 0.0)
+    told, left = server.on_ended('a', Ending(-9, name='aten.y'), 0.0)
     assert told.error == left.reason and told.error.startswith('aten.y took longer than 3 s')
 
 

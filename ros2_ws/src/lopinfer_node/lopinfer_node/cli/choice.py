@@ -131,15 +131,16 @@ def bandwidths(text: str) -> tuple[float, ...]:
     try:
         if ':' in text:
             low, high, step = (float(n) for n in text.split(':'))
-            found = np.arange(low, high + step / 2, step)
+            listed = np.arange(low, high + step / 2, step)
         else:
-            found = np.array(sorted({float(n) for n in text.split(',')}))
+            listed = np.array([float(n) for n in text.split(',')])
     except (ValueError, ZeroDivisionError):
-        found = np.array([])
+        listed = np.array([])
+    found = np.unique(listed * 1e6)   # ascending; the step of a range can be negative
     if not 0 < len(found) <= 1000 or found.min() < 0 or not np.isfinite(found).all():
         raise argparse.ArgumentTypeError('must be from:to:step or a list such as 2,5,10, in MB/s, '
                                          f'got {text!r}')
-    return tuple(found * 1e6)
+    return tuple(found)
 
 
 def positive(text: str) -> int:

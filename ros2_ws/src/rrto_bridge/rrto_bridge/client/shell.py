@@ -79,6 +79,9 @@ class LinkOptions:
 class Link(Port):
     """A Port over DDS. Raises ConfigError if no server is found or the server refuses.
 
+    Raises LinkError if the server ends, or the program's process on the server ends or cannot
+    start, before the link is ready.
+
     Every wait ends: with a reply, with an error of the node's thread, or with an error
     because the server has been silent for the time of the lease.
     """
@@ -166,7 +169,7 @@ class Link(Port):
         while self._up.get_subscription_count() < 1 or self._acks.get_subscription_count() < 1 \
                 or self.node.count_publishers(f'/rrto/{self.server}/{self.program}/down') < 1:
             if self.lost:
-                raise ConfigError(f'server {self.server!r} is lost: {self.lost}')
+                raise LinkError(f'server {self.server!r} is lost: {self.lost}')
             if time.monotonic() > limit:
                 raise ConfigError(f'the topics of server {self.server!r} were not found within '
                                   f'{TURN:g} s')

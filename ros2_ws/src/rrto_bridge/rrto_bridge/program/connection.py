@@ -75,12 +75,14 @@ class Connection:
         """Call the engine's method `what`; the caller must hold the lock.
 
         If the server is lost, continue with an engine on this machine, and call the method of
-        that engine. If the setting `on_loss` is not 'local', raise LinkError instead.
+        that engine. If the setting `on_loss` is not 'local', raise LinkError instead. Also raise
+        LinkError if the first connection fails: there is nothing to continue then.
         """
+        engine = self.engine
         try:
-            return getattr(self.engine, what)(*arguments)
+            return getattr(engine, what)(*arguments)
         except LinkError as error:
-            if self.engine.journal is None:
+            if engine.journal is None:
                 raise
             self._go_local(error)
             return getattr(self.engine, what)(*arguments)

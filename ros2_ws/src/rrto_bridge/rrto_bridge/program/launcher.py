@@ -30,8 +30,9 @@ def install() -> None:
 def connect(settings: Settings) -> Any:
     """Connect to a server; return the engine that sends it the calls in the requested mode.
 
-    If there is no server, the main thread prints the reason and exits with code 1. Any other
-    thread raises ConfigError, because it only waits for the return of a lost server.
+    If there is no server, or it refuses, the main thread prints the reason and exits with code 1.
+    Any other thread raises ConfigError, because it only waits for the return of a lost server.
+    Raises LinkError if the server accepts the program, but cannot serve it.
     """
     from ..client.journal import Journal
     from ..client.percall import PerCall

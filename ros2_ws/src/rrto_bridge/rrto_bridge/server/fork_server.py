@@ -94,11 +94,16 @@ class ForkServer:
                     signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
 
     def _begin(self, program: str, incarnation: int) -> None:
-        me = os.getpid()
+        me, child = os.getpid(), 0
         try:
             child = os.fork()
+            descriptor = os.pidfd_open(child) if child else -1
         except OSError as error:
-            self.say(ended=program, status=1, reason=f'cannot start a process: {error}')
+            if child:   # the process cannot be watched
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            self.say(ended=program, status=1,
+                     reason=f'the server cannot start a process for the program: {error}')
             return
         if not child:
             self.selector.close()
@@ -108,8 +113,8 @@ class ForkServer:
             serve(Task(self.server, program, incarnation, self.device, self.folder, self.settings),
                   me)
         self.ids[program] = child
-        self.processes[program] = os.pidfd_open(child)
-        self.selector.register(self.processes[program], selectors.EVENT_READ, program)
+        self.processes[program] = descriptor
+        self.selector.register(descriptor, selectors.EVENT_READ, program)
 
     def _reap(self, program: str) -> None:
         descriptor = self.processes.pop(program)

@@ -63,6 +63,21 @@ class Leave:
 Action = Begin | Kill | Leave | SendAck
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the process of a program has ended, or why it could not start.
+
+    `status`: exit status, negative for a signal. `reason`: reason of the end; '' if it is unknown.
+    `told`: whether the process itself has told the program the reason. `name`: last operator of the
+    process; '' if it had not begun any.
+    """
+
+    status: int
+    reason: str = ''
+    told: bool = False
+    name: str = ''
+
+
 @dataclass(eq=False)
 class _Program:
     """A program that the server has admitted."""
@@ -164,23 +179,22 @@ class ServerMachine:
             return [Kill(program)]
         return []
 
-    def on_ended(self, program: str, status: int, reason: str, name: str, now: float
-                 ) -> list[Action]:
-        """Process the end of a program's process.
+    def on_ended(self, program: str, ending: Ending, now: float) -> list[Action]:
+        """Process the end of a program's process, or that the process could not start.
 
-        `status`: exit status of the process, negative for a signal. `reason`: the reason that the
-        process has reported; '' if it has reported none, then send an error to the program.
-        `name`: the last operator of the process. If `status` is not 0, delay the next start.
+        If the process has not told the program the reason, send it now. Otherwise the program would
+        wait for a process that does not exist. If the status is not 0, delay the next start.
         """
         known = self._programs.pop(program, None)
         if known is None:
             return []
-        if status:
+        self._waiting = deque(begin for begin in self._waiting if begin.program != program)
+        if ending.status:
             self._pay(FAULT, now)
-        if reason:
-            return [Leave(program, reason)]
-        error = known.killed or (f'its process on the server {_ended(status)} in '
-                                 f'{name or "its start"}')
+        if ending.told:
+            return [Leave(program, ending.reason)]
+        error = known.killed or ending.reason or \
+            f'its process on the server {_ended(ending.status)} in {ending.name or "its start"}'
         return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
 
     def close(self, reason: str = ENDED) -> list[Action]:

@@ -14,7 +14,7 @@ from pathlib import Path
 SIZE = 4096   # size of the page in bytes
 _NAME = slice(64, 192)   # bytes of the page that hold the name of the last operator
 _REASON = slice(192, 2048)
-_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT = range(5)   # indices of the numbers in `_words`
+_BEGUN, _BUSY, _USED, _MESSAGES, _SPENT, _TOLD = range(6)   # indices of the numbers in `_words`
 
 
 class SharedStatus:
@@ -63,9 +63,10 @@ class SharedStatus:
         words[_MESSAGES] += 1
         words[_SPENT] += int(seconds * 1e6)
 
-    def leave(self, reason: str) -> None:
-        """Record why the process ends; the program has received the same reason."""
+    def leave(self, reason: str, told: bool) -> None:
+        """Record why the process ends, and whether it has told the program this reason."""
         self._page[_REASON] = _padded(reason, _REASON)
+        self._words[_TOLD] = told
 
     # -- what the supervisor calls ---------------------------------------------------------------
 
@@ -103,6 +104,11 @@ class SharedStatus:
     def reason(self) -> str:
         """Reason why the process has ended; '' if it is unknown."""
         return _text(self._page[_REASON])
+
+    @property
+    def told(self) -> bool:
+        """Whether the process has told the program the reason."""
+        return bool(self._words[_TOLD])
 
 
 def _padded(text: str, place: slice) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 import socket
@@ -25,7 +26,6 @@ from typing import IO, Any
 from fleet_ros.alarm import Alarm
 from rclpy.duration import Duration
 from rclpy.node import Node
-from rclpy.publisher import Publisher
 from rrto_msgs import msg, srv
 
 from ..execution.weights import Weights
@@ -34,7 +34,7 @@ from ..protocol.convert import to_ros
 from ..protocol.discovery import wait_for_servers
 from ..protocol.errors import ConfigError
 from ..protocol.messages import OpenRequest, SendAck
-from .machine import Action, Begin, Kill, Leave, ServerMachine
+from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
@@ -47,6 +47,7 @@ PREFIX = 'rrto_'        # prefix of the name of a server's folder
 LOCK = '.rrto_server'   # a file in the server's folder, locked while the server runs
 MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, in bytes
 LOOK = 1.0        # seconds between checks of the processes
+AGAIN = 0.02      # seconds between checks whether DDS has found the program of an unsent message
 
 
 class ForkServerProcess:
@@ -79,8 +80,8 @@ class ForkServerProcess:
     def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
         """Start a thread that reports ended processes.
 
-        The thread calls `ended(program, status, reason)` when a program's process ends, and
-        `gone()` when the fork server has ended.
+        The thread calls `ended(program, status, reason)` when a program's process ends or cannot
+        start; `reason` is '' if it has started. It calls `gone()` when the fork server has ended.
         """
         def read() -> None:
             while data := self._receive():
@@ -132,7 +133,31 @@ class _Program:
         self.status = SharedStatus.make(self.path)
         self.acks = server.node.create_publisher(
             msg.Ack, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
+        self.unsent: msg.Ack | None = None
         self.spent = 0.0
+
+    def tell(self, ack: msg.Ack) -> None:
+        """Send an acknowledgement, or keep it in `unsent` if DDS has not found the program yet.
+
+        DDS does not deliver a message that is sent before that. If a process cannot start, the
+        server knows that within milliseconds, often before DDS has found the program.
+        """
+        self.unsent = ack
+        self.send()
+
+    def send(self) -> None:
+        """Send the message in `unsent`, if there is one and DDS has found the program."""
+        if self.unsent is not None and self.acks.get_subscription_count():
+            self.acks.publish(self.unsent)
+            self.unsent = None
+
+    def wait(self, end: float) -> None:
+        """Wait until the program has received all messages, but not longer than the time `end`."""
+        self.send()
+        while self.unsent is not None and time.monotonic() < end:
+            time.sleep(AGAIN)
+            self.send()
+        self.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
 
 
 class Server:
@@ -160,9 +185,9 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # protects `machine` and `_programs`
         self._programs: dict[str, _Program] = {}
-        # (time, publisher) for each program that has left: the publisher is destroyed at this
-        # time, or earlier if its last message has arrived.
-        self._last_words: list[tuple[float, Publisher]] = []
+        # (time, program) for each program that has left: the publisher is destroyed at this time,
+        # or earlier if its last message has arrived.
+        self._last_words: list[tuple[float, _Program]] = []
         self._messages = 0       # number of executed messages of the programs that have left
         self._closing = False
         self._reported = time.monotonic()
@@ -185,7 +210,7 @@ class Server:
             self._act([a for a in actions if isinstance(a, SendAck)])
             end = time.monotonic() + FAREWELL
             for program in self._programs.values():
-                program.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
+                program.wait(end)
             self._act([a for a in actions if isinstance(a, Leave)])
         self._alarm.close()
         self._end()
@@ -199,15 +224,19 @@ class Server:
     def _on_open(self, request: Any, response: Any) -> Any:
         asked = OpenRequest(request.protocol, request.program, request.incarnation, request.torch,
                             request.operators)
+        now = time.monotonic()
+        actions: list[Action] = []
         with self._changed:
             try:
-                response.reason, actions = self.machine.on_open(asked, time.monotonic())
-                self._act(actions)
+                response.reason, actions = self.machine.on_open(asked, now)
+                if not response.reason and asked.program not in self._programs:
+                    self._programs[asked.program] = _Program(self, asked.program)
             except Exception as error:   # an error in one request must not end the server
                 response.reason = f'the server cannot serve it: {type(error).__name__}: {error}'
                 self.node.get_logger().error(response.reason)
-                self._act(self.machine.on_ended(asked.program, 0, response.reason, '',
-                                                time.monotonic()))
+                self.machine.on_ended(asked.program, Ending(0, response.reason), now)
+                actions = [a for a in actions if a.program != asked.program]
+            self._act(actions)
         response.accepted = not response.reason
         response.device = self.device
         response.memory = self.settings.memory << 20
@@ -215,17 +244,20 @@ class Server:
         return response
 
     def _on_time(self) -> None:
+        now = time.monotonic()
         with self._changed:
-            self._act(self.machine.on_time(time.monotonic()))
+            self._forget(now)
+            self._act(self.machine.on_time(now))
 
     def _on_ended(self, program: str, status: int, reason: str) -> None:
         with self._changed:
             known = self._programs.get(program)
             if known is None:
                 return
-            self._messages += known.status.messages
-            self._act(self.machine.on_ended(program, status, reason or known.status.reason,
-                                            known.status.name, time.monotonic()))
+            shared = known.status
+            self._messages += shared.messages
+            ending = Ending(status, reason or shared.reason, shared.told, shared.name)
+            self._act(self.machine.on_ended(program, ending, time.monotonic()))
 
     def _on_gone(self) -> None:
         """Start a new fork server, after the old one and all programs' processes have ended.
@@ -258,7 +290,6 @@ class Server:
         for action in actions:
             match action:
                 case Begin(program, incarnation):
-                    self._programs[program] = _Program(self, program)
                     self._fork_server.begin(program, incarnation)
                     self.node.get_logger().info(f'{program} joins')
                 case Kill(program):
@@ -269,21 +300,28 @@ class Server:
                         # Keep the publisher of the last message for a while: DDS can repeat a lost
                         # message only while its publisher exists.
                         until = time.monotonic() + self.settings.lease
-                        self._last_words.append((until, known.acks))
+                        self._last_words.append((until, known))
                         known.path.unlink(missing_ok=True)
                     self.node.get_logger().info(f'{program} leaves: {reason}')
                 case SendAck(program) if program in self._programs:
-                    self._programs[program].acks.publish(to_ros(action))
-        self._alarm.set(self.machine.deadline)
+                    self._programs[program].tell(to_ros(action))
+        waits = any(program.unsent is not None for _, program in self._last_words)
+        self._alarm.set(min(self.machine.deadline,
+                            time.monotonic() + AGAIN if waits else math.inf))
 
     def _forget(self, now: float) -> None:
-        """Destroy each publisher in `_last_words` whose message has arrived or whose time is up."""
+        """Send the unsent messages to programs that have left.
+
+        Destroy each publisher whose message has arrived or whose time is up.
+        """
         kept = []
-        for until, acks in self._last_words:
-            if now > until or acks.wait_for_all_acked(Duration()):
-                self.node.destroy_publisher(acks)
+        for until, program in self._last_words:
+            program.send()
+            arrived = program.unsent is None and program.acks.wait_for_all_acked(Duration())
+            if now > until or arrived:
+                self.node.destroy_publisher(program.acks)
             else:
-                kept.append((until, acks))
+                kept.append((until, program))
         self._last_words = kept
 
     def _report(self) -> None:

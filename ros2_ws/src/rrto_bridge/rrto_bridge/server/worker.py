@@ -71,14 +71,18 @@ class Task:
 def serve(task: Task, parent: int) -> NoReturn:
     """Serve a program in this process, then exit; `parent` is the fork server's process id."""
     code = 1
+    status: SharedStatus | None = None
     try:
         die_with(parent)
         status = SharedStatus(task.folder / task.program)
         worker = _Worker(task, status)
         worker.run()
         code = 2 if worker.fault else 0
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if status is not None and not status.reason:
+            status.leave(f'its process on the server has failed: {type(error).__name__}: {error}',
+                         False)
     finally:
         sys.stderr.flush()
         os._exit(code)    # skip cleanup that belongs to the fork server
@@ -105,8 +109,9 @@ class _Worker:
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
         self.link = settings.shaped_link()
-        # Why the session ended ('' before its end), and whether the program caused the end.
-        self.reason, self.fault = '', False
+        # Why the session ended ('' before its end), whether the program caused the end, and
+        # whether this process could tell the program.
+        self.reason, self.fault, self.told = '', False, True
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
@@ -132,7 +137,10 @@ class _Worker:
         end = time.monotonic() + PATIENCE
         while not (self.down.get_subscription_count() and self.acks.get_subscription_count()):
             if time.monotonic() > end:
-                self.reason = f"the program's topics were not found within {PATIENCE:g} s"
+                self.told = False    # so the supervisor tells the program
+                with self._changed:
+                    self._act(self.machine.fail(
+                        f"the program's topics were not found within {PATIENCE:g} s", False))
                 return
             time.sleep(0.002)
 
@@ -147,7 +155,7 @@ class _Worker:
                 self._act(self.machine.fail(ENDED, False))
         # Wait for this lock, because another thread may still send the reason of the end.
         with self._changed:
-            self.status.leave(self.reason)
+            self.status.leave(self.reason, self.told)
         self._close()
 
     def _work(self) -> None:

@@ -1,0 +1,268 @@
+"""A program whose process on the server cannot start, or fails, gets the reason at once."""
+
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from fleet_ros.spinning import Spinning
+from fleet_testing import LIMIT
+from processes import Domain, children
+from rclpy.node import Node
+from rrto_bridge.client.shell import Link, LinkOptions
+from rrto_bridge.program.connection import Connection
+from rrto_bridge.protocol import qos
+from rrto_bridge.protocol.allow import operators_digest
+from rrto_bridge.protocol.errors import LinkError
+from rrto_bridge.protocol.messages import ENDED, PROTOCOL
+from rrto_bridge.server import shell
+from rrto_bridge.server.parameters import ServerSettings
+from rrto_bridge.server.shared_status import SharedStatus
+from rrto_msgs import msg, srv
+from spun_nodes import SpunNodes
+
+WHY = 'the server cannot start a process for the program: no process is left'
+SUM = 'import torch; print(torch.ones(2).cuda().sum().item())'
+
+
+class NoProcesses:
+    """Stands in for the fork server: every process fails to start, or does not end (`hangs`)."""
+
+    hangs = False
+
+    def __init__(self, server, folder, settings):
+        pass
+
+    def ready(self):
+        return {'torch': torch.__version__, 'operators': operators_digest(), 'device': 'cpu'}
+
+    def listen(self, ended, gone):
+        self.ended = ended
+
+    def begin(self, program, incarnation):
+        if not self.hangs:
+            # in another thread, as the caller holds the lock that `ended` needs
+            threading.Thread(target=self.ended, args=(program, 1, WHY)).start()
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def nodes():
+    with SpunNodes(int(os.environ['ROS_DOMAIN_ID'])) as made:
+        yield made
+
+
+@pytest.fixture
+def server(nodes, monkeypatch):
+    """A server without processes; it runs in a thread of the test."""
+    monkeypatch.setattr(shell, 'ForkServerProcess', NoProcesses)
+    node = Node('server', context=nodes.context)
+    made = shell.Server(node, 'unable', ServerSettings(name='unable'))
+    spinning = Spinning(node)
+    yield made
+    made.close()
+    spinning.close()
+    node.destroy_node()
+
+
+def open_session(nodes, node, server, program):
+    """Ask for a session until the server has answered; fail if it refuses."""
+    client = node.create_client(srv.Open, f'/rrto/{server}/open')
+    nodes.until(client.service_is_ready)
+    answers = []
+
+    def answered():
+        # The server drops an answer if it has not discovered the client yet; so ask again.
+        future = client.call_async(srv.Open.Request(
+            protocol=PROTOCOL, program=program, incarnation=7, torch=torch.__version__,
+            operators=operators_digest()))
+        future.add_done_callback(lambda done: answers.append(done.result()))
+        nodes.executor.spin_until_future_complete(future, 1.0)
+        return answers
+
+    nodes.until(answered)
+    node.destroy_client(client)
+    assert answers[0].accepted, answers[0].reason
+
+
+def listen(node, server, program):
+    """Return the list that receives the errors that the server sends to a program."""
+    errors = []
+    node.create_subscription(msg.Ack, f'/rrto/{server}/{program}/up_ack',
+                             lambda ack: errors.append((ack.incarnation, ack.error)), qos.STREAM)
+    return errors
+
+
+# -- the program and the supervisor ----------------------------------------------------------------
+
+def test_a_program_whose_process_cannot_start_gets_the_reason(server):
+    with pytest.raises(LinkError, match=f"server 'unable' is lost: {WHY}"):
+        Link(LinkOptions('rpc', 'unable'))
+
+
+def test_a_program_that_dds_finds_after_the_end_of_its_process_gets_the_reason(nodes, server):
+    node = nodes.node('late')
+    open_session(nodes, node, 'unable', 'late')
+    nodes.until(lambda: not server.machine.programs)
+    errors = listen(node, 'unable', 'late')
+    nodes.until(lambda: errors)
+    assert errors[0] == (7, WHY)
+
+
+def test_a_server_that_ends_tells_programs_that_still_wait_for_a_process(
+        nodes, server, monkeypatch):
+    monkeypatch.setattr(NoProcesses, 'hangs', True)
+    monkeypatch.setattr(shell, 'FAREWELL', LIMIT)
+    node = nodes.node('waiting')
+    names = [f'waiting_{k}' for k in range(5)]     # the fifth must wait for its turn
+    errors = {name: listen(node, 'unable', name) for name in names}
+    for name in names:
+        open_session(nodes, node, 'unable', name)
+    server.close()
+    nodes.until(lambda: all(errors.values()))
+    assert all(found == [(7, ENDED)] for found in errors.values())
+
+
+def test_a_server_without_room_for_a_program_refuses_it_and_serves_the_next(
+        nodes, server, monkeypatch):
+    def full(path):
+        raise OSError(28, 'No space left on device', str(path))
+
+    node = nodes.node('refused')
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedStatus, 'make', full)
+        with pytest.raises(AssertionError, match='No space left on device'):
+            open_session(nodes, node, 'unable', 'refused')
+    assert server.machine.programs == []
+    errors = listen(node, 'unable', 'refused')
+    open_session(nodes, node, 'unable', 'refused')
+    nodes.until(lambda: errors)
+    assert errors[0] == (7, WHY)
+
+
+def test_a_first_connection_that_fails_is_not_repeated():
+    tried = []
+
+    def connect():
+        tried.append(1)
+        raise LinkError(WHY)
+
+    with pytest.raises(LinkError, match=WHY):
+        Connection(connect).synchronize()
+    assert len(tried) == 1
+
+
+# -- the fork server -------------------------------------------------------------------------------
+
+# The first fork checks the device; the next `begin` fails in the function FAILS of `os`.
+FORK_SERVER = '''
+import errno, os, sys
+from rrto_bridge.server import fork_server
+
+def fails(*arguments):
+    setattr(os, FAILS, works)
+    raise OSError(errno.EAGAIN, 'no process is left')
+
+def say(self, **fields):
+    if 'ready' in fields:
+        setattr(os, FAILS, fails)
+    said(self, **fields)
+
+FAILS = sys.argv[1]
+works = getattr(os, FAILS)
+said, fork_server.ForkServer.say = fork_server.ForkServer.say, say
+fork_server.main(sys.argv[2:])
+'''
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('fails', ['fork', 'pidfd_open'])
+def test_a_fork_server_that_cannot_start_a_process_says_so_and_continues(tmp_path, fails):
+    folder = tmp_path / 'folder'
+    folder.mkdir()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(LIMIT)
+
+    def say(**fields):
+        ours.send(json.dumps(fields).encode())
+
+    def hear():
+        return json.loads(ours.recv(1 << 16))
+
+    with theirs, subprocess.Popen(
+            [sys.executable, '-c', FORK_SERVER, fails, str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True) as process, ours:
+        theirs.close()
+        say(server='s', folder=str(folder), settings=ServerSettings().model_dump_json())
+        assert hear()['ready']
+        say(begin='a', incarnation=1)
+        event = hear()
+        assert (event['ended'], event['status']) == ('a', 1)
+        assert re.search('cannot start a process .*no process is left', event['reason'])
+        assert children(process.pid) == []
+        # This process starts. It ends at once, because it does not find its status file.
+        say(begin='b', incarnation=1)
+        assert hear() == {'ended': 'b', 'status': 1}
+        ours.close()
+        process.communicate(timeout=LIMIT)
+
+
+# -- real processes --------------------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def domain():
+    made = Domain()
+    yield made
+    made.close()
+
+
+def fails_with(domain, server, reason):
+    code, out, err = domain.run('--server', server, '--', sys.executable, '-c', SUM)
+    assert (code, out) == (1, '')
+    assert re.search(f"LinkError: server '{server}' is lost: {reason}", err.splitlines()[-1]), err
+
+
+@pytest.mark.long
+def test_a_server_without_file_descriptors_says_so_and_serves_programs_again_later(domain):
+    server = domain.server('few')
+    server.wait('serving as few')
+    fork_server, = children(server.process.pid)
+    used = {int(fd.name) for fd in Path(f'/proc/{fork_server}/fd').iterdir()}
+    limits = resource.prlimit(fork_server, resource.RLIMIT_NOFILE)
+    lowest = min(set(range(len(used) + 1)) - used)
+    resource.prlimit(fork_server, resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    fails_with(domain, 'few', 'the server cannot start a process for the program: .*Errno 24')
+    resource.prlimit(fork_server, resource.RLIMIT_NOFILE, limits)
+    assert domain.run('--server', 'few', '--', sys.executable, '-c', SUM) == (0, '2.0\n', '')
+
+
+@pytest.mark.long
+def test_a_program_whose_process_fails_in_its_start_gets_the_error(domain, tmp_path):
+    trace = tmp_path / 'trace.txt'
+    trace.write_text('0 100\n')
+    server = domain.server('hurt', **{'link.trace': trace})
+    server.wait('serving as hurt')
+    trace.unlink()     # each process reads the trace
+    fails_with(domain, 'hurt', 'its process on the server has failed: TraceError: ')
+
+
+@pytest.mark.long
+def test_a_program_whose_topics_are_not_found_gets_the_reason_once_it_listens(domain):
+    server = domain.server('deaf')
+    server.wait('serving as deaf')
+    with SpunNodes(int(domain.env['ROS_DOMAIN_ID'])) as nodes:
+        node = nodes.node('silent')
+        open_session(nodes, node, 'deaf', 'silent')
+        server.wait("silent leaves: the program's topics were not found")
+        errors = listen(node, 'deaf', 'silent')
+        nodes.until(lambda: errors)
+        assert 'topics were not found' in errors[0][1]
