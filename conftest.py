@@ -20,10 +20,10 @@ except ImportError:  # rclpy is not installed; only some tests need it
 # on this machine that have other ROS 2 settings.
 else:
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
-# A script that runs in the background ignores SIGINT. Without this line, the processes
-# that tests start and interrupt would ignore it as well.
+# If a script starts pytest in the background, pytest and its child processes ignore SIGINT. Restore
+# the default, because tests send SIGINT to the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ['OMP_NUM_THREADS'] = '1'  # the number of threads decides how sums are rounded
+os.environ['OMP_NUM_THREADS'] = '1'  # fixed, because it decides how sums are rounded
 os.environ['PYTHONUNBUFFERED'] = '1'
 
 
@@ -57,4 +57,4 @@ else:
     settings.register_profile('all', derandomize=True, database=None, deadline=None,
                               max_examples=100, suppress_health_check=list(HealthCheck))
     settings.register_profile('few', settings.get_profile('all'), max_examples=10)
-    settings.load_profile('all')  # `make test` chooses the profile with --hypothesis-profile=few
+    settings.load_profile('all')  # the default; `make test` passes --hypothesis-profile=few

@@ -3,7 +3,7 @@
     ros2 launch examples/fleet_with_bag.launch.py fleet:=examples/my_fleet.yaml
     rog plot rosbag2_*                                  # afterwards: the figures of the run
 
-It accepts all arguments of rog_bringup's outdoor.launch.py.
+This launch file accepts all arguments of rog_bringup's outdoor.launch.py.
 """
 
 from importlib.util import find_spec

@@ -12,7 +12,7 @@ from fleet_policy.policy import Policy
 
 
 class Network(torch.nn.Module):
-    """The computation that robot and server share."""
+    """The model; robot and server can share its computation."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Network(torch.nn.Module):
 class Reach(Policy):
     """A policy that moves shoulder and elbow according to the image of a camera above the table."""
 
-    contract = 'reach.yaml'                  # in this folder; contract:=FILE replaces it
+    contract = 'reach.yaml'                  # in this folder; the argument `contract` replaces it
 
     def model(self):
         """Return the network; load your weights into it here."""

@@ -8,7 +8,7 @@ Try it in virtual time:
 import numpy as np
 from rog_core.codecs import LENGTH, OWN, Codec, elements, from_host
 
-MOST = 65504  # the largest float16; the excess of a larger value stays pending
+MOST = 65504  # the largest float16; the rest of a larger value is sent later
 
 
 class Half(Codec):
@@ -17,11 +17,12 @@ class Half(Codec):
     number = 64             # identifies the codec in messages; your codecs may use 64 to 255
     segment_elements = 512  # cut longer rows, so that each encoded part fits into a datagram
     scales = 0              # number of bfloat16 scales at the start of each encoded segment
-    compiled = False        # the torch code below, not compiled loops, also encodes numpy arrays
-    faults = ('chunk holds a value that is NaN or infinite',)  # error text of rule OWN in `_look`
+    compiled = False        # not compiled loops but the torch code below encodes numpy arrays
+    # error text if `_look` returns the number OWN
+    faults = ('chunk holds a value that is NaN or infinite',)
 
     def sizes(self, lengths):
-        """Return the size of each encoded segment in bytes; ``lengths``: its number of elements."""
+        """Return each encoded segment's size in bytes; ``lengths``: elements of each segment."""
         return 2 * lengths
 
     def _encode_dense(self, dense, lengths, magnitude):

@@ -62,7 +62,7 @@ def main():
     lines.ended.connect(app.quit)
     reader = threading.Thread(target=lines.read, daemon=True)
 
-    def loaded(good):  # read stdin only now, because before this event an answer may get lost
+    def loaded(good):  # read stdin only after the page has loaded; an earlier answer may get lost
         if reader.ident is None:
             reader.start()
 

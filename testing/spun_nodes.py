@@ -13,7 +13,7 @@ from rclpy.node import Node
 
 
 class SpunNodes:
-    """Nodes in one context, in a DDS domain of their own unless ``domain`` names another."""
+    """Nodes in one context and one DDS domain: ``domain``, or by default a free domain."""
 
     def __init__(self, domain: int | None = None) -> None:
         self.domain = free_domain() if domain is None else domain

@@ -17,7 +17,8 @@ from fleet_env.links.trace import LinkTrace
 # (time at which the link fails, duration of the outage), in seconds
 OUTAGES = ((8.0, 1.0), (17.0, 5.0), (34.0, 30.0))
 SECONDS = 80.0           # duration in seconds of a run with outages
-# seconds that the forwarder reads ahead; otherwise a late timer would waste a part of the rate
+# The forwarder reads the next data this many seconds before the previous data leaves. Otherwise
+# the link would be unused whenever a timer is late.
 AHEAD = 0.02
 UP, DOWN = 0, 1
 

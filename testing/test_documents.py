@@ -67,7 +67,8 @@ SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
 KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
                'robot3: [1-9]')
 FLEET = Beside(f'{UP} --only server,robot3', 'robot3: [1-9]')
-# order of the tests by the command beside them; FLEET is last, because blocks of code reuse it
+# Order of the tests, by the command that runs beside them. FLEET is last, because the tests of
+# Python code, which follow, also need it.
 TURNS = [None, SERVER, KEYED, FLEET]
 
 # Maps a command, as a document has it, to the command that the test runs.

@@ -137,7 +137,7 @@ def test_package_xml_names_what_its_tests_import(package):
 
 @pytest.mark.parametrize('package', sorted(PLACES))
 def test_no_file_imports_one_that_imports_it(package):
-    """No file imports a file that imports it, even through other files or inside a function."""
+    """The imports between the files of a package form no cycle; imports in functions count too."""
     # Raises CycleError, whose text names the files.
     TopologicalSorter(graph(PLACES[package], typed=HOUSES.get(package, False))).prepare()
 
@@ -246,12 +246,12 @@ def wrong_arrows(files, rooms):
 
 
 def room_of(name, rooms):
-    """Return the room of a file; '' if it is in none of them."""
+    """Return the room of a file; '' if the file is in no room."""
     return next((room for room in rooms if name.split('.')[1:2] == [room]), '')
 
 
 def large_classes(root):
-    """Return the classes above the maximum numbers, each with its numbers of methods and lines."""
+    """Return the classes that are too large, each with its numbers of methods and lines."""
     found = {}
     for path in root.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):

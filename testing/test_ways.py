@@ -65,7 +65,7 @@ def note(frame, event, argument):
 
 
 def called(name):
-    """Return (file, name) of each function of the package that a way's program calls, in order.
+    """Run a way's program; return (file, name) of each function of the package, in order of calls.
 
     ``name``: name of the way.
     """

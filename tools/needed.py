@@ -9,7 +9,8 @@ import sysconfig
 
 from ros import is_sourced
 
-# bytes of disk that .venv needs: PyPI's PyTorch contains CUDA, so .venv takes 6 GB
+# bytes of free disk space that `make setup` needs; .venv alone takes 6 GB, because PyPI's PyTorch
+# contains CUDA
 ROOM = 7_000_000_000
 
 

@@ -26,7 +26,7 @@ THEIRS = re.compile(r'/opt/python/cp3\d+-cp3\d+/(include/python3\.\d+|'
 
 
 def is_sourced() -> bool:
-    """Return whether a ROS 2 is sourced that this file has not installed."""
+    """Return whether the shell has sourced a ROS 2 that this file has not installed."""
     prefixes = filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))
     return any((Path(prefix) / 'share' / 'rclpy').is_dir()
                and not (Path(prefix) / 'pyvenv.cfg').exists() for prefix in prefixes)
@@ -48,7 +48,7 @@ def install(distribution: str) -> None:
 
 
 def set_run_paths() -> None:
-    """Make each library find the libraries that it needs without LD_LIBRARY_PATH."""
+    """Set each library's run path, so that no library needs LD_LIBRARY_PATH to find others."""
     bundled = sorted(SITE.glob('ros_*.libs'))
     packages = [SITE / entry.name for entry in INDEX.iterdir()]
     files = defaultdict(list)

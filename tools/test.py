@@ -150,7 +150,7 @@ def everything() -> int:
 if __name__ == '__main__':
     # Hundreds of processes import our packages; without bytecode, each would compile them again.
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
-    # Threads of PyTorch that wait for work sleep. By default they spin, and take the cores from the
-    # processes of other tests.
+    # Let PyTorch's threads sleep while they wait for work. By default they spin, and so take the
+    # cores from the processes of other tests.
     os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
     sys.exit(everything() if '--all' in sys.argv[1:] else short())

@@ -21,7 +21,7 @@ from launch.events.process import SignalProcess
 # For every process that a launch file starts: seconds from the shutdown to SIGTERM, and seconds
 # from SIGTERM to SIGKILL.
 TIMES: dict[str, Any] = {'sigterm_timeout': str(ORDERLY), 'sigkill_timeout': str(LAST)}
-LINGER = 15.0  # seconds after the end of a run within which robots must end
+LINGER = 15.0  # when a run ends, its robots must end within this number of seconds
 
 # Exit codes of a process that ended as requested: 0, or the number of a signal, written as -number
 # (Python) or 128 + number (shell).
@@ -31,11 +31,11 @@ _ASKED = {0, *(-number for number in SIGNALS), *(128 + number for number in SIGN
 class Ending:
     """Ends the launch when its processes have ended; the launch fails if one of them has failed.
 
-    :param server: process of the server; None if it does not run here. If any process has failed
-        before the server ends, the launch fails.
+    :param server: process of the server; None if it does not run here.
     :param robots: processes of the robots.
     :param run: whether the processes form a run. A run ends when all robots here have ended, or
-        when the server has ended. In the second case robots have `LINGER` seconds to end.
+        when the server has ended. In the second case robots have `LINGER` seconds to end. If
+        false, the launch fails when the server ends after any process has failed.
     :param needed: the launch also ends when all of these processes have ended and at least one of
         them has failed, even if others still run.
     """

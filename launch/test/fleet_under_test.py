@@ -67,7 +67,7 @@ class Fleet:
     # -- processes
 
     def start(self, *names, label='', folders=(), namespace='', **parameters):
-        """Start processes; ``parameters`` replace those of the fleet file.
+        """Start processes; ``parameters`` replace the values that the fleet file gives.
 
         ``folders``: folders from which only these processes can import modules. ``namespace``:
         namespace of the fleet to which the processes belong.

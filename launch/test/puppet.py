@@ -125,7 +125,7 @@ class Puppet:
                 self._gradient_at = time.monotonic() + PACE
 
     def say(self, value):
-        """Send a value of `rog_core.protocol.messages`, or a ROS message unchanged."""
+        """Send a ROS message, or an object of `rog_core.protocol.messages` as a ROS message."""
         if type(value) in self._out or not hasattr(value, 'get_fields_and_field_types'):
             publisher = self._out.get(type(value), self._receipts)
             publisher.publish(to_ros(value, self.session and self.session.to_server))

@@ -24,7 +24,7 @@ def test_replacing_the_optimizer_trains_with_the_fleet(fleet, monkeypatch):
     task = tiny_task.Tiny(seed=3)
     model = task.model()
     with torch.no_grad():
-        model[0].weight.fill_(9.0)  # differs from the server's model; the snapshot must replace it
+        model[0].weight.fill_(9.0)  # a wrong value, which the server's model must replace
     batches = task.batches(0, 1)
     assert not rclpy.ok()
     wait, waits = Publisher.wait_for_all_acked, []

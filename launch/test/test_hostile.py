@@ -127,7 +127,7 @@ class Stranger:
             kind = type(message)
             message = deserialize_message(serialize_message(message), kind)
             way = self.rng.randrange(6)
-            if way == 1:     # send the message on the topic of the other robot
+            if way == 1:     # send one robot's message on the topic of the other robot
                 place = place.replace('robot1', 'x').replace('robot2', 'robot1').replace(
                     'x', 'robot2')
             elif way == 2:   # flip some bits
@@ -137,7 +137,7 @@ class Stranger:
             elif way == 4 and kind is RowChunk:  # a very large chunk
                 message.ids = [1] * 20_000
                 message.values = [255, 126] * 20_000
-            # the number of the next transfer, or a number far ahead
+            # give the message the number of the next transfer, or a number far ahead
             elif way == 5 and hasattr(message, 'attempt'):
                 message.attempt += self.rng.choice([1, 2, 10 ** 6])
                 message.iteration += self.rng.choice([0, 1, 10 ** 6])
@@ -150,7 +150,7 @@ class Stranger:
 
     def fall_silent(self):
         """Wait until no queue contains a false message and both robots have reported again."""
-        for _ in range(20 * len(self.out)):  # more messages than all queues can hold
+        for _ in range(20 * len(self.out)):  # enough turns to empty all queues
             self.fleet.spin()
         self.fleet.robots.clear()
         self.fleet.until(lambda: len(self.fleet.robots) == 2, 'the robots report')
@@ -458,7 +458,7 @@ def test_a_fleet_with_a_key_offers_no_parameter_services(keyed):
     keyed.until(closed, 'control services are offered, and no parameter services')
 
 
-# -- a robot that lies, with its own key or in a fleet without one; see `puppet`
+# -- a robot that lies: it has a valid key, or its fleet has no key; see `puppet`
 
 # For each lie: the type of the message, whether the server must refuse and count the lie,
 # and a function that returns the false messages to send before the true one. The server
@@ -861,8 +861,9 @@ def test_a_server_that_starts_prints_nothing_raw_that_another_says_of_itself(tmp
 def test_the_refusal_of_a_changed_registration_cannot_be_passed_on_to_its_robot(keyed):
     """The server's refusal of a changed registration is not valid for the original registration.
 
-    An attacker offers `/rog/register` and reads the robot's request. Then the attacker sends this
-    request with changes to the real server, which answers it.
+    An attacker offers `/rog/register` and reads the robot's request. Then the attacker changes this
+    request and sends it to the real server. The robot must not accept the server's answer as the
+    answer to the unchanged request.
     """
     heard, seal = [], derived(keyed.key.of('robot1').secret, 'answer')
 

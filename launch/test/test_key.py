@@ -209,7 +209,8 @@ def test_a_registration_without_a_tag_is_refused(tmp_path, keys):
         request = Register.Request(robot='robot1', incarnation=5)
         answer = _call(fleet, Register, '/rog/register', request)
         assert not answer.accepted and 'is not proved' in answer.reason
-        # With a tag, an attacker could send this answer to the real robot; see test_hostile.py.
+        # If this answer had a tag, an attacker could pass the answer on to the real robot, which
+        # would believe it; see test_hostile.py.
         assert not len(answer.tag)
 
 

@@ -18,7 +18,7 @@ def until_still(fleet):
     """Spin until training stands still.
 
     Training stands still if the iteration and the elapsed time have not changed in more than three
-    statuses of the server. At the beginning, a pull may still be under way.
+    statuses of the server. One status is not enough, because a pull may still be under way.
     """
     seen, since = None, 0
 

@@ -65,7 +65,7 @@ MORE = [('bsp', {}), ('rsp:3', {}), ('rsp:4+pipeline', {}), ('gsgm', {}), ('hgc'
 @pytest.mark.parametrize(('sync', 'changes'), [
     *QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
-    def patient():  # with these limits, no chunk counts as lost on a slow host
+    def patient():  # sets timeouts so long that no chunk counts as lost on a slow host
         monkeypatch.setattr(rog_core.transfer.link, 'MIN_RTO', 20.0)
         monkeypatch.setattr(rog_core.transfer.link, 'MAX_RTO', 20.0)
 

@@ -44,7 +44,7 @@ def test_coded_training_goes_on_when_more_die_than_the_code_tolerates(tmp_path):
 
 
 def dropping_out(seconds):
-    """Return the parameters of a robot that drops out before every gradient."""
+    """Return the parameters of a robot that drops out for ``seconds`` before every gradient."""
     return {'stragglers.drop_probability': 1.0, 'stragglers.drop_time': seconds}
 
 

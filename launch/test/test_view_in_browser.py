@@ -160,7 +160,7 @@ def test_three_robots_train_are_saved_changed_and_stopped_in_order(tmp_path, rog
     assert code == 0, text
     summary = read_summary(tmp_path / 'out')
     assert summary.notes['reason'] == 'stopped by request' and summary.robots.keys() == robots
-    code, text = view.interrupt()  # must end although a browser still shows the page
+    code, text = view.interrupt()  # `rog view` must end although a browser still shows the page
     assert code == 0 and 'Traceback' not in text, text
 
 

@@ -9,7 +9,7 @@ import torch
 class Tiny:
     """A task with four classes of vectors with twelve elements.
 
-    The metric changes even if two models differ very little.
+    Even two models that differ very little have different metrics.
     """
 
     batch_size = 8

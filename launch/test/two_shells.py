@@ -168,7 +168,7 @@ def over_dds(fleet, script, turns, patient):
 
         threads = []
         try:
-            for rank, worker in enumerate(workers):  # the same order as in virtual time
+            for rank, worker in enumerate(workers):  # robots join in the order of virtual time
                 worker.gate = threading.Semaphore(0)
                 threads.append(threading.Thread(target=compute, args=[worker], daemon=True))
                 threads[-1].start()
@@ -180,8 +180,8 @@ def over_dds(fleet, script, turns, patient):
                 spin_until(lambda n=number: len(protocol.turns) > n and protocol.at_rest(),
                            f'turn {number}, of {robot}, is over', errors)
             for worker in workers:
-                # If the run ended while the worker computed ahead, the worker still waits for its
-                # semaphore `gate`.
+                # The run may have ended while a worker computed its next gradient. This worker
+                # still waits for its semaphore `gate`.
                 worker.gate.release()
             spin_until(lambda: not any(thread.is_alive() for thread in threads),
                        'all threads end', errors)

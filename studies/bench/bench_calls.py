@@ -90,8 +90,7 @@ SETTLE = {LOPINFER: 20.0, RRTO: 6.0}
 # Seconds between a contestant's start and the measured run. In this time, the contestant settles.
 LEAD = {LOPINFER: 45.0, RRTO: 30.0, LOCAL: 30.0}
 
-# the client's output, its forwarder (None if it has none), and the monotonic time of its
-# start
+# a client's output, its forwarder (or None), and the monotonic time at which the client started
 Client = tuple[Output, Forwarder | None, float]
 Start = Callable[[float], Any]  # period of inferences in seconds -> context in which a client runs
 
@@ -99,9 +98,9 @@ Start = Callable[[float], Any]  # period of inferences in seconds -> context in 
 # -- data and contestants --------------------------------------------------------------------------
 
 def prepare(name: str, folder: Path) -> dict[str, Any]:
-    """Write images, the model and its outputs; return sizes and the effect of JPEG.
+    """Write images, the model and its outputs; return sizes in bytes and the effect of JPEG.
 
-    The effect of JPEG is how much it changes the output.
+    The effect of JPEG is how much the model's output changes if the image is sent as a JPEG.
     """
     side = SIDES[name]
     images = np.stack([crop(k, side) for k in range(IMAGES)])
@@ -279,12 +278,12 @@ def disturbed(who: str, folder: Path, trace: LinkTrace) -> dict[str, Any]:
 
 
 def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
-    """Return how many ticks of a control loop starve, and when results return after each outage.
+    """Return the number of starved ticks, and how soon results come again after each outage.
 
-    ``came``: the times at which results come, in seconds. ``shared``: for each result,
-    whether the server helped to compute it. The first part of a run ends at the start of
-    the first outage. Each further part begins at the start of an outage and ends at the
-    start of the next outage.
+    The numbers are for the whole run and for each of its parts. The first part ends at the start of
+    the first outage. Each further part begins at the start of an outage and ends at the start of
+    the next outage. ``came``: times of the results, in seconds since the start of the run.
+    ``shared``: for each result, whether the server helped to compute it.
     """
     ticks = np.arange(1, round(SECONDS * RATE) + 1) / RATE
     fresh = np.diff(np.searchsorted(np.sort(came), [0.0, *ticks], side='right')) > 0
@@ -338,7 +337,7 @@ def main() -> None:
 
 
 def measure_all(model: str, cases: list[tuple[float, str]], options: argparse.Namespace) -> None:
-    """Measure each case that is not in the file yet, and print a line for it."""
+    """Measure each case that is not in the file `--out` yet, and print the line of the case."""
     path: Path | None = options.out
     lines = path.read_text().splitlines() if path and path.exists() else []
     known = {json.loads(line)['bench'] for line in lines}

@@ -2,9 +2,9 @@
 
 The bench prints one JSON line with these latencies and the published ones. `gain` is the share by
 which LOPInfer's mean latency is below that of the best baseline. `foreseen_ms` is the mean latency
-if every request used the plan of the table that is fastest at the rate of the link during the
-request. `published` holds the thesis's results in ms for device-only, server-only, the best
-layer partition and LOPInfer.
+if every request used the best plan of the plan table: the plan that is fastest at the rate that the
+link has during this request. `published` holds the thesis's results in ms for device-only,
+server-only, the best layer partition and LOPInfer.
 """
 
 import argparse

@@ -39,7 +39,7 @@ class Published:
 
     Times are in seconds per iteration. ``fixed`` is the sum of the times for computing, compressing
     and decompressing, and of the sleep that equalises the robots. ``tolerance``: largest allowed
-    relative deviation of the simulated iterations.
+    relative deviation of the simulated number of iterations.
     """
 
     sync: str
@@ -61,8 +61,8 @@ TABLE = (Published('bsp', 186, .97 + .67 + .85, 6.5, 10.1, .15),
 class Measured:
     """The simulator's results for one row of `TABLE`.
 
-    ``iterations``: mean over the robots, for each seed. ``transfer``, ``stall``: mean
-    seconds per iteration.
+    ``iterations``: for each seed, the mean number of iterations of a robot. ``transfer``,
+    ``stall``: mean seconds per iteration.
     """
 
     published: Published
@@ -72,17 +72,17 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """Mean of the iterations over the seeds."""
+        """Mean number of iterations over all seeds."""
         return fmean(self.iterations)
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the iterations over the seeds; 0 for one seed."""
+        """Standard deviation of the number of iterations over all seeds; 0 for one seed."""
         return stdev(self.iterations) if len(self.iterations) > 1 else 0.0
 
     @property
     def deviation(self) -> float:
-        """Relative deviation from the published iterations."""
+        """Relative deviation of the mean number of iterations from the published number."""
         return self.mean / self.published.iterations - 1
 
 
@@ -90,8 +90,8 @@ def published_fleet(record: LinkTrace, seed: int, directory: Path, minutes: floa
                     workers: int = 4) -> FleetConfig:
     """Return the fleet of the published runs; write its links' traces into ``directory``.
 
-    :param seed: seed of the training, and of the holds with which `replay` prolongs some samples of
-        the record. Seed 0 gives the links that all published runs had.
+    :param seed: seed of the training, and of the random times by which `replay` prolongs some
+        samples of the record. Seed 0 gives the links that all published runs had.
     :param workers: 1 to 8. Workers 5 to 8 begin the record halfway between the published starting
         points.
     """

@@ -32,12 +32,12 @@ LEARNERS = (10, 20, 30)
 PACE, LATE = 0.1, 0.1
 ROUND_S = 2 * PACE + 0.1 * LATE + 0.005  # mean seconds per round of the slowest learner
 SVRG_EVERY = 20         # iterations between full gradients
-# With SVRG a run lasts this many times as long, because learners spend half of their work on
-# corrections.
+# A run with SVRG lasts this many times as long as a run without SVRG, because with SVRG the
+# learners spend half of their work on corrections.
 SVRG_LONGER = 4
 MOMENTUM = 0.9
 ETA = {'mnistnet': 0.001, 'lenet5': 0.002}  # learning rates for one push, twice the paper's
-# a run has about this many gradients and rounds, or more
+# a run has at least about 2000 gradients, and at least about 100 rounds
 LEAST_GRADIENTS, LEAST_ROUNDS = 2000, 100
 # Number of learners -> rounds of a run with noise. With more rounds, the accuracy of gsgm no longer
 # rises.
@@ -145,8 +145,8 @@ def deviation(measure: str) -> Cell:
 def steadier(measure: str) -> Cell:
     """Return a function that compares the first variant with another variant.
 
-    The function formats by how much the first variant is better in ``measure``, in percent
-    of the other variant's value. ``measure`` is 'stability' or 'fluctuation'; both are
+    The function returns, as text, the improvement of ``measure`` by the first variant, in
+    percent of the other variant's value. ``measure`` is 'stability' or 'fluctuation'; both are
     better if smaller.
     """
     def cell(method: MethodResult, first: MethodResult) -> str:

@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def times(self) -> list[float]:
-        """Seconds at which the tables give accuracies; for a run of 60 min: 10, 30 and 60 min."""
+        """Times in seconds at which the tables give accuracies; for 60 min: 600, 1800, 3600."""
         return [60 * self.minutes * share for share in (1 / 6, 1 / 2, 1)]
 
     @property
@@ -190,7 +190,7 @@ def rivals_of(task: Trained) -> list[Rival]:
 
 
 def cifar10(root: Path) -> Trained:
-    """Return the recognition task CRUDA on CIFAR-10, whose archives are in ``root``."""
+    """Return the task of `rog_tasks.cruda` on CIFAR-10, whose archives are in ``root``."""
     options = {'data': 'image_folder', 'data_options': {'root': str(root.absolute()), 'size': 32},
                'model': 'convmlp', 'pretrain_epochs': 6, 'pretrain_seed': 0, 'test_limit': 500}
     # The batch size is 8 instead of the published 24, to save computing time: an hour with four
@@ -257,9 +257,9 @@ def linked(fleet: FleetConfig, links: str, record: LinkTrace, place: Path) -> Fl
 
     The fleet's seed changes the replay.
 
-    Outdoor records are replayed as in the published runs, by holding samples. The indoor
-    record is replayed as it was recorded; the robot and the seed decide at which sample of the
-    record a link starts.
+    Outdoor records are replayed as in the published runs: some samples last longer than in the
+    record (see `replay`). The indoor record is replayed as it was recorded; the robot and the
+    seed decide at which sample of the record a link starts.
 
     :param place: directory for the traces of the links.
     """

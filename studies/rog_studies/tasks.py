@@ -45,7 +45,7 @@ class ZeroCost(Task):
 
 
 class Noise(Task):
-    """Trains a model on noise; the gradient is proportional to the batch.
+    """Trains a model on noise; the gradient is the noise of the batch times a constant.
 
     :param seed: seed of the noise.
     :param rows: number of rows of the model; each row has 512 elements.
@@ -67,7 +67,7 @@ class Noise(Task):
             yield torch.randn(self._rows, 512, generator=generator)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Return the mean of weights times batch; its gradient is proportional to the batch."""
+        """Return the mean of weights * batch; its gradient is the batch times a constant."""
         return (next(model.parameters()) * batch).mean()
 
     def evaluate(self, model: nn.Module) -> float:

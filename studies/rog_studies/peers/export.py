@@ -52,7 +52,9 @@ DIGITS = Trained("scikit-learn's digits", 'digits', {'seed': PRETRAIN_SEED}, 'di
 
 
 def cifar10(data: Path | None) -> Trained:
-    """Return the recognition task CRUDA on CIFAR-10, with the settings of `rog_studies.rivals`.
+    """Return the task of `rog_tasks.cruda` (recognise spoilt images) on the images of CIFAR-10.
+
+    The settings are those of `rog_studies.rivals`.
 
     :param data: directory that holds ``cifar10``.
     :raises ConfigError: ``data`` does not hold ``cifar10``.

@@ -28,9 +28,9 @@
 
 Times count from the beginning of the links' records. The energy of a robot is computed with a
 power model. While the robot computes, it needs the power for computing. At other times it needs
-the power for communicating if its link is busy, or the power of a stalled robot. The curve is the
-accuracy of the server's model. If the server has no model, the curve is the mean of the newest
-accuracies of all processes that hold a model.
+the power for communicating while its link is busy, and the power of a stalled robot while its link
+is idle. The curve is the accuracy of the server's model. If the server has no model, the curve is
+the mean of the newest accuracies of all processes that hold a model.
 """
 
 from __future__ import annotations
@@ -127,10 +127,11 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
                ) -> str:
     """Return how a run ended, as a text for people.
 
-    A run counts as stopped if no robot trained in the last part `IDLE` of the run, and the time
-    since the last batch is more than twice as long as every earlier pause between two batches. The
-    second condition is for a program that exchanges every batch over a slow link and so pauses
-    after each batch. Without the condition, such a program could count as stopped.
+    A run counts as stopped if two conditions hold. No robot trained in the last part of the run,
+    whose share is `IDLE`. And the time since the last batch is more than twice as long as every
+    earlier pause between two batches. The second condition is for a program that exchanges every
+    batch over a slow link and so pauses after each batch. Without the condition, such a program
+    could count as stopped.
 
     :param batches: times of the batches of all robots in seconds, in order.
     :param ended: name -> (time, how) of the processes that ended by themselves.
@@ -212,8 +213,8 @@ MEASURES = ('samples', 'accuracy_end', 'target_0_s', 'target_1_s', 'target_2_s',
 def measures(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the `MEASURES` of a run for the tables.
 
-    A measure of a robot is the mean over the robots. A measure is NaN if it has no value, for
-    example the time to an accuracy that the run did not reach.
+    If each robot has its own value of a measure, return the mean over the robots. A measure is NaN
+    if it has no value, for example the time to an accuracy that the run did not reach.
     """
     if not result['started']:
         return dict.fromkeys(MEASURES, math.nan)

@@ -54,7 +54,10 @@ QUICK_SCALE = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study runs. ``scale``: factor for the recorded rates. ``quick``: the short study."""
+    """What a study runs.
+
+    ``scale``: factor for the recorded rates. ``quick``: whether it is the short study.
+    """
 
     task: Trained
     programs: list[str]

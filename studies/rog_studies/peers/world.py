@@ -107,7 +107,7 @@ class World:
         self.network.begin()
 
     def bytes(self) -> dict[str, tuple[int, int]]:
-        """Return a dict: name -> bytes that its interface has received and sent so far."""
+        """Return a dict: name of a namespace -> (bytes received, bytes sent) so far."""
         found = {}
         for name in self.names:
             with self.network.inside(name):

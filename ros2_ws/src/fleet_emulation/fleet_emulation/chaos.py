@@ -37,7 +37,7 @@ ROBOTS = '5'
 DISK_MIB = 64        # size in MiB of the server's disk, which the fault "disk full" fills
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-# The run may last DRAIN seconds longer than its minutes plus the time that server restarts cost.
+# seconds that the run may last beyond its planned duration and the time that server restarts cost
 DRAIN = 120.0
 START = 60.0         # seconds that a process may take from its start to its first status
 # The machine counts as overloaded if this process wakes up more than HELD_UP seconds late.
@@ -93,11 +93,10 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # A robot that can work must not be called away by the server. `Watch` reports such an error
-        # only if the robot has been able to work for the server's limit and three heartbeat
-        # periods. The server counts the silence from a robot's last heartbeat, which may be one
-        # period old,
-        # and checks for silent robots once in a period.
+        # The server must not mark a robot as away while the robot can work. `Watch` reports such an
+        # error only if the robot has been able to work for the server's limit and three heartbeat
+        # periods. This is because the limit begins at the robot's last heartbeat, which may be one
+        # period old, and because the server checks for silent robots only once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
         self.down: set[str] = set()         # processes that were killed and not started again

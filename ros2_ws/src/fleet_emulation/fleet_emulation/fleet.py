@@ -43,7 +43,7 @@ class EmulatedFleet(FleetProcesses):
                                    robot=name != SERVER)
 
     def follow(self, status: Any) -> None:
-        """Start the traces when all robots have joined, or after `JOIN_LIMIT` seconds."""
+        """Start the traces when all robots have joined, or `JOIN_LIMIT` seconds after the first."""
         if self.network.began or status is None:
             return
         training = {robot.robot for robot in status.robots if robot.state != 'joining'}

@@ -133,7 +133,7 @@ def processes_in(spaces: Collection[int]) -> list[int]:
 
 
 def end_processes_in(spaces: Collection[int], patience: float = 0.0) -> None:
-    """Kill the processes in the namespaces that still run after ``patience`` seconds.
+    """Kill the processes that still run in the namespaces after ``patience`` seconds.
 
     :param spaces: inode numbers of network namespaces.
     """
@@ -165,8 +165,8 @@ def take_precedence() -> None:
         if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):
             os.setpriority(os.PRIO_PROCESS, 0, -20)
             return
-        # The other processes have the same real-time priority. With such a priority the nice
-        # value has no effect.
+        # Here this process and the others have the same real-time priority, with which a nice value
+        # has no effect.
         priority = os.sched_getparam(0).sched_priority
         os.sched_setparam(0, os.sched_param(priority + 1))
 

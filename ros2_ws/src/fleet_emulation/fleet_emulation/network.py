@@ -115,7 +115,7 @@ class EmulatedNetwork:
 
     Entering the context moves the calling thread to the server's namespace.
 
-    :param fleet: the fleet; its robots' links name the traces.
+    :param fleet: the fleet; the settings of its robots' links name the traces.
     :param out: directory of the run. The radio's counters are added to its file ``air.jsonl`` line
         by line, and a summary is written to ``air.json`` at the end.
     :param every: seconds between two lines of counters.

@@ -91,12 +91,13 @@ class Radio:
         # maps each flow (robot, whether uplink) to the time at which the flow became busy;
         # infinity if the flow is idle
         self._since = dict.fromkeys(flows, math.inf)
-        self._last = dict.fromkeys(flows, -math.inf)   # latest arrival of a frame not held back
+        # latest arrival time; a frame held back does not count
+        self._last = dict.fromkeys(flows, -math.inf)
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()
 
     def begin(self, now: float) -> None:
-        """Start the traces; frames that wait or are on the air leave the air now."""
+        """Start the traces; each frame that waits or is on the air counts as carried at ``now``."""
         if self._start < math.inf:
             return
         while (left := self._channel.deadline) < math.inf:

@@ -43,7 +43,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     try:
         Path(path).write_text(text, encoding='utf-8')
     except OSError as error:
-        # an error of open() has the name of the file, but an error of write() has not
+        # open() puts the file's name into its error; write() does not
         error.filename = os.fspath(path)
         raise
 

@@ -2,13 +2,13 @@
 
 The figures are starved ticks, age of actions and bytes. The network is ACT at 30 Hz
 with chunks of 100 actions. The bench first measures one inference of the network on
-this machine. Then `PolicyMachine`, which also runs on real robots, works over a link
-for `MINUTES` of virtual time. Two other kinds of robot do the same for comparison: a
-robot that computes alone, and a client that waits for the server and cannot compute on
-the robot. This client sends a request either when its chunk is used up (as openpi's
-ActionChunkBroker does), or when half of its chunk is used (as LeRobot's async_inference
-does with its default threshold). Both clients are models of those programs, not the
-programs themselves.
+this machine. Then `PolicyMachine`, which also runs on real robots, controls a robot over
+a link for `MINUTES` of virtual time. For comparison, the bench repeats this with a robot
+that computes alone, and with two clients. The clients wait for the server and cannot
+compute on the robot. One client sends a request when its chunk is used up, as openpi's
+ActionChunkBroker does. The other client sends a request when half of its chunk is used, as
+LeRobot's async_inference does with its default threshold. Both clients are models of
+those programs, not the programs themselves.
 
 All contestants send the same data: two images of 8 bits, and joints. When
 `PolicyMachine` gives up a request, it stops the transfer, as LOPInfer does. A client

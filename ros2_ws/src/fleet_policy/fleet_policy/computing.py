@@ -51,7 +51,7 @@ class Computing:
     :param where: function that returns where the last inference was computed.
     :param answer: function that is called with each answer, in this place's thread.
     :param awaited: function of a request's number that returns whether an answer is still
-        expected. Only then is the request computed.
+        expected. If not, the request is not computed.
     :param most: maximum number of requests that wait.
     """
 

@@ -11,8 +11,8 @@ OBSERVATION = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                          reliability=ReliabilityPolicy.BEST_EFFORT,
                          durability=DurabilityPolicy.VOLATILE)
 
-# The controller is on the robot, so an action must arrive. If an action is late, the next action
-# replaces it.
+# The actions go to a controller on the robot itself, so reliable delivery costs little time. If
+# an action is late, the next action replaces it.
 ACTION = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 

@@ -267,7 +267,7 @@ def test_a_wrong_parameter_fails_the_configuration_in_words(bench, parameters, m
 
 
 def noted(place):
-    """Return a list that gets (inputs, output) of each later computation of ``place``.
+    """Return a list to which each later computation of ``place`` appends (inputs, output).
 
     ``place``: an object that computes the policy at one place, on the robot or on the server.
     """
@@ -299,7 +299,8 @@ def test_a_server_of_lopinfer_shares_and_the_robot_goes_on_after_its_end(bench, 
         eventually(lambda: made.node.machine.command.place == 'shared',
                    lambda: str(made.node.report), step=both)
         inputs, output = seen[-1]
-        # The server and the robot together compute the same as the policy alone.
+        # The server and the robot together compute the same output as the whole policy in this
+        # process.
         with torch.no_grad():
             torch.testing.assert_close(output, Small().model()(*inputs))
     finally:

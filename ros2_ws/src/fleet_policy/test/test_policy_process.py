@@ -98,8 +98,8 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
         'rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
         on_loss, '--', sys.executable, '-m'))
 
-    # The joints of the mock robot are always 0. An observation repeats the last action that has
-    # as many numbers as the observation, and no action has as many numbers as there are joints.
+    # The mock robot repeats an action in an observation only if both have the same number of
+    # values. No action has 3 values, so the 3 joints in the observations are always 0.
     joints = torch.zeros(1, 3)
     frames = [image('top', robot.contract.observations['top'], f) for f in robot._frames['top']]
     with torch.no_grad():

@@ -23,7 +23,7 @@ OUTAGES = (5, 15, 40)   # durations of the outages in seconds
 MESSAGES = 200          # number of messages of `SIZE` bytes that the sender sends at the start
 SIZE = 14000            # size of a message in bytes
 IDLE = 20.0             # seconds for which the bench watches two idle nodes
-KILLED = 10             # how often the sender is killed and started again
+KILLED = 10             # number of times that the bench kills the sender and starts it again
 # Bind Cyclone DDS to air0. By default it would use the first interface that is up: here `lo`.
 PLAIN = ('<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="air0"/></Interfaces>'
          '</General></Domain></CycloneDDS>')

@@ -1,7 +1,7 @@
 """A timer that calls a function once, at a deadline that can be changed at any time.
 
-ROS timers are periodic. The state machines need deadlines that change with every event, which can
-be every few milliseconds.
+ROS timers are periodic. The state machines need deadlines that change with every event, and
+events can come every few milliseconds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Alarm:
         self._thread.start()
 
     def set(self, at: float) -> None:
-        """Set the time of the next call, in place of any earlier setting; infinity: no call."""
+        """Set the time of the next call and discard the previous time; infinity: no call."""
         with self._changed:
             if at < self._at:
                 self._at = at
                 self._changed.notify()
             else:
-                # no need to wake the thread now: it wakes at the earlier, former time and then
-                # waits again
+                # no need to wake the thread now: the thread wakes at the time set before, which is
+                # not later than ``at``, and then waits until ``at``
                 self._at = at
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ def torch_device(name: str) -> Any:
 
 
 def uploaded(tensor: Any, device: Any) -> Any:
-    """Return a copy of a CPU tensor on ``device``; for the device CPU, the tensor itself.
+    """Copy a CPU tensor to ``device`` and return the copy; on the CPU, return the tensor itself.
 
     For a GPU, the tensor is first copied to pinned memory. The GPU copies it from there while this
     thread continues. PyTorch keeps the pinned memory and uses it again for other tensors.

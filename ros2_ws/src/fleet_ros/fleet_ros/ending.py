@@ -164,7 +164,8 @@ def end_with_launcher() -> None:
 def die_with(parent: int) -> None:
     """Make the kernel kill this process when its parent ends; Linux only.
 
-    More exactly, the kernel kills this process when the parent's thread that started it ends.
+    More exactly, the kernel kills this process when the thread of the parent that started this
+    process ends.
 
     :param parent: process id of the parent.
     """

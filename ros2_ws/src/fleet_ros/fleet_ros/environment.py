@@ -110,7 +110,7 @@ def _kept(profile: str) -> Path:
 
 
 def where_traffic_goes(network: ReachConfig) -> str:
-    """Return a sentence for the start of each command: which network the traffic uses."""
+    """Return a sentence that says which network the traffic uses, for the start of a command."""
     domain = f'DDS domain {domain_of(network)}'
     domain += f', namespace {network.namespace}' * bool(network.namespace)
     if is_loopback(network):

@@ -166,7 +166,10 @@ class ManagedNode(LifecycleNodeMixin, Node):
         return self._released() if result == SUCCESS else result
 
     def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
-        """Call `shutdown`; an unconfigured node still answers state queries for `STAYS` seconds."""
+        """Call `shutdown`.
+
+        If the node was not configured, it still answers state queries for `STAYS` seconds.
+        """
         if not self.configured:
             self.stays_until = time.monotonic() + STAYS
         return self._carry_out('shutdown', self.shutdown)

@@ -82,8 +82,8 @@ def is_users(error: Exception, packages: Collection[str]) -> bool:
     An error is the user's fault if its class is from rclpy, fleet_ros, fleet_env or one of
     ``packages``.
     """
-    # The package of the class decides, because rclpy's errors in arguments, names, parameters
-    # and the domain have no common base class.
+    # Compare the package of the error's class, because rclpy's errors about arguments, names,
+    # parameters and the domain have no common base class.
     return type(error).__module__.partition('.')[0] in {'rclpy', 'fleet_ros', 'fleet_env',
                                                         *packages}
 

@@ -1,4 +1,4 @@
-"""QoS profiles of the whole suite; packages define further profiles in their own `qos`."""
+"""QoS profiles of the whole suite; packages define further profiles in modules called `qos`."""
 
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 

@@ -20,7 +20,8 @@ from rclpy.parameter import Parameter
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
 AT_ONCE = 2.0  # seconds of work that the calls of unauthenticated senders can use without a pause
-SHARE = 10     # after `AT_ONCE` seconds, calls of unauthenticated senders get 1/SHARE of the time
+# when `AT_ONCE` seconds of work are used, calls of unauthenticated senders get 1/SHARE of the time
+SHARE = 10
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
                       'list_parameters', *SETTERS)
@@ -31,8 +32,8 @@ NAME = 256     # maximum number of characters in the name of a type, a hash or a
 class Allowance:
     """The processor time for service calls whose sender is not authenticated.
 
-    Such calls can use `AT_ONCE` seconds without a pause, and after that 1/`SHARE` of the
-    time.
+    Such calls can use `AT_ONCE` seconds of processor time without a pause, and after that
+    1/`SHARE` of the time.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,8 @@ def until_shut_down(context: Context) -> Iterator[None]:
     """End the `with` block without an error if ``context`` is shut down while an executor spins."""
     try:
         yield
-    # RuntimeError includes rclpy's RCLError: the shutdown came while the executor used the context.
+    # If the shutdown comes while the executor uses the context, rclpy raises RCLError, which is a
+    # RuntimeError.
     except (ExternalShutdownException, RuntimeError):
         if context.ok():
             raise

@@ -1,4 +1,4 @@
-"""An alarm calls its callback once, at the last time that was set.
+"""An alarm calls its callback once, at the time that was set last.
 
 The callback runs in the executor or in a separate thread.
 """

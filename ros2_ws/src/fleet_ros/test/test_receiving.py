@@ -15,7 +15,7 @@ RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 
 @pytest.fixture
 def ends(context):
-    """A sending node, and a receiving node, which has a separate executor."""
+    """Yield a sending node and a receiving node; the receiving node has a separate executor."""
     sender, receiver = Node('sender', context=context), Node('receiver', context=context)
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(receiver)

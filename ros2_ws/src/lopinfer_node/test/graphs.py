@@ -13,7 +13,10 @@ from lopinfer_node.planning.timeline import Costs, Link
 
 @dataclass
 class Builder:
-    """Builds graphs of operators on tensors (channels, extent, width), divided along the extent."""
+    """Builds graphs whose tensors have the shape (channels, extent, width).
+
+    The operators are divided along the extent.
+    """
 
     nodes: list[Node] = field(default_factory=list)
 

@@ -26,7 +26,7 @@ class Step:
 def small_graph(extent=12):
     """Return a graph with one output.
 
-    It has a window, a window with a stride, a residual sum and a global operator.
+    Its operators are three convolutions (one has a stride), a residual sum and a global operator.
     """
     half = (extent + 1) // 2
     nodes, add = [], lambda *a, **k: nodes.append(Node(len(nodes), f'n{len(nodes)}', *a, **k))

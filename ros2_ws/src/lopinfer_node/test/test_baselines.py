@@ -67,7 +67,8 @@ def test_dsccs_has_the_smallest_sum_of_all_layer_partitions(seed):
 class _hulled(Plan):
     """A layer partition in which each transfer carries all indices that any consumer needs.
 
-    The consumers on both sides count. Published papers count transfers in this way.
+    Consumers on the sender's own side are included, because published papers compute the size of a
+    transfer in this way.
     """
 
     def __init__(self, graph, cuts):

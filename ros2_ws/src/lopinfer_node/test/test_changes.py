@@ -298,7 +298,8 @@ def raw_elsewhere(tensor):
 
 def test_new_data_never_gets_the_address_of_the_old(model):
     snapshot = Snapshot(model)
-    # several turns, because the allocator often gives the new data the address of the old data
+    # Repeat this, because an allocator often reuses the address of freed data at once. The snapshot
+    # must prevent this: it keeps the old data alive.
     for _ in range(20):
         model.conv.weight.data = model.conv.weight.data * 2
         model.conv.weight.data = model.conv.weight.data / 2

@@ -211,7 +211,8 @@ def test_a_server_that_was_restarted_is_opened_again_and_gets_the_plans():
     _, pieces = begin(machine, 1.0)
     out = answer(machine, pieces, 1.0, status=NOT_OPEN)
     assert out == [CallOpen()] and machine.state == OPENING
-    # the robot must finish the request alone, although its deadline has not passed
+    # The server has restarted and has lost the request. So the robot must finish the request alone,
+    # although the request's deadline has not passed.
     assert machine.work(1.01) is None
     assert machine.on_open(OpenReply(READY, '', 8), 1.1) == [CallSetPlans()]
 

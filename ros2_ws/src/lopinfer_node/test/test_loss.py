@@ -44,9 +44,9 @@ def test_plans_are_valid_and_never_worse_than_a_baseline(seed):
 @PROFILE
 @given(SEEDS)
 def test_any_cuts_are_bettered_by_their_bounds(seed):
-    """Check that the search makes from a plan's bounds a plan that is at least as good.
+    """Check that the plan made from a random plan's bounds is at least as good as the random plan.
 
-    So a search over bounds alone misses no better plan.
+    So the search misses no better plan, although it looks only at bounds.
     """
     graph = random_graph(seed)
     costs, link = random_costs(graph, seed)

@@ -85,7 +85,7 @@ def test_a_plan_must_gain_more_than_a_margin_over_the_robot_and_the_server_alone
             more = len(plan.transfers) - len(best.transfers)
             assert least - made.estimates[i, i] > MARGIN * least + TRANSFER * max(more, 0)
         assert [made.plans[k] for k in made.others[-2:, i, i]] == simple
-    # the test needs at least one plan that saves more than the margin
+    # the test needs at least one plan that saves more than `MARGIN` and so replaces a simple plan
     assert {made.plans[k] for k in made.chosen.ravel()} - set(simple)
 
 

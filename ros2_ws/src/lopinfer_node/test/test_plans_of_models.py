@@ -58,7 +58,7 @@ def test_random_plans_of_random_graphs_give_their_output():
 
 
 class Column(torch.nn.Module):
-    """Selects one element of each row; the buffer ``gain`` also has one element, with stride 6."""
+    """Selects one element of each row, and has a buffer ``gain`` of one element with stride 6."""
 
     def __init__(self):
         super().__init__()

@@ -45,7 +45,8 @@ def wait(world, seconds):
 @given(st.integers(0, 2 ** 32), st.integers(1, 3))
 def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
     world = World(GRAPH, seed, clients=clients)
-    wait(world, 4.0)                    # by then each client has both of its plan tables
+    # by then each client has its first plan table and the table that replaces it
+    wait(world, 4.0)
     world.run(all_open(world), 10.0)
     infer(world)
     for client in world.clients:
@@ -82,7 +83,7 @@ def test_a_server_that_dies_and_comes_back_is_used_again(seed, moment, clients):
     world.run(lambda: not any(c.machine.state == OPEN for c in world.clients), world.now + 60.0)
     world.start_server()
     world.run(all_open(world), world.now + 60.0)
-    wait(world, 31.0)     # longer than any penalty after a fallback
+    wait(world, 31.0)     # longer than any time for which a client works alone after a fallback
     before = [c.machine.report.offloaded for c in world.clients]
     infer(world, 20)
     for client, shared in zip(world.clients, before, strict=True):

@@ -1,4 +1,4 @@
-"""A separate process, which the model may crash, measures the memory and time of a model."""
+"""A separate process measures a model's memory and time; the model may crash this process."""
 
 import json
 import shutil

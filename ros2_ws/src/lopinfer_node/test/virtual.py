@@ -148,7 +148,7 @@ class World:
     # -- the channel ---
 
     def transmit(self, direction, message, receive):
-        """Carry a message; it may be lost, doubled, delayed, overtaken or damaged."""
+        """Carry a message; it may be lost, duplicated, delayed, reordered or damaged."""
         channel, draw = self.channel, self.random.random
         size = 100 + (len(message.data) if isinstance(message, Piece) else 0)
         free = max(self._free.get(direction, 0.0), self.now)

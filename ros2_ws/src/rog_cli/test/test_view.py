@@ -68,7 +68,8 @@ class Sends:
 
 @pytest.mark.parametrize(('speaks', 'state', 'until', 'heard'), [
     (2.0, 'training', 2.0, True),   # the table waits until robot2 has sent a status
-    (60.0, 'training', 3.5, False),  # the table waits at most `COMPLETE` seconds longer
+    # robot2 sends nothing: the table waits 0.5 s, and then at most `COMPLETE` seconds
+    (60.0, 'training', 3.5, False),
     (60.0, 'away', 0.5, False)])     # the table does not wait for a robot that is away
 def test_a_table_shown_once_waits_for_each_robot(monkeypatch, capsys, speaks, state, until, heard):
     monitor = Sends(speaks, state)

@@ -22,7 +22,7 @@ from . import cuda
 Array = Any  # numpy.ndarray or torch.Tensor
 
 # Optimisations that numba may apply to sums: reorder the additions, ignore the sign of zero, and
-# fuse a multiplication with an addition. It must handle NaN and infinity as usual.
+# fuse a multiplication with an addition. Sums with NaN or infinity must still be right.
 _SUM = {'reassoc', 'nsz', 'contract'}
 
 
@@ -130,8 +130,7 @@ def _all_finite(values):
 def _accumulate(gradient, weights, momentum, pending, rate, mu, decay, ahead, offsets, magnitude):
     """Do what `accumulate` does, and write the sums to ``magnitude``.
 
-    ``ahead``: two numbers; the step is the first times the gradient plus the second times the
-    momentum.
+    ``ahead``: two numbers (a, b); the step is a * gradient + b * momentum.
     """
     for s in range(offsets.size - 1):
         lo, hi = offsets[s], offsets[s + 1]

@@ -139,8 +139,9 @@ class Fleet:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
 
-        # Replace the server's `on_chunk`, because the server also calls it itself, for chunks that
-        # arrived before their transfer began.
+        # Replace the server's `on_chunk` to record every chunk. A record at the network would miss
+        # some chunks: the server itself calls `on_chunk` for chunks that arrived before their
+        # transfer began.
         def on_chunk(name, chunk, now):
             actions = take(name, chunk, now)
             ids, server.aggregation.last_ids = server.aggregation.last_ids, None
@@ -152,7 +153,7 @@ class Fleet:
         self.server.on_chunk = on_chunk
 
     def checkpoint(self):
-        """Return the server's checkpoint, its master rows, and the sum of what it has applied."""
+        """Return the server's checkpoint, its master rows, and the sum of all applied values."""
         return self.server.checkpoint(), self.server.master.copy(), self.update.applied.copy()
 
     def restart_server(self, checkpoint):

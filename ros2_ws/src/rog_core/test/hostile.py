@@ -1,4 +1,5 @@
-"""Makes messages that the protocol forbids, and fingerprints of all state that must not change."""
+"""Makes messages that the protocol forbids; computes fingerprints of state that must not change.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def _chunk_faults(chunk):
         replace(chunk, segments=0),
         replace(chunk, ids=ids[:-1]),
         replace(chunk, ids=np.append(ids, np.uint8(1))),
-        # The first of these two faults has an id out of range, the second ids that do not ascend.
+        # In the first of these two faults, an id is out of range. In the second fault, the ids do
+        # not ascend.
         replace(chunk, ids=np.concatenate([ids, last]), segments=chunk.segments + 1),
         replace(chunk, ids=np.append(ids, np.uint8(0)), segments=chunk.segments + 1),
         replace(chunk, values=values[:-1]),

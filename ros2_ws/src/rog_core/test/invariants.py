@@ -78,8 +78,8 @@ class Staleness:
 
     def starts(self, machine):
         life = machine.incarnation
-        # A worker that computes ahead may start before its push is complete. Such a push does not
-        # count here.
+        # A worker that computes ahead may start the next iteration before its push is complete.
+        # Such a push does not count here.
         if life in self.pushed_under and machine.push is None:
             self.complied[life] = self.pushed_under[life]
 

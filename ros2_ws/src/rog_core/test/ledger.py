@@ -56,8 +56,8 @@ class Gradients:
         if not isinstance(step, Shards):
             gradient = self.noise.standard_normal(self.elements).astype(np.float32)
             gradient[self.noise.random(gradient.size) < 0.2] = 0
-            # With local steps, a worker pushes a change of the model, which contains the learning
-            # rate.
+            # With local steps, a worker pushes a change of the model. This change is already
+            # multiplied by the learning rate.
             return gradient * np.float32(RATE * step.steps) if isinstance(step, Local) else gradient
         parts = [np.float32(weight) * shard_gradient(self.elements, shard, order.iteration)
                  for shard, weight in zip(step.ids, step.weights, strict=True)]
@@ -83,7 +83,8 @@ class SummingAccumulator(Accumulator):
     def encode(self, codec, ids):
         before = self.pending.astype(np.float64) if codec.kept < 1 else 0
         data = super().encode(codec, ids)
-        if codec.kept < 1:  # the error feedback of this codec decays, which drops a part
+        # the error feedback of this codec decays, so a part of `pending` is dropped
+        if codec.kept < 1:
             self.dropped += before - self.pending - decode(self.partition, codec, ids, data)
         return data
 
@@ -93,13 +94,13 @@ class SummingAccumulator(Accumulator):
 
 
 class SummingAggregation(Aggregation):
-    """An aggregation that also sums what the server applies, and checks the results.
+    """An aggregation that also sums the values that the server applies, and checks the results.
 
     The sums have double precision.
 
     ``rounds``: rounds of coded gradients that this process of the server has decoded, in order.
-    ``contributed``: for a method with a white list, one list for each round: the robots whose push
-    was applied in this round, in order.
+    ``contributed`` has one list for each round of a method with a white list. The list names the
+    robots whose push was applied in this round, in the order of these pushes.
     """
 
     def __init__(self, *arguments):

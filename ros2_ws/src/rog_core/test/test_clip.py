@@ -1,4 +1,4 @@
-"""Tests of ``clip``: a push counts for at most a multiple of the usual norm of pushes."""
+"""Tests of ``clip``: the server limits each push to a multiple of the usual norm of a push."""
 
 import numpy as np
 import pytest
@@ -47,9 +47,10 @@ class Pushes:
         self.filter = PushFilter(0.0, limit, np.zeros(self.partition.elements, np.float32))
 
     def push(self, robot, *energies, kind=Kind.PUSH, robots=ROBOTS):
-        """Push one row for each of ``energies``, the sums of squares of the rows.
+        """Make one push with a row for each of ``energies``, the sums of squares of the rows.
 
-        Return which of these pushes count, and whether the server sends a notice.
+        Return the sums of squares of the rows that the filter returns, and whether the push was
+        scaled down.
         """
         raw = get_codec('raw')
         receiver = Receiver(self.partition, frozenset({kind}), 1, raw, TransferId(1, kind, 1, 1))

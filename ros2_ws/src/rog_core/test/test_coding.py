@@ -1,4 +1,4 @@
-"""Gradient codes: which robot computes which shard, and decoding without any s stragglers."""
+"""Gradient codes: which robot computes which shard, and decoding when any s robots are missing."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def groups_of(draw, most=9):
 
 
 def losses(code, most):
-    """Return all sets of at most ``most`` members of the code, which a test treats as lost."""
+    """Return all sets of at most ``most`` members; a test treats the members of one set as lost."""
     return [set(lost) for count in range(most + 1)
             for lost in itertools.combinations(code.members, count)]
 

@@ -1,4 +1,4 @@
-"""Groups of robots: the paper's equation 13, two ways to divide robots, regrouping for stragglers.
+"""Groups of robots: equation 13 of DGH-GC, two ways to divide robots, regrouping for stragglers.
 """
 
 import itertools

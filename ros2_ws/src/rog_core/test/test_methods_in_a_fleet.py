@@ -19,7 +19,8 @@ from schedules import SYNCS, check_end
 def test_links_that_die_for_minutes_stop_nobody_for_good(sync, heartbeat_limit):
     """Check that all robots continue after an outage.
 
-    With the long heartbeat limit no robot becomes away, so during the outage the others wait.
+    With the long heartbeat limit, the server considers no robot away. So during the outage the
+    other robots wait.
     """
     fleet = Fleet(11, 3, sync, loss=0.05, rate=2e5, heartbeat_limit=heartbeat_limit)
     fleet.run(2)

@@ -325,7 +325,7 @@ class Batch:
 
 @pytest.mark.parametrize('sync', ['bsp', 'local:2', 'rsp:4+local=2', 'diloco:2'])
 def test_a_batch_without_a_finite_gradient_can_be_left_out(sync):
-    """The momentum of local steps continues in later steps, so it must not keep the NaN."""
+    """Check that a batch whose loss is NaN leaves no NaN in the momentum of later local steps."""
     data = Batch()
     optim = RogOptimizer(model(), InProcessLink(sync), robot='r', incarnation=77, sgd=SGD,
                          config=transfer_config('raw'), data=data)

@@ -1,6 +1,7 @@
-"""A robot with a valid key that lies or delays costs the others a bounded share of their time.
+"""A robot that lies or delays can waste only a bounded share of the other robots' time.
 
-Each test itself plays robot0 and sends its messages; the robot's own link is cut.
+The robot has a valid key. Each test plays robot0 and sends its messages; the link of the fleet's
+own robot0 is cut.
 """
 
 import math
@@ -175,7 +176,7 @@ def test_acknowledgements_of_a_pull_that_never_ends_are_a_trickle_too():
 
 @cache
 def speed_alone():
-    """Return the iterations per second of the other robots while robot0 is dead, over 30 s."""
+    """Return the other robots' iterations per second, measured over 30 s while robot0 is dead."""
     alone = Dawdler()
     alone.kill_robot('robot0')
     alone.run(3)

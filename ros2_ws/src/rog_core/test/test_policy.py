@@ -26,9 +26,9 @@ class Drive:
     """Plays workers under one method.
 
     ``times``: for each worker, a list of the seconds that its iterations take, used in turn.
-    ``waited``: seconds that each worker waited. ``ahead``: the largest lead over the slowest worker
-    with which a worker continued, in iterations. ``checked``: function that is called with
-    (method, name, fleet) for every worker that must wait.
+    ``waited``: seconds that each worker waited. ``ahead``: when a worker continues, it has a lead
+    over the slowest worker; ``ahead`` is the largest of these leads, in iterations. ``checked``:
+    function that is called with (method, name, fleet) for every worker that must wait.
     """
 
     def __init__(self, method, times, checked=lambda *held: None):
@@ -123,7 +123,7 @@ def test_the_controller_of_dssp_equals_a_brute_force_search(latest, interval, ot
 
 
 def test_the_controller_finds_the_example_of_the_paper():
-    """Figure 2 of the paper: three more iterations end exactly when the slowest worker pushes."""
+    """In Figure 2 of DSSP, three more iterations end exactly when the slowest worker pushes."""
     assert controller(10.0, 1.0, 9.0, 4.0, 4) == 3
 
 
@@ -153,7 +153,7 @@ def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
 
 
 def flown_bounds(fleet, low, high):
-    """Return each device's bound: the smallest lead at which another device must wait for it.
+    """Return each device's bound: any device that is this many iterations ahead must wait for it.
 
     Find the bounds by trial.
     """

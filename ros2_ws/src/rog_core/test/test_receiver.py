@@ -44,7 +44,7 @@ class Taker(Receiver):
 
 
 def receiver(**changes):
-    """Return a receiver, and the list in which it records what it delivers, as (transfer, ids)."""
+    """Return a receiver, and its list `applied` of the rows that it accepts, as (transfer, ids)."""
     taker = Taker(**{'partition': PARTITION, 'kinds': frozenset({Kind.PUSH}),
                      'incarnation': SESSION, 'codec': ONEBIT, 'floor': PUSH.attempt} | changes)
     return taker, taker.applied

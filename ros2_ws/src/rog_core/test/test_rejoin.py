@@ -115,7 +115,7 @@ def test_registrations_that_come_twice_or_late_change_nothing():
 
 
 def test_what_it_had_computed_and_not_sent_is_still_there():
-    """Check that the lost robot still has rows to push; the fleet checks that no value is lost."""
+    """Check that a robot that is away keeps the rows that it has not sent; no value may be lost."""
     fleet, _ = settled(rate=1e5)
     worker = fleet.robots['robot0'].machine
     run_until(fleet, lambda: worker.state == 'pushing')

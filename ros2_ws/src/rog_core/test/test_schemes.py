@@ -47,7 +47,7 @@ def gradients(shards, seed):
 
 
 def pushed(code, parts):
-    """Return what each robot sends, float32; the index is the robot's rank."""
+    """Return the coded gradient that each robot sends, float32; the index is the robot's rank."""
     out = {}
     for rank in (rank for group in code.groups for rank in group.members):
         shards, weights = code.assignment(rank)

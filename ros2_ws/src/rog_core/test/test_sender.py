@@ -312,7 +312,7 @@ def test_no_queue_builds_up_on_a_link_far_slower_than_expected():
 @pytest.mark.parametrize('round_trip', [0.002, 0.1])
 @pytest.mark.parametrize('believed', [2e4, 1e6])
 def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, believed):
-    """The estimate of the rate is right although small transfers leave the sender idle mostly."""
+    """The estimate of the rate is right although small transfers leave the sender mostly idle."""
     link, now = LinkEstimate(1300, 0.004, rate=believed), 0.0
     for _ in range(60):
         machine, _ = sender(windows, windows, now=now)
@@ -322,7 +322,7 @@ def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, bel
 
 
 def feed(link, rate, seconds, round_trip=0.01, start=0.0):
-    """Acknowledge chunks at ``rate`` bytes/s, each one round trip after it was sent."""
+    """Acknowledge chunks at ``rate`` bytes/s, always one round trip after the chunk was sent."""
     now = start
     while now < start + seconds:
         now += link.chunk_bytes / rate

@@ -114,7 +114,7 @@ def distance(fleet):
 
 
 def test_it_comes_closer_to_the_minimum_than_without():
-    """Check that SVRG comes closer to the minimum, because the noise of its gradients goes to 0."""
+    """Check that SVRG comes closer to the minimum than plain BSP: its gradient noise goes to 0."""
     left = {}
     for sync in ('bsp', 'bsp+svrg=3'):
         fleet = quadratic_fleet(sync)
@@ -263,7 +263,7 @@ def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradie
     def spy(member, active, now):
         if member.robot == 'robot0':
             member.pulled_at[:] = -9  # as if this robot had been out of reach
-            fleet.server.master += 0.01  # and the others had trained meanwhile
+            fleet.server.master += 0.01  # as if the other robots had trained in the meantime
         pushed(member, active, now)
     fleet.update.pushed = spy
     fleet.run(8)

@@ -13,7 +13,7 @@ ROBOTS = ('a', 'b', 'c')
 
 
 class Rule:
-    """A method with a model, and a source of pushes for it."""
+    """A method and its model; `push` creates pushes and passes them to the method."""
 
     def __init__(self, sync, codec=RAW, momentum=0.0):
         self.partition = partition_of(SHAPES, 'row', codec.name)

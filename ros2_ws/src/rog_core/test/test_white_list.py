@@ -18,7 +18,7 @@ FEW = examples(150)
 
 
 def gradient(robot, count):
-    """Return the ``count``-th gradient of a robot, which does not depend on its model.
+    """Return the ``count``-th gradient of a robot; this gradient does not depend on the model.
 
     The result is float32 (elements,).
     """
@@ -26,7 +26,7 @@ def gradient(robot, count):
 
 
 def algorithm_2(robots, arrivals):
-    """Compute the paper's Algorithm 2.
+    """Compute Algorithm 2 of the GSGM paper.
 
     Returns the model w after each push, the robots in the order in which their pushes were applied,
     the queue, and the white list. The learning rate of the algorithm is RATE divided by the number
@@ -130,7 +130,7 @@ def test_without_deaths_it_is_the_listing_of_the_paper_whatever_the_order(order)
         drive.push(name)
         arrivals.append((name, gradient(name, drive.pushes[name]).astype(np.float64)))
     weights, applied, queue, white = algorithm_2(names_of(count), arrivals)
-    if white:  # otherwise the algorithm fills the list only at the next push
+    if white:  # if `white` is empty, the algorithm refills it only at the next push
         assert np.allclose(drive.master, weights[-1], rtol=1e-5, atol=1e-6)
         assert drive.applied == applied
     else:

@@ -1,4 +1,4 @@
-"""Numbers of bytes on the wire, to check the figures in the documents; nothing measures time."""
+"""Tests the message sizes in bytes that the documents state; measures no times."""
 
 from pathlib import Path
 

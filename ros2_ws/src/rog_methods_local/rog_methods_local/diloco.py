@@ -19,7 +19,7 @@ class DiLoCo(Outer):
 
     ``diloco:H:P``: the model is divided into P fragments. An iteration has H/P local steps and
     exchanges one fragment, so each fragment is exchanged every H steps. With the option
-    ``pipeline`` the robot computes the next local steps while a fragment travels. So a fragment is
+    ``pipeline``, the robot computes the next local steps while a fragment travels. So a fragment is
     applied late, but transmission takes no extra time. A robot's momentum continues from one
     iteration to the next.
 
@@ -28,12 +28,12 @@ class DiLoCo(Outer):
     is applied when it arrives, and its robot continues with the present round of the fleet.
 
     Sources: DiLoCo (arXiv 2311.08105); Streaming DiLoCo (arXiv 2501.18512); Decoupled DiLoCo (arXiv
-    2604.21428) for quorum and grace. Fragments consist of rows, not of layers, so that all have
-    about the same size. Streaming DiLoCo mixes an arriving fragment with the robot's own fragment,
-    which drops a part of the steps made during the transfer. Here these steps stay in the robot's
-    model and are pushed when the fragment is sent next. Decoupled DiLoCo weighs robots by their
-    number of tokens and merges norms and directions separately; here every push has the same
-    weight.
+    2604.21428) for quorum and grace. Fragments consist of rows, not of layers, so that all
+    fragments have about the same size. Streaming DiLoCo mixes an arriving fragment with the robot's
+    own fragment. This mixing drops a part of the steps made during the transfer. Here these steps
+    stay in the robot's model and are pushed when the fragment is sent next. Decoupled DiLoCo weighs
+    robots by their number of tokens and merges norms and directions separately; here every push has
+    the same weight.
     """
 
     name = 'diloco'
@@ -52,9 +52,9 @@ class DiLoCo(Outer):
                               f'has {len(team.capacities)}')
         self.grace = self.numbers.get('grace', 0.0)
         self._met = -1           # newest round that at least K robots have pushed (option quorum=K)
-        self._since = 0.0        # time of the K-th push of that round, in seconds
+        self._since = 0.0        # time of the K-th push of the round `_met`, in seconds
         self._over = -1          # newest round whose grace is over
-        self._newest = -1        # newest round that a robot has finished
+        self._newest = -1        # newest round that any robot has finished
 
     @classmethod
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:

@@ -49,7 +49,7 @@ def test_every_row_travels_once_in_a_cycle_of_fragments(rows, fragments, first):
 def test_a_row_that_misses_its_turns_travels_with_another_fragment():
     """Check that a row that was not sent for a whole cycle of fragments is sent at once.
 
-    A robot that skips rounds needs this.
+    A robot that skips rounds may miss the turns of some rows.
     """
     age = np.array([3, 1, 2, 4, 0, 5])
     assert Phase(1, 4, 0).turn(age).tolist() == [True, False, False, True, True, True]

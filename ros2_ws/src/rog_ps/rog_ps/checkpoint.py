@@ -70,7 +70,8 @@ class Writer:
         Refuse to write a diverged model, because its checkpoint would replace a good one.
 
         :param elapsed: seconds of training.
-        :raises CheckpointError: nothing was written; the former checkpoints are unchanged.
+        :raises CheckpointError: the training has diverged, or the file cannot be written. The
+            former checkpoints are unchanged.
         """
         norm = float(np.linalg.norm(master.astype(np.float64)))
         if not all(np.isfinite(values).all() for values in (master, *state.update.values())):

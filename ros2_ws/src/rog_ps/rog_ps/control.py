@@ -29,16 +29,16 @@ REMEMBERED = 10_000  # maximum number of calls whose times are kept
 class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
-    A call is accepted only if its time is later than the times of all accepted calls. This
-    comparison leaves out times that are in the future by the server's clock. So a caller whose
-    clock is ahead does not make the calls of others look old. For the same reason, calls are still
-    accepted after all clocks were ahead and have been set back. A call with a time in the future
-    is carried out only once.
+    A call is accepted only if its time is later than the times of all accepted calls. Times in
+    the future, by the server's clock, are left out of this comparison. Otherwise one call of a
+    caller whose clock is ahead would make the later calls of all other callers look old. For the
+    same reason, a server still accepts calls after all clocks were ahead and have been set back.
+    A call with a time in the future is carried out only once.
     """
 
     def __init__(self) -> None:
-        # Times of the calls that were carried out, ns since 1970: when the caller made the call
-        # and, if its clock was ahead of the server's, also when the server carried it out.
+        # For each call that was carried out: the time at which its caller made it, ns since 1970.
+        # If that time was in the future by the server's clock, the server's own time is here, too.
         self._done: set[int] = set()
 
     def refusal(self, made: int, now: int) -> str:

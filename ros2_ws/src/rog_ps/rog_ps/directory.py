@@ -53,12 +53,12 @@ def run_in(out: Path) -> int:
 
 
 def claim(out: Path | None, resume: bool, held: ExitStack) -> Claim:
-    """Lock a directory until ``held`` is closed, and count this start of the run's server.
+    """Lock a directory until ``held`` is closed; return the run and the number of this start.
 
     The lock ends with the process, however the process ends. So a server that holds the lock knows
     that every former server of the run is gone, and tells the robots so.
 
-    :param out: directory of the run; None: return a new run.
+    :param out: directory of the run; None: lock nothing, and return the first start of a new run.
     :param resume: whether to continue the run in the directory.
     :raises DurableError: another process has locked the directory, or it cannot be written.
     """

@@ -29,14 +29,14 @@ class Ending:
         return not math.isinf(self._by)
 
     def begin(self, now: float) -> None:
-        """Begin to wait for the robots, and log the names of those that are late."""
+        """Begin to wait; log the names of the robots whose last status is still missing."""
         if not self.begun and (late := self._late()):
             self._presence.log.info('waiting until the final model is evaluated by '
                                     f'{", ".join(sorted(late))}')
         self.wait(now)
 
     def wait(self, now: float) -> None:
-        """Wait for at most two heartbeat limits from ``now``."""
+        """Wait for the robots until at most two heartbeat limits after ``now``."""
         self._by = min(now + 2 * self._presence.limit, self._machine.deadlines.stop_by)
 
     def is_over(self, now: float, pushing: bool) -> bool:

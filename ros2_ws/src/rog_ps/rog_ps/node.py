@@ -64,7 +64,7 @@ class ParameterServerNode(ManagedNode):
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps')
     error = ''              # error that ended the node; empty if there was no error
-    _had_run = False        # whether to continue from the node's own checkpoint
+    _had_run = False        # whether the next `configure` continues from this node's own checkpoint
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
@@ -267,7 +267,7 @@ class ParameterServerNode(ManagedNode):
                                             self._key is not None)
         except RemoteProtocolError as error:
             if member.state == JOINING:
-                return  # the robot has not received the answer yet that accepts its registration
+                return  # the robot has not yet received the answer that accepts its registration
             self.dropped[robot] += 1
             self.get_logger().warning(f'dropped a status of {robot}: {error}',
                                       throttle_duration_sec=5.0)

@@ -91,9 +91,9 @@ class Peer:
         if message.iteration > member.granted > 0:  # false iterations would fill the record
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
                                       f'which was granted, got {message.iteration}')
-        # The states PAUSED and STOPPED take the robot out of the fleet. Anyone can read and
-        # repeat the other fields of a status, so a status with one of these states must also
-        # carry the session, which is secret.
+        # A status with the state PAUSED or STOPPED takes the robot out of the fleet. So it must
+        # carry the session, which is secret. Anyone can read and repeat the other fields of a
+        # status.
         if message.state in (PAUSED, STOPPED) and message.session != member.incarnation ^ server:
             raise RemoteProtocolError('it says that the robot stops, but not its secret session')
 

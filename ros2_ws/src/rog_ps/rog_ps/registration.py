@@ -68,10 +68,10 @@ class Registration:
     def _refused_unproved(self, robot: str, error: SealError, response: Any) -> Any:
         """Refuse a registration that is not authenticated with the key of its robot.
 
-        The refusal is not authenticated either. An authenticated refusal would contain the tag of
-        the request. Then a stranger could copy the tag of an honest robot's request into a false
-        request of its own. The stranger would get a refusal that contains this tag, and could send
-        the refusal to the honest robot as the genuine answer.
+        The refusal is not authenticated either. If it were, a stranger could misuse it. First, the
+        stranger copies the tag of an honest robot's request into a false request of its own. The
+        server's authenticated refusal of this request would also cover the copied tag. Then the
+        stranger sends the refusal to the honest robot, which accepts it as the genuine answer.
         """
         response.accepted = False
         response.reason = (f'the registration of {robot} is not proved: {error}. '

@@ -22,8 +22,9 @@ from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
-ASK_EVERY = 10.0  # minimum seconds between two queries for publishers
-STATES = {'pulling': 'training', 'draining': 'training'}  # member's state -> name in RobotStatus
+ASK_EVERY = 10.0  # minimum seconds between two queries for the publishers of topics
+# member's state -> state in RobotStatus; other states are equal in both
+STATES = {'pulling': 'training', 'draining': 'training'}
 
 
 class Reports:

@@ -105,7 +105,8 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     assert again.state()[0]['contributed'] == ['robot1']
     assert np.array_equal(ours.model.master, again.model.master)
     fall = MASTER - again.model.master
-    assert np.allclose(fall, 1.5 + 0.9 / 2, atol=1e-5)  # the third push has momentum
+    # three pushes of 1/2 each; only the third also has momentum
+    assert np.allclose(fall, 1.5 + 0.9 / 2, atol=1e-5)
 
 
 def test_a_checkpoint_of_a_former_version_is_not_taken_for_none(tmp_path):

@@ -63,7 +63,8 @@ def test_a_clock_that_is_behind_is_told_so():
 
 def test_calls_that_nobody_has_proved_cost_a_tenth_of_the_time():
     allowance, now, spent = Allowance(), 0.0, 0.0
-    for _ in range(10_000):  # an attacker who calls ten times a second; each call takes 0.5 s
+    # an attacker who calls ten times a second; a call that is carried out takes 0.5 s
+    for _ in range(10_000):
         now += 0.1
         if allowance.left(now) > 0:
             now, spent = now + 0.5, spent + 0.5

@@ -17,14 +17,16 @@ def check(member=MEMBER, **fields):
 
 def test_an_iteration_that_was_not_granted_is_none():
     check(iteration=7)
-    check(SimpleNamespace(incarnation=5, granted=0), iteration=66)  # the robot has just come back
+    # 0: the robot has just come back, so no iteration is granted yet
+    check(SimpleNamespace(incarnation=5, granted=0), iteration=66)
     with pytest.raises(RemoteProtocolError, match='at most iteration 7, .* got 8'):
         check(iteration=8)
 
 
 @pytest.mark.parametrize('fields', [{'state': 'dancing'}, {'state': 'stopped', 'session': 5}])
 def test_a_state_that_is_none_or_not_proved_is_refused(fields):
-    check(state='stopped', session=5 ^ 9)  # the same status with valid values
+    # the state 'stopped' is accepted together with the right session
+    check(state='stopped', session=5 ^ 9)
     with pytest.raises(RemoteProtocolError):
         check(**fields)
 

@@ -7,9 +7,10 @@ acknowledgement over DDS. Both sides run in this process, on one core.
 
 Every second chunk and its acknowledgement are sealed: they carry a tag, which is checked.
 So other work on the machine disturbs sealed and unsealed chunks equally. The time of a
-chunk lasts from its sending to the arrival of its acknowledgement. The cost of the key is
-the difference between the median times with and without the key, as a share of a push
-without the key. Prints one JSON line.
+chunk lasts from its sending to the arrival of its acknowledgement. The cost of the key for
+one chunk is the difference between the median times with and without the key. The bench
+reports the cost for all chunks of a push, as a share of the time of a push without the key.
+It prints one JSON line.
 """
 
 from __future__ import annotations

@@ -283,8 +283,8 @@ def check(key: bytes, message: Any, more: bytes = b'') -> None:
 def only_proved(future: Any, proves: Callable[[Any], bool]) -> None:
     """Change the future of a service call so that only an authenticated answer completes it.
 
-    Anyone can offer a service of the same name, and its answer may arrive first. While the future
-    is pending, ROS 2 passes on all answers to the call.
+    Anyone can offer a service with the name of the called service, and the answer of that service
+    may arrive first. While the future is pending, ROS 2 gives it every answer to the call.
 
     :param proves: function that returns whether an answer is authenticated.
     """

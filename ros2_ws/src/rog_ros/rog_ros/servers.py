@@ -18,7 +18,7 @@ PROVIDERS = ('rog_ros', 'rog_suite')
 AT_ONCE = 2   # largest difference between the status counts of two servers that began together
 YOUNG = 10.0  # seconds after its start in which a server can still end in favour of another one
 FRESH = 30.0  # maximum seconds between the time stamp of an authenticated status and our clock
-NAMED = 80    # maximum characters shown of a machine's or a method's name
+NAMED = 80    # maximum characters that a message shows of the name of a machine or a method
 
 
 def this_process() -> str:
@@ -113,8 +113,8 @@ class Order:
     different runs, the one with the later time stamp is newer. The time stamps are compared only
     with each other, never with the robot's clock.
 
-    :param limit: seconds without a new status after which a status from another run is new even if
-        its time stamp is earlier, because a server may have moved to a machine whose clock is
+    :param limit: if no new status has come for this many seconds, a status from another run is new
+        even if its time stamp is earlier: a server may have moved to a machine whose clock is
         behind. The answer to the registration then proves which process is there.
     """
 

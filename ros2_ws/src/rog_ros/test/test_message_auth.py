@@ -158,7 +158,7 @@ def test_where_one_list_of_bytes_ends_is_proved(left, right, more):
 
 
 def test_the_bytes_that_are_proved_do_not_change_by_themselves():
-    """The bytes that a tag covers, and the tags, equal fixed values.
+    """For fixed messages, the bytes that a tag covers and the tag itself never change.
 
     So other versions and implementations of ROS 2 must compute these values too.
     """

@@ -88,7 +88,7 @@ def made(at, process, count=1, run=7, start=1):
 def test_a_status_that_is_older_than_the_newest_is_dropped(new, old):
     order = Order(3.0)
     assert order.is_new(new, 0.0) and not order.is_new(old, 0.1)
-    order = Order(3.0)  # in the order in which they were made, both statuses count
+    order = Order(3.0)  # if they arrive in the order in which they were made, both statuses count
     assert order.is_new(old, 0.0)
     assert old == new or order.is_new(new, 0.1)
 

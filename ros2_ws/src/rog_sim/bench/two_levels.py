@@ -4,8 +4,8 @@ All runs use virtual time, and the same robots, data and computing times. The th
 robots reach one server over the WAN, and share this server's access to the WAN; each site has a
 server, and these servers train with one server across the WAN; one site trains alone. The first
 case leaves out the radio links of the sites, which favours this case. The bench prints one JSON
-line: the accuracy of the server's model at some times, the number of iterations, and the bytes over
-the WAN.
+line: the accuracy of the server's model after each tenth of the run, the number of iterations, and
+the bytes over the WAN (in the third case over the radio of the site).
 """
 
 import argparse

@@ -165,14 +165,14 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; then end the processes."""
-    # Dispatch no more calls in advance than the workers' queue holds. Otherwise calls wait for a
-    # place in this queue, and loky 3.6 usually ends with the error that `_without_error_of_loky`
-    # hides.
+    # Dispatch only as many calls in advance as fit into the workers' queue. Otherwise calls wait
+    # for a place in this queue, and loky 3.6 usually ends with the error that
+    # `_without_error_of_loky` hides.
     parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
                         batch_size=1)
     for tracker in (loky_tracker, resource_tracker):
-        # The start of the tracker unblocks SIGINT in this thread, so start it before SIGINT is
-        # blocked.
+        # The start of a resource tracker unblocks SIGINT in this thread, so start both trackers
+        # before SIGINT is blocked.
         tracker.ensure_running()
 
     def results_of(calls: list[Any]) -> Results:

@@ -63,7 +63,7 @@ class Run:
         return self._accuracy(0, times)
 
     def accuracy_after(self, iterations: ArrayLike) -> Series:
-        """Return the mean accuracy after ``iterations`` [n] of each robot.
+        """Return the mean accuracy when each robot has finished ``iterations`` [n] iterations.
 
         The accuracy is NaN until every robot has an accuracy.
         """
@@ -130,7 +130,10 @@ class Run:
             'rows_share': pushed / self.rows_total if self.rows_total else np.nan}
 
     def _curve(self, start: float = 0.0) -> Series:
-        """Return the finite accuracies at the measured times from ``start`` (in seconds) on."""
+        """Return the accuracies of all evaluations from time ``start`` on, without NaN.
+
+        :param start: time in seconds.
+        """
         times = np.unique(np.concatenate([np.empty(0), *(e[0] for e in self._evaluations())]))
         curve = self.accuracy(times[times >= start])
         return curve[np.isfinite(curve)]

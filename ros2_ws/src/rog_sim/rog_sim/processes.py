@@ -93,8 +93,8 @@ class _Process:
         if len(self._unanswered) == UNREAD:
             self._receive()
         answer: list[Any] = []  # empty until the answer arrives
-        # If Ctrl+C interrupted between `send_bytes` and `append`, the answer would have no entry
-        # in `_unanswered`.
+        # If Ctrl+C came between `send_bytes` and `append`, the answer would have no entry in
+        # `_unanswered`.
         with interrupts_blocked():
             try:
                 self._pipe.send_bytes(pickle.dumps((k, arguments)))

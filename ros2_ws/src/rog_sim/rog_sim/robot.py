@@ -47,7 +47,7 @@ class Robot:
         assert self._learner.source is not None
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
-        # virtual time in seconds; before it, the robot sends nothing because it has dropped out
+        # virtual time, in seconds, until which the robot sends nothing because it has dropped out
         self.silent_until = 0.0
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan

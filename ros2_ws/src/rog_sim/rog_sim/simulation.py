@@ -324,7 +324,8 @@ class Simulation:
             self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
 
     def _ring(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        # otherwise this alarm was replaced by an alarm with an earlier deadline, or has rung
+        # This alarm no longer counts if an alarm with an earlier deadline has replaced it, even
+        # if that alarm has rung already.
         if self._alarms.get(who) == deadline:
             del self._alarms[who]
             ring()

@@ -21,9 +21,9 @@ class PublishedModel:
     push_bytes: int
 
 
-# ConvMLP-M has 16.95 million elements. A push has 2,118,750 bytes with one bit per
-# element. The other 5,215 bytes are metadata. A push of the authors' artifact needed at least
-# this much metadata.
+# ConvMLP-M has 16.95 million elements. A push with one bit per element has 2,123,965 bytes:
+# 2,118,750 bytes for the elements, and 5,215 bytes of metadata. A push of the authors' artifact
+# needed at least this much metadata.
 MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 

@@ -42,7 +42,10 @@ def test_with_one_the_fleet_trains_although_it_pushes_100_times_the_opposite(
 
 @pytest.mark.long
 def test_a_trimmed_mean_leaves_out_what_points_the_other_way(tmp_path, honest):
-    """The wrong gradients have the usual norm, so a norm bound does not detect them."""
+    """A trimmed mean limits the harm of gradients that point in the opposite direction.
+
+    These gradients have the usual norm, so a norm bound does not detect them.
+    """
     bsp = trained(tmp_path, 'bsp', 'malicious:Negated', 1.5)
     assert honest > trained(tmp_path, 'trimmed:1', 'malicious:Negated') > bsp
 

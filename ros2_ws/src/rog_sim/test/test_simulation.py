@@ -360,7 +360,8 @@ def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, syn
     events = iterations(folder / 'out')
     for name in simulation.robots:  # all robots train again
         assert [e for e in events[name] if e.t > ALIVE_FROM], name
-    # A robot without a link is away after 3 s. Longer waits are for robots with slow links.
+    # The fleet never stands still for long. A robot without a link is away after 3 s, so the others
+    # wait longer only for a robot with a slow link.
     times = sorted(e.t for own in events.values() for e in own)
     assert max(np.diff([0.0, *times, 60 * MINUTES])) < 60
 

@@ -60,7 +60,10 @@ def test_the_same_seed_gives_the_same_summary(tmp_path):
 
 
 def test_what_a_fleet_learns_reaches_the_robots_of_the_other(tmp_path):
-    """The models of the two child fleets differ only by the training since the last exchange."""
+    """Each child fleet learns from the other through the parent fleet.
+
+    So the models of the two child fleets differ only by the training since the last exchange.
+    """
     simulation = Simulation(two_levels(tmp_path, 'local:2', 'bsp'))
     first = simulation.server.master.copy()
     simulation.run(lambda done: None)

@@ -1,4 +1,4 @@
-"""Small fleets for tests in virtual time: a task that computes fast, and links of given traces."""
+"""Small fleets for tests in virtual time: a task that computes fast, and links with traces."""
 
 import itertools
 from pathlib import Path

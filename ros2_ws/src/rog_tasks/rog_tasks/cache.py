@@ -86,7 +86,7 @@ def _say_not_kept(kind: str, root: Path, error: Exception) -> None:
 
 
 class Progress:
-    """Prints the progress of an operation that takes longer than `EVERY` seconds on standard error.
+    """Prints to standard error the progress of an operation that takes longer than `EVERY` seconds.
 
     :param what: the operation, for example ``reading train.tar.gz``.
     :param total: number of steps of the operation.

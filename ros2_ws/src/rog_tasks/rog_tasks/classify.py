@@ -72,7 +72,7 @@ class Classification(Task):
         return made
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
-        """Yield batches of the shard: images (B, C, H, W) and labels (B,).
+        """Yield batches of the robot's shard: images (B, C, H, W) and labels (B,).
 
         The shard is repeated without end, each time in a new order.
         """
@@ -80,7 +80,7 @@ class Classification(Task):
                        self.batch_size, self._shift, self._generator('batches', rank))
 
     def shard(self, rank: int, world: int) -> Iterator[Batch]:
-        """Yield the batches of the shard once, in the order of the shard.
+        """Yield the batches of the robot's shard once, in the order of the shard.
 
         The last batch may be smaller.
         """

@@ -93,7 +93,8 @@ def test_a_damaged_cache_is_made_anew(tmp_path, cache):
     images = image_folder(root, size=8).train_images.clone()
     file, = (cache / 'images').glob('*.safetensors')
     for damaged in (file.read_bytes()[:100], file.read_bytes()[:-1] + b'\xff', b''):
-        file.unlink()  # unlink first, because the old file is mapped into memory
+        # unlink first: overwriting the file would change the tensors that are mapped from it
+        file.unlink()
         file.write_bytes(damaged)
         assert torch.equal(image_folder(root, size=8).train_images, images)
 
@@ -223,9 +224,10 @@ def test_memory_that_is_none_is_refused(memory, tmp_path):
 
 @pytest.mark.parametrize('form', FORMS)
 def test_what_lies_in_a_hidden_folder_is_no_class(form, tmp_path):
-    """In an earlier version, a folder .ipynb_checkpoints became a class.
+    """Files in a hidden folder belong to no class.
 
-    Jupyter notebooks leave copies of files in this folder.
+    For example, Jupyter notebooks leave copies of files in the folder .ipynb_checkpoints. An
+    earlier version made a class of this folder.
     """
     hidden = {'.ipynb_checkpoints/000.png': encoded('red', 'PNG'),
               '.ipynb_checkpoints/notes.txt': b'', 'red/.thumbnails/0.png': b''}
@@ -235,7 +237,10 @@ def test_what_lies_in_a_hidden_folder_is_no_class(form, tmp_path):
 
 
 def test_folders_that_are_linked_are_read_and_none_twice(tmp_path):
-    """An earlier version silently left out linked folders."""
+    """The loader follows links to folders, and reads no image twice.
+
+    An earlier version silently left out linked folders.
+    """
     root = Path(made(tmp_path, '{}'))
     (root / 'train' / 'train' / 'red').rename(tmp_path / 'elsewhere')
     (root / 'train' / 'train' / 'red').symlink_to(tmp_path / 'elsewhere')
@@ -248,7 +253,10 @@ def test_folders_that_are_linked_are_read_and_none_twice(tmp_path):
 
 
 def test_names_of_folders_may_have_any_bytes(tmp_path):
-    """In an earlier version, names in Latin-1 raised a UnicodeEncodeError."""
+    """The loader accepts class folders whose names are not valid UTF-8.
+
+    In an earlier version, names in Latin-1 raised a UnicodeEncodeError.
+    """
     root = Path(made(tmp_path, '{}'))
     for part in ('train', 'test'):
         (root / part / part / 'red').rename(os.fsdecode(os.fsencode(root / part) + b'/t\xfcr'))
@@ -311,7 +319,10 @@ def test_a_model_is_pretrained_once_and_kept(tmp_path):
 
 
 def test_a_part_of_the_test_images_has_all_classes(tmp_path):
-    """The test images are sorted by class, so the first four would all have the same class."""
+    """A limited number of test images still contains all classes.
+
+    The images are sorted by class, so the first four would all have the same class.
+    """
     task = Cruda(data='image_folder', data_options={'root': made(tmp_path, test=class_files(8))},
                  pretrain_epochs=0, test_limit=4)
 

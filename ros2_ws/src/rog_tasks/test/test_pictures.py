@@ -92,7 +92,10 @@ def saved(rgb, mode, form='PNG', **options):
     ('L', 'PNG', {}), ('LA', 'PNG', {}), ('L', 'JPEG', {}), ('I;16', 'PNG', {}),
     ('I;16', 'PNG', {'transparency': 7})])
 def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
-    """An earlier version refused a palette with transparency, and made most 16-bit pixels white."""
+    """The decoder returns the same picture for every mode of Pillow in which a file is saved.
+
+    An earlier version refused a palette with transparency, and made most 16-bit pixels white.
+    """
     rgb = pixels('blue', 16, 16)
     rgb[:, 8:] //= 4  # darken one half
     wanted = rgb if mode in ('RGB', 'RGBA', 'P', 'CMYK') else \
@@ -106,7 +109,10 @@ def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
     (1, 'top left'), (2, 'top right'), (3, 'bottom right'), (4, 'bottom left'), (5, 'top left'),
     (6, 'top right'), (7, 'bottom right'), (8, 'bottom left'), (9, 'top left')])
 def test_an_image_is_set_upright_as_its_exif_says(orientation, corner):
-    """A rotated camera does not rotate the image; it stores the orientation in the Exif data."""
+    """The decoder sets an image upright according to its Exif data.
+
+    A camera that is held sideways does not rotate the image; it only stores the orientation.
+    """
     grey = np.zeros((32, 48, 3), np.uint8)
     grey[:16, :24] = 255
     exif = Image.Exif()

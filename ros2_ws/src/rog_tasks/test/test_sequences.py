@@ -316,7 +316,7 @@ def test_the_map_of_a_recording_is_measured_where_its_depth_is_known(kind, root)
 
 def test_a_picture_from_above_is_that_of_cameras_held_upright(tmp_path):
     root = recorded(tmp_path, '7scenes')
-    for number in range(COUNT):  # y points down, as in the camera's coordinates
+    for number in range(COUNT):  # no rotation: the world's y axis points down, as the camera's does
         moved = np.eye(4)
         moved[0, 3] = number / 10
         np.savetxt(root / f'frame-{number:06}.pose.txt', moved)
@@ -407,7 +407,7 @@ def test_a_replica_recording_is_read_with_its_scale(tmp_path):
 def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
     for folder in ('pose', 'intrinsic'):
         (tmp_path / folder).mkdir()
-    # frame 10 comes after frame 9, although its name comes before in alphabetical order
+    # frame 10 comes after frame 9, although `10` comes before `9` in alphabetical order
     for number in range(12):
         picture(tmp_path / f'color/{number}.jpg', (64, 48))
         grey_png(tmp_path / f'depth/{number}.png', np.full(SIZE[::-1], 1000 + number))
@@ -427,10 +427,13 @@ def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
 
 
 def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
-    """A red square is 1 m ahead. The colour camera sees it 25 mm further left, and smaller."""
+    """The reader allows for a colour camera that is beside the depth camera.
+
+    A red square is 1 m ahead. The colour camera sees it 25 mm further left, and smaller.
+    """
     for number in range(2):
         pixels = np.zeros((480, 640, 3), np.uint8)
-        # 525 pixels per metre; the centre is at 320 - 525 * 0.025
+        # 525 pixels per metre; the square's centre is in column 320 - 525 * 0.025
         pixels[188:293, 255:360] = (255, 0, 0)
         Image.fromarray(pixels).save(tmp_path / f'frame-{number:06}.color.jpg', quality=95)
         grey_png(tmp_path / f'frame-{number:06}.depth.png', np.full((480, 640), 1000))
@@ -463,9 +466,10 @@ def test_a_recording_without_any_depth_is_refused(kind, root):
 
 
 def test_a_camera_may_begin_without_depth(kind, root):
-    """The first images of real depth cameras often contain no depth.
+    """A robot can train although the first images of its camera contain no depth.
 
-    In an earlier version, the loss was NaN until the first depth came.
+    Such images are common at the start of real depth cameras. In an earlier version, the loss was
+    NaN until the first depth came.
     """
     dark(root, kind, range(3))
     task = Crimp(frames=f'{kind}:{root}', every=1, width=16, bounds=BOUNDS)

@@ -29,7 +29,7 @@ class Connection:
 
     def __init__(self, robot: str) -> None:
         self.node = WorkerNode(namespace=robot, parameter_overrides=[
-            Parameter('autostart', value=True)])  # start now, because the program needs settings
+            Parameter('autostart', value=True)])  # `optimizer` needs the node's settings
         self._spinning = Spinning(self.node)
 
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:
@@ -89,7 +89,7 @@ def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
 
     :param timeout: seconds for which `Connection.optimizer` waits for a server; None: for ever.
     :raises ConfigError: ``timeout`` is not a time.
-    :raises SettingError: the fleet would leave this machine without a key.
+    :raises SettingError: messages could leave this machine, but the fleet has no key.
     """
     if timeout is not None and not 0 <= timeout < math.inf:
         raise ConfigError(f'timeout must be a number of seconds of at least 0, or None to wait for '

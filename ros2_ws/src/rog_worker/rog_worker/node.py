@@ -122,7 +122,8 @@ class WorkerNode(ManagedNode):
         self._turn = threading.Event()  # is set when the training thread is allowed to continue
         self._granted: Compute | None = None
         self.has_begun = False                # whether an iteration was granted
-        self._computed: tuple[Array, SgdConfig] | None = None  # gradient for the state machine
+        # gradient that the state machine will get
+        self._computed: tuple[Array, SgdConfig] | None = None
         self.link = settings.shaped_link()
         if not settings.link_epoch:
             self.link.hold()                  # emulate no delay until the training begins
@@ -153,7 +154,10 @@ class WorkerNode(ManagedNode):
         self.create_timer(1.0, self.reports.diagnose, clock=STEADY)
 
     def activate(self) -> None:
-        """Rejoin the fleet after a pause; at the first activation, `join` registers the robot."""
+        """Rejoin the fleet after a pause.
+
+        The first activation does not register the robot: `join` does.
+        """
         if self.machine is not None and self.machine.state == PAUSED:
             self.act(self.machine.resume(time.monotonic()))
 
@@ -192,7 +196,7 @@ class WorkerNode(ManagedNode):
     # -- called by the training thread (rog_core.worker.optimizer.Link) ---
 
     def join(self, machine: WorkerMachine) -> Compute | None:
-        """Register, and return the server's first order to compute; None if the run ends before.
+        """Register; return the server's first order to compute, or None if the run has ended.
 
         :raises NoServerError: no server has accepted the robot within ``patience`` seconds.
         """
@@ -230,7 +234,7 @@ class WorkerNode(ManagedNode):
             self._close_sources()
 
     def watch(self, sources: Sequence[Source]) -> None:
-        """Pass topic messages to the data sources, and report their state, until the run ends."""
+        """Pass topic messages to the sources, and report the sources' state, until the run ends."""
         self.watched = Watch(self, sources)
         if self._is_over:  # the user has ended the run already
             self._close_sources()

@@ -18,7 +18,7 @@ from rog_ros.message_auth import Key, SealError, Session, check, derived, only_p
 if TYPE_CHECKING:
     from .node import WorkerNode
 
-PATIENCE = 3  # a robot gives up after the server has refused it for this many heartbeat limits
+PATIENCE = 3  # a refused robot gives up after this number times the heartbeat limit
 
 
 class Registration:
@@ -68,13 +68,13 @@ class Registration:
     def _on_done(self, request: RegisterRequest, future: Any) -> None:
         now, node = time.monotonic(), self._node
         if node.machine is None or not node.machine.awaits(request) or node.is_cut_off(now):
-            return  # the answer is to an earlier request, or the emulated link has lost it
+            return  # the answer to an earlier request, or an answer that the emulated link has lost
         if future.exception() is not None:
             node.get_logger().warning(f'registration failed: {future.exception()}; trying again')
             return
         try:
             self._on_answer(response_from_ros(future.result()), now)
-        except RemoteProtocolError as error:  # the machine will register again
+        except RemoteProtocolError as error:  # the state machine will register again
             node.dropped += 1
             node.get_logger().warning(f'dropped an answer to the registration: {error}',
                                       throttle_duration_sec=5.0)
@@ -84,7 +84,8 @@ class Registration:
         assert node.machine is not None
         if response.accepted and not node.is_of_ours(
                 response.incarnation == node.machine.server, now):
-            return  # stay with the server that has accepted the robot; the machine registers again
+            # stay with the server that accepted the robot; the state machine will register again
+            return
         if response.accepted:
             self._refused_since = math.inf
         elif response.incarnation and self._key is not None:
@@ -106,7 +107,7 @@ class Registration:
         node.act(node.machine.on_register_response(response, now))
 
     def _is_answer(self, message: Any, asked: bytes) -> bool:
-        """Return whether an answer is to this request, and its sender knows the robot's key.
+        """Return whether a message answers a request, and its sender knows the robot's key.
 
         ``asked``: tag of the request.
         """

@@ -40,8 +40,8 @@ class Reports:
     def report(self, state: str = '') -> None:
         """Publish the status. It is also the heartbeat, so the emulated link delays it like data.
 
-        :param state: state in the last status before a pause or the end, `PAUSED` or `STOPPED`;
-            empty: the present state.
+        :param state: `PAUSED` in the last status before a pause; `STOPPED` in the last status
+            before the end; empty in every other status, which contains the robot's present state.
         """
         now, link = time.monotonic(), self._node.link
         self._has_ended = self._has_ended or state == STOPPED

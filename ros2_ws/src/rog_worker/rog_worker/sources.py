@@ -1,4 +1,4 @@
-"""Passes messages of the robot's topics to the data sources of a task, and reports their state."""
+"""Passes topic messages to the data sources of a robot's task, and reports the sources' state."""
 
 from __future__ import annotations
 

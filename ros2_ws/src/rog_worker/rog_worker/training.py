@@ -22,7 +22,7 @@ LINGER = 5.0  # seconds that a cleanup waits for the end of the running gradient
 
 
 class Training:
-    """Loads the task of a node and its model, and trains the model.
+    """Loads a node's task and the task's model, and trains the model.
 
     :param node: a configured `WorkerNode`.
     """

@@ -1,6 +1,6 @@
-"""What a robot does between two iterations.
+"""Test what a robot does between two iterations.
 
-A link that grants iterations one by one replaces the server.
+The class `Robot` replaces the worker node and the server: it grants iterations one by one.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from rog_worker.training import RobotNode, Training
 
 
 class Line:
-    """A task that fits a line; each evaluation appends the task's seed to `evaluated`."""
+    """A task that learns a linear map; each evaluation appends the task's seed to `evaluated`."""
 
     evaluated = []
 
@@ -73,7 +73,7 @@ class Exiting(Line):
 
 
 class Robot:
-    """Replacement for the worker node; the run ends after ``iterations`` iterations."""
+    """Replaces the worker node and the server; ends the run after ``iterations`` iterations."""
 
     def __init__(self, iterations, evaluate_every=0, task='Line'):
         self.settings = from_flat(WorkerSettings, {

@@ -2,9 +2,10 @@
 
 Each entry of CLIENTS builds a model on a device and returns its inference. The
 inference is a function: its argument is the number of the inference, and it returns
-tensors on the CPU. `python clients.py [NAME ...]` prints for each program and mode the round
-trips of the last inference, whether the results equal those of the CPU, and the number of
-replayed inferences. An entry whose library is not installed raises ModuleNotFoundError.
+tensors on the CPU. `python clients.py [NAME ...]` prints for each program and each mode in
+`remote.MODES` the round trips of the last inference, whether the results equal those of the CPU,
+and the number of replayed inferences. An entry whose library is not installed raises
+ModuleNotFoundError.
 """
 
 import importlib
@@ -464,7 +465,7 @@ def kornia_matcher(device):
 
 @client(small=True)
 def graph_network(device):
-    """Run GCN and GAT on random graphs; both search for edges from a node to itself."""
+    """Run GCN and GAT on random graphs; both models search for edges from a node to itself."""
     library = importlib.import_module('torch_geometric')
     layers = library.nn
 

@@ -6,8 +6,8 @@ from fleet_testing import mostly_long
 
 
 # `make test` runs a test only in the modes `rpc` and `replay`. In `rpc` the program waits for every
-# call; `replay` works like `async` until it finds a sequence. The tests of test_modes.py run in all
-# modes.
+# call. A test in `replay` also covers the mode `async`, because `replay` works like `async` until
+# it finds a sequence. The tests of test_modes.py run in all modes.
 @pytest.fixture(params=mostly_long(remote.MODES, 'rpc', 'replay'))
 def mode(request):
     return request.param

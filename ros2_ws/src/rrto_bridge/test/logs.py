@@ -35,7 +35,7 @@ class Item:
 
 @dataclass
 class Log:
-    """A log of calls, and facts about it with which a result of the search is checked.
+    """A log of calls, and facts about it, which tests compare with a result of the search.
 
     `frees[i]`: handles that are freed after call i. `clean[e]`: number of equal passes in a row
     that end at call e. `length`: number of calls in a pass. `carried`: number of results of the

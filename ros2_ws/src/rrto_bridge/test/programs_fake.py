@@ -20,10 +20,11 @@ class Pass:
 
     model: int = 0
     rows: int = 2
-    stop: int | None = None      # number of the operation before which the pass raises an error
-    # Number of the operation before which the pass makes an extra operation.
+    # index of an operation; before this operation, the pass raises an error
+    stop: int | None = None
+    # Index of an operation; before this operation, the pass calls an extra operation.
     extra: int | None = None
-    keep: int | None = None      # number of the operation whose tensor the next pass uses
+    keep: int | None = None      # index of an operation; the next pass uses its result
 
 
 class Program:

@@ -15,11 +15,11 @@ from rrto_bridge.protocol.errors import LinkError
 MODES = ('rpc', 'cached', 'async', 'replay')
 _device = None
 _next = None   # engine of the server to which the program connects next
-torch.set_num_threads(1)   # the number of threads decides how sums are rounded
+torch.set_num_threads(1)   # always one thread: the number of threads changes how sums are rounded
 
 
 class Mortal(InProcess):
-    """A server in this process; it is lost after the client has waited for `lives` replies."""
+    """A server in this process; it is lost when the client has waited for replies `lives` times."""
 
     def __init__(self, machine, lives):
         super().__init__(machine)
@@ -65,8 +65,8 @@ def start(mode, lives=1 << 60, journal=False):
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()
-    # There are so many objects only after the import of a library. Freeze them, so that the garbage
-    # collector skips them; see the conftest.py of the repository.
+    # So many objects exist only if a library has been imported. Freeze the objects, so that the
+    # garbage collector skips them; see the conftest.py of the repository.
     if len(gc.get_objects()) > 50_000:
         gc.freeze()
     remote.released.clear()

@@ -183,7 +183,7 @@ def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
 def test_operators_of_a_pytorch_with_cuda_run_on_a_cpu():
     """A server without a GPU runs CUDA's operators, such as cuDNN's batch norm.
 
-    PyTorch's default build on a robot sends these operators.
+    A robot sends these operators if it has PyTorch's default build, which contains CUDA.
     """
     args = (X, SIX * 2, SIX, SIX, SIX * 3, False, 0.1, 1e-5)
     out, mean, rstd, reserve = call('cudnn_batch_norm.default', *args)

@@ -146,7 +146,7 @@ def test_a_tensor_that_is_missing_is_an_error_of_the_run():
 def chain(length, views):
     """Return a sequence in which each tensor is computed from the previous tensor.
 
-    `views`: the operators read the previous tensor through a view.
+    `views`: whether the operators read the previous tensor through a view.
     """
     calls = [Call(HTOD, (), (), (10,), (M,))]
     for k in range(length):

@@ -288,7 +288,7 @@ def test_dropped_tensors_are_freed_on_the_server(engine):
 
 @pytest.mark.parametrize('mode', ['async', 'replay'])
 def test_shapes_that_vary_cost_no_round_trips_of_their_own(mode):
-    """The two selections and the result cost one round trip each, whatever their shapes are."""
+    """Two selections and one result, all of varying shape, cost only one round trip each."""
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 8, 3)
 

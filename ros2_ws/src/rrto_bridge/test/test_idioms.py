@@ -27,7 +27,7 @@ def seeded(k, *shape):
 def recurrent_layers_of_images(device):
     """Run batch-first layers.
 
-    If weights may need gradients, PyTorch on a CPU multiplies them with another routine.
+    If weights may need gradients, PyTorch on a CPU uses a different routine to multiply them.
     """
     torch.manual_seed(0)
     layers = [nn.GRU(4, 6, 2, batch_first=True), nn.RNN(4, 6, batch_first=True),

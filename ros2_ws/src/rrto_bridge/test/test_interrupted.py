@@ -1,4 +1,4 @@
-"""A program that is interrupted anywhere and continues gets the results of plain PyTorch."""
+"""If a program is interrupted anywhere and then continues, it gets the results of plain PyTorch."""
 
 import signal
 import sys
@@ -56,7 +56,8 @@ def mode(request):
 def test_a_handler_that_raises_at_any_instruction(mode):
     expected = program('cpu', once)
     remote.start(mode)
-    # Use no lock, because the signal handler may run while this thread holds the lock.
+    # Use no lock: if this thread held the lock, the signal handler, which runs in the same thread,
+    # would wait for it forever.
     left, under_way = [0], []
 
     def stop(number, frame):

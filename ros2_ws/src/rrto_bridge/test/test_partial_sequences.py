@@ -18,9 +18,9 @@ def data(found, number):
 
 
 def detector(device, found, tail=True, keep=None):
-    """Run one inference for each size in `found`; return the outputs.
+    """Run one inference for each number in `found`; return the outputs.
 
-    Each inference selects as many elements as its size says.
+    Each inference selects this number of elements.
     """
     own = [device.put(np.full((1, 6), k + 2)) for k in range(LAYERS)]
     count = device.put(np.zeros((1, 1), np.int64))

@@ -9,7 +9,7 @@ from rrto_bridge.cli.measure import WARM
 
 @pytest.fixture
 def lines(tmp_path, monkeypatch):
-    """Return for each line's label the points of the line: [number of the inference, ms]."""
+    """Map the label of each line to its points: [number of the inference, its time in ms]."""
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, 'savefig', lambda self, *a, **k: (

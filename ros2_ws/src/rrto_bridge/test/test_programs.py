@@ -1,4 +1,4 @@
-"""Unmodified programs as processes: every mode prints what plain PyTorch on the CPU prints.
+"""Unmodified programs as processes: in every mode they print what plain PyTorch prints on a CPU.
 
 Set RRTO_INFERENCES=200 for the complete test; then each program is a separate test.
 """
@@ -43,7 +43,7 @@ def expected(domain):
 @pytest.mark.parametrize('names', GROUPS, ids=lambda names: names[0] if len(names) == 1 else 'all')
 def test_output_is_that_of_plain_pytorch(domain, expected, mode, names):
     if not FULL and mode in ('rpc', 'cached'):
-        # These programs would need thousands of round trips.
+        # Skip the programs in VISION: in these two modes they would need thousands of round trips.
         names = tuple(n for n in names if n not in VISION)
     code, out, err = domain.run('--server', 'tested', '--mode', mode, '--', sys.executable,
                                 str(PROGRAMS / 'everything.py'), *names)

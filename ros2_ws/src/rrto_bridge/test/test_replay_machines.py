@@ -69,7 +69,7 @@ def test_nothing_is_left_on_the_server(seed, length):
 def plain(device, weights, x, extra=None):
     """Run a model with one layer per weight, and return its result.
 
-    `extra`: position of a layer before which there is one more operation.
+    `extra`: index of a layer; one more operation runs before this layer.
     """
     for position, weight in enumerate(weights):
         if position == extra:

@@ -43,7 +43,7 @@ def experts(device):
 def offloaded(device):
     """Move weights as accelerate's `cpu_offload` does.
 
-    Before each layer runs, its weights are copied to the device; then they are freed.
+    Before each layer runs, its weights are copied to the device. After the layer, they are freed.
     """
     model = layers()
     values = {name: p.data for name, p in model.named_parameters()}

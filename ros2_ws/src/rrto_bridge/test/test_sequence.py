@@ -1,4 +1,4 @@
-"""`build` makes steps from a recorded pass; `instantiate` makes another pass's calls from steps."""
+"""`build` makes steps from a recorded pass; `instantiate` makes the calls of a pass from steps."""
 
 from rrto_bridge.protocol.record import DTOH, HTOD, Call, Meta, Persistent, Ref
 from rrto_bridge.protocol.sequence import Bound, Own, build, instantiate

@@ -32,8 +32,8 @@ class TokenBucket:
     def offer(self, nbytes: int, now: float) -> float:
         """Queue ``nbytes`` at time ``now``; return the time at which the last byte leaves.
 
-        The result is infinite if the rest of the trace has rate 0. If an earlier call gave a later
-        time than ``now``, this later time replaces ``now``.
+        The result is infinite if the rest of the trace has rate 0. If ``now`` is earlier than the
+        ``now`` of a previous call, the previous ``now`` is used.
 
         :raises ValueError: ``nbytes`` is negative.
         """

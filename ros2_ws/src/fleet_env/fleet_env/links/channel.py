@@ -30,9 +30,11 @@ class Channel:
     :param traces: robot -> rate of its link; a rate of 0 lets nothing through.
     :param shared: True: all robots share one channel. False: each robot has its own channel, which
         only its two directions share.
-    :param start: time, on the caller's clock in seconds, at which the traces begin. A call with a
-        time before ``start``, or before the time of an earlier call, uses the latest of these.
-    :param max_items: number of waiting items at which a flow drops further items.
+    :param start: time, on the caller's clock in seconds, at which the traces begin. Time never goes
+        back: a method called with an earlier ``now`` than before, or earlier than ``start``, uses
+        the latest time so far.
+    :param max_items: if this number of items waits in one direction of a robot's link, further
+        items in this direction are dropped.
     """
 
     def __init__(self, traces: Mapping[str, LinkTrace], shared: bool = True, start: float = 0.0,
@@ -137,7 +139,8 @@ class _Air:
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):
         n = len(traces)
         self.time = start
-        self.used = 0.0               # air time so far of a flow that is always active
+        # air time that each active flow received, summed since the start
+        self.used = 0.0
         self.active = 0               # number of flows that have data and a rate above 0
         self.flows = [tuple(_Flow(name, uplink, index) for uplink in (True, False))
                       for index, name in enumerate(traces)]
@@ -145,7 +148,8 @@ class _Air:
         # number of flows of the robot that have data; a robot with at least one such flow is busy
         self.busy = [0] * n
         self.rate = [0.0] * n         # rate in Mbit/s; valid only while the robot is busy
-        # Mbit that each flow has carried since the robot became busy, up to the air time `since`.
+        # Mbit that each flow has carried from the time at which the robot became busy to the moment
+        # at which `used` was equal to `since`.
         self.served = [0.0] * n
         self.since = [0.0] * n
         self.finish = [_NEVER] * n    # value of `used` at which the robot's next item leaves

@@ -1,1 +1,1 @@
-"""Run records: the events and the summary of a run, and what writes them."""
+"""Run records: the events and the summary of a run, and the classes that write them."""

@@ -96,7 +96,7 @@ class Evaluation(Event):
 
 @dataclass(frozen=True)
 class Status(Event):
-    """A robot or the server has entered a state, or reports regularly."""
+    """A robot or the server has entered a state, or sends a regular report."""
 
     state: str = _('joining, computing, pushing, waiting, pulling, away, stopped')
     power: float = _('electrical power', 'W', default=_NAN)

@@ -37,7 +37,7 @@ def _(help: str, unit: str = '', default: Any = 0) -> Any:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The metric of the task, 0 to 1, at three times; NaN (``null``) if it was not measured."""
+    """The metric of the task, from 0 to 1; NaN (``null``) if it was not measured."""
 
     clean: float = _('on unaltered data, before the shift', default=_NAN)
     before: float = _('on shifted data, before adaptation', default=_NAN)

@@ -69,7 +69,7 @@ class ChannelConfig(Settings):
 class LinkConfig(Settings):
     """The link between a robot and the server.
 
-    If the link is emulated, the sender of each direction follows the trace.
+    If the link is emulated, both senders delay their messages according to the trace.
     """
 
     trace: str = _('outdoor', 'rate over time: a built-in trace (indoor, outdoor, outdoor_fades, '

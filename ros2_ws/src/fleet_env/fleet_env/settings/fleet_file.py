@@ -1,8 +1,8 @@
 """Reads, finds, overrides and writes fleet files.
 
 A fleet file is YAML; :mod:`fleet_env.settings.fleet` defines its keys. The reader guesses nothing:
-an unknown key, a wrong type, a value out of range or a repeated robot name is an error with its
-line.
+an unknown key, a wrong type, a value out of range or a repeated robot name causes an error, which
+names the line.
 """
 
 import os

@@ -6,7 +6,7 @@
 This program needs an environment with openpi-client. For each action that it executes,
 the client prints the monotonic time and the age of the action, both in seconds. The
 client consists of unmodified classes of openpi-client: WebsocketClientPolicy in an
-ActionChunkBroker. A loop like the loop in openpi's Runtime calls it at 30 Hz.
+ActionChunkBroker. A loop calls the ActionChunkBroker at 30 Hz, as openpi's Runtime does.
 openpi-client has no server; the server here speaks the same protocol.
 """
 

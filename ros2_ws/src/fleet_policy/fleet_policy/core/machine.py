@@ -263,7 +263,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return the longest time in seconds that the queue can last at the moment of a request.
+        """Return for how many seconds the queue can still last, at most, when a request is sent.
 
         ``latency``: seconds from a request to its answer.
         """
@@ -286,7 +286,7 @@ class PolicyMachine:
     def _spacing(self, place: Place) -> float:
         """Return the least time between two requests to a place, in seconds.
 
-        With this time, at most `in_flight` requests fall into one usual latency.
+        With this spacing, at most `in_flight` requests are sent within the place's usual latency.
         """
         usual = place.usual
         return 0.0 if math.isnan(usual) else usual / self.settings.in_flight

@@ -81,7 +81,7 @@ class Place:
         self.reason = ''
 
     def measured(self, seconds: float) -> None:
-        """Record the duration of an inference without a request, as at the start of the node."""
+        """Record the duration of an inference that the node made by itself, as at its start."""
         self._latencies.append(seconds)
 
     def failed(self, request: int, reason: str, now: float) -> None:

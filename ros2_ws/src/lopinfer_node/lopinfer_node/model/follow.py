@@ -275,7 +275,10 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def follows(value: Any) -> bool:
-    """Return whether to search a class, function or module: its package is not in `NO_STATE`."""
+    """Return whether to search a class, function or module.
+
+    Return False if its package is in `NO_STATE`.
+    """
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', '')
     return str(name).partition('.')[0] not in NO_STATE
 

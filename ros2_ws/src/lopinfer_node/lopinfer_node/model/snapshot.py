@@ -145,7 +145,7 @@ class _Held:
 
 
 class _Taken:
-    """All items that `follow` finds, except ``ignored`` items, and lists for a fast comparison.
+    """The items that `follow` finds, without ``ignored`` items; lists make comparisons fast.
 
     ``ignored`` maps the path of a container to the keys of its ignored items.
     """
@@ -269,6 +269,6 @@ def _plain(value: Any) -> bool:
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether a value that the model's code does not read can only be a stored result."""
+    """Return whether a value must be a stored result if the model's code does not read it."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

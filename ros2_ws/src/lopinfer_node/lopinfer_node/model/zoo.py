@@ -11,7 +11,8 @@ import torch
 from ..errors import ModelError
 
 IMAGE = (1, 3, 224, 224)
-# the libraries that `torchvision` defines; PyTorch would remove the operators of a deleted library
+# The libraries that the function `torchvision` defines. If Python deleted one of them, PyTorch
+# would remove the operators of this library.
 _KEPT: list[Any] = []
 
 

@@ -113,7 +113,8 @@ def _swarm(p: Problem, w: Work, rng: np.random.Generator, particles: int,
            iterations: int) -> np.ndarray:
     nodes = len(p.kind)
     now = np.zeros((particles, nodes), np.bool_)
-    for k in range(1, particles):      # particle 0 is device-only, particle 1 server-only
+    # at the start, particle 0 is device-only and particle 1 is server-only
+    for k in range(1, particles):
         now[k, 0 if k == 1 else rng.integers(0, nodes):] = True
     best = now.copy()
     score = np.array([_layer_score(p, w, now[k]) for k in range(particles)])

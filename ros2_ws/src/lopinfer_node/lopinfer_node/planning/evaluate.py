@@ -142,7 +142,7 @@ def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
 def _one_after_the_other(trace: LinkTrace, seconds: np.ndarray) -> np.ndarray:
     """Return, for each request, the sample of the trace in which the request starts.
 
-    A request that starts in sample i takes seconds[i].
+    `seconds[i]`: duration in seconds of a request that starts in sample i.
     """
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
         raise TraceError('a request takes no time, or never ends: the link fails in this trace')

@@ -22,7 +22,8 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-# at each position the search keeps at most this many beams (plans) without a new boundary
+# at each position the search keeps at most this many of the beams (plans) that get no new
+# boundary at this position
 WIDTH = 6
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
 # At a boundary, the results that later operators need have together at most ALIVE times the

@@ -52,7 +52,7 @@ class Link:
 
     With rate 0 the link is dead. `latency`: delay of each direction, in seconds; during the
     delay the link is free for other transfers. `message`: seconds that each transfer occupies the
-    link in addition to the time for its bytes; this time covers the work of both ends.
+    link in addition to the time for its bytes; sender and receiver together need this time.
     """
 
     up: float

@@ -112,7 +112,7 @@ class Client:
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
-        # (client, future) of each service call that has no answer yet; all of these calls
+        # (service client, future) of each service call that has no answer yet; all of these calls
         # concern the plan table `_about`
         self._calls: list[tuple[Any, Any]] = []
         self._about: Any = None

@@ -21,9 +21,10 @@ DRAIN = 2.0  # maximum seconds that the node waits for running requests after it
 
 
 class ServerNode(ManagedNode):
-    """Serve models to robots; `parameters.ServerSettings` declares the parameters.
+    """Serves models to robots; `parameters.ServerSettings` declares the parameters.
 
-    An inactive server finishes running requests and refuses robots, which then compute alone.
+    An inactive server refuses new requests, but completes the requests in progress. A refused
+    robot computes alone.
     """
 
     packages = ('lopinfer_node',)

@@ -145,7 +145,7 @@ class Server:
             return self.machine.busy
 
     def add(self, traced: Traced) -> None:
-        """Store and prepare a model that this machine has made."""
+        """Store and prepare a model that was traced or loaded on this computer."""
         self.store.add(traced)
         prints = traced.fingerprints
         with self._changed:
@@ -169,7 +169,8 @@ class Server:
         reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
                                               request.size, request.offset, bytes(request.data)),
                                 served)
-        # the first part of an upload may delete an old model
+        # the set of stored models changes at the end of an upload, and at its first part, which may
+        # delete an old model
         if reply.complete or not request.offset:
             with self._changed:
                 self.machine.on_stored(self.store.digests())

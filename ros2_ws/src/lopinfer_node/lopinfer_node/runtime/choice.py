@@ -20,9 +20,9 @@ BIN_SLACK = 0.25e6
 # than this share.
 HYSTERESIS = 0.02
 TRY = 0.1  # share by which the estimate of an unmeasured plan is lowered, so that the plan is tried
-# An answer counts as late after LATER times the longest latency of recent requests, but not
-# before LEAST_WAIT seconds after the expected time, and not before the robot alone would have
-# finished the request. `PlanChoice.patience` limits this wait.
+# An answer counts as late after LATER times the longest latency of recent requests. But the
+# request waits at least LEAST_WAIT seconds beyond the expected time, and at least as long as the
+# robot alone would compute. `PlanChoice.patience` limits this wait.
 LATER = 1.25
 LEAST_WAIT = 0.02
 

@@ -45,7 +45,8 @@ OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
     'opening', 'uploading', 'planning', 'checking', 'open')
 
 CALL_LIMIT = 2.0       # seconds without an answer after which a call is repeated
-# seconds until a call is repeated if the service is missing or the server is still preparing
+# seconds until a call is repeated if the service is missing or the server is still preparing the
+# model or the plans
 SOON = 0.2
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again

@@ -2,11 +2,12 @@
 
 Pieces that queue behind one another form a train. The bandwidth is the rate at which the pieces of
 a train arrive: bytes divided by the time in which the link is busy, measured by the receiver's
-clock. The sender's pauses and the round trip do not count. Within a train, about the last
-`TRAIN_BYTES` count. A longer train has a larger weight in the estimate. If a train's rate differs
-from the estimate by a factor of two or more, the train's rate replaces the estimate. So after a
-fade the first train of a request or probe corrects the estimate. A probe is too short to show a
-large increase of the rate, because a busy receiver may read all pieces of the probe at once.
+clock. The sender's pauses and the round trip do not count. Only about the last `TRAIN_BYTES` bytes
+of a train influence its rate. A longer train has a larger weight in the estimate. If a train's rate
+differs from the estimate by a factor of two or more, the train's rate replaces the estimate. So
+after a fade of the link the first train of a request or probe corrects the estimate. A probe is too
+short to show a large increase of the rate, because a busy receiver may read all pieces of the probe
+at once.
 """
 
 from __future__ import annotations

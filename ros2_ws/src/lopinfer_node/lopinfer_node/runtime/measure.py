@@ -29,8 +29,8 @@ def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence
     model in order, so the caches are as warm as in an inference. After each pass the function calls
     `progress(done, passes)`.
 
-    `slowdown`: factor by which pauses emulate a slower robot (`slow.py`). After a pause, the caches
-    are colder than in an inference.
+    `slowdown`: pauses make this machine slower by this factor, to emulate a slower robot
+    (`slow.py`). After a pause, the caches are colder than in an inference.
     """
     sizes = [_sizes(traced, share) for share in shares]
     actual = np.array(sizes) / traced.graph.extents

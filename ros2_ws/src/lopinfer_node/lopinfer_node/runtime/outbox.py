@@ -16,7 +16,8 @@ from ..errors import RemoteError
 from .link import LinkEstimate
 from .wire import MASK_BITS, PROBE, Ack, Buffer, Piece, bounds, parts_of
 
-# a packet counts as lost when a packet whose number is at least REORDER higher is acknowledged
+# if a packet is acknowledged, earlier packets count as lost if their numbers are lower by at
+# least REORDER
 REORDER = 3
 
 

@@ -97,10 +97,12 @@ class TablePlanner:
         are three kinds of plans:
 
         - A simple plan runs the whole model on one side.
-        - A layer plan runs each operator whole, on one side or the other. It replaces the better
-          simple plan only if it is better by a margin.
-        - A plan of LOSS replaces the best plan of the first two kinds only if it is better by a
-          margin.
+        - A layer plan runs each operator whole, on one side or the other. It is chosen only if it
+        is
+          better than both simple plans by a margin.
+        - A plan of LOSS is chosen only if it is better by a margin than the plan chosen from the
+        first
+          two kinds.
 
         The margin allows for the error of the estimates.
         """

@@ -190,7 +190,8 @@ class ServerMachine:
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
-        self.paused = False  # whether new requests are refused; running requests are finished
+        # whether new requests are refused; requests in progress still run to their end
+        self.paused = False
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
@@ -267,9 +268,9 @@ class ServerMachine:
     def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
         """Unload unused models, the oldest first, until ``nbytes`` bytes are free.
 
-        ``what`` names the use of the bytes in the reason. Returns (reason, actions). The reason
-        says why there is not enough room, or is '' if there is enough. The actions unload the
-        models.
+        ``what``: what the bytes are for; the reason contains this text. Returns (reason, actions).
+        The reason says why there is not enough room, or is '' if there is enough. The actions
+        unload the models.
         """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}
@@ -492,7 +493,10 @@ class ServerMachine:
 
     def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
                     now: float) -> list[Action]:
-        """Send ``pieces``, the results of ``work``; its steps took ``seconds`` to compute."""
+        """Send ``pieces``, which are the results of ``work``.
+
+        ``seconds``: time that the steps of ``work`` took to compute.
+        """
         session = self._sessions.get(work.client)
         if session is None or session.execution is not work.execution:
             return []  # the client has begun another request, or has gone

@@ -45,7 +45,7 @@ class Pause:
 
 
 class SlowProgram:
-    """A program whose computations take ``factor`` times as long."""
+    """Wraps a program: its computations then take ``factor`` times as long."""
 
     def __init__(self, program: AnyProgram, factor: float) -> None:
         self.program, self.factor = program, factor
@@ -61,9 +61,10 @@ class SlowProgram:
 
 
 class _SlowRun:
-    """A slowed run.
+    """A run of a `SlowProgram`: it sleeps after computations.
 
-    It sleeps after computations. Before it sends a result or ends, it has slept for all due pauses.
+    Short pauses are combined. Before the run sends a result or ends, it sleeps for all remaining
+    pauses.
     """
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:

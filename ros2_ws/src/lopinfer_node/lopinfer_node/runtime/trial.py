@@ -42,7 +42,7 @@ from .program import Program
 LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
 # seconds that the measurement should take; a slow model is measured fewer times
 MEASURING = 30.0
-TURNS = 9          # maximum number of passes over the model for each measured share of the results
+TURNS = 9          # maximum number of passes over the model for each entry of `SHARES`
 # the memory limit of the trial's process exceeds `memory` by at least this many bytes
 ROOM = 64 << 20
 MAX_TEXT = 1000    # maximum characters of an error text, which may contain long names

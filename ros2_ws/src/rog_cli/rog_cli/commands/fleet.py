@@ -125,10 +125,10 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
-    """Refuse child fleets whose DDS domains or namespaces do not fit the other fleets.
+    """Refuse child fleets that cannot reach their parent, or that use another fleet's network.
 
-    The upstream of each child fleet must have the domain and the namespace of the parent fleet's
-    network. No two fleets may have the same domain and the same namespace.
+    The setting ``upstream`` of each child fleet must give the DDS domain and the namespace of the
+    parent fleet's network. No two fleets may have the same domain and the same namespace.
 
     :raises ConfigError: a child fleet is refused; the message names the file and the
         setting.

@@ -45,7 +45,7 @@ def played(path: Path, namespace: str = '') -> Played:
         topics = _of_one_fleet(path, Recording(str(path), {}).types, namespace)
         begin = _last_run(path, {t: (k,) for t, k in topics.items() if k == FLEET})
         recording = Recording(str(path), {t: (k,) for t, k in topics.items()})
-        heard: set[str] = set()  # message types of which a status has been yielded
+        heard: set[str] = set()  # message types of the statuses that were yielded so far
         for topic, now, message in recording:
             kind = topics[topic]
             if kind not in heard:

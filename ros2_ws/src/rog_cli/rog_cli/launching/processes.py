@@ -186,8 +186,9 @@ class FleetProcesses:
     def end(self, *patience: float, hurry: Callable[[], object] = lambda: False) -> None:
         """End all processes: wait for them, ask the running ones to end, and finally kill them.
 
-        :param patience: times in seconds. After the first time, the processes are asked to end;
-            after each further time, they are asked again.
+        :param patience: waiting times in seconds. After the first wait, the processes are asked to
+            end; after each further wait, they are asked again. `LAST` seconds later they are
+            killed.
         :param hurry: function that returns true if the first wait must stop at once.
         """
         for index, seconds in enumerate((*patience, LAST)):

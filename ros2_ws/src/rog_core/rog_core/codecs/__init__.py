@@ -81,8 +81,8 @@ def _plugged(name: str) -> Codec:
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec for a number in a message; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the receiver's codec, which is returned for its own number. The number alone would not
-    identify a codec of another package, or a sparsity.
+    ``own``: the receiver's codec. It is returned if it has this number, because a number alone does
+    not identify a codec of another package, or the sparsity of a codec.
     """
     if number == own.number:
         return own

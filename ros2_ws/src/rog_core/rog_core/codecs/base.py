@@ -312,7 +312,7 @@ def starts_of(sizes: np.ndarray) -> np.ndarray:
 
 
 def _bodies(sizes: np.ndarray) -> np.ndarray:
-    """Return the positions of all bytes that are not scales.
+    """Return the positions of all bytes of the encoded data that are not scales.
 
     ``sizes``: number of these bytes in each segment.
     """

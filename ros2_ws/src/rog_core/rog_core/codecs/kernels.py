@@ -88,7 +88,7 @@ def _threshold(magnitudes, count):
     # Two conditions are always true in the loop: at least ``count`` magnitudes are >= ``low``, and
     # exactly ``above`` magnitudes are >= ``high``. The variable ``above`` is less than ``count``.
     high += 1
-    # Subtracting this number from the bits of a float32 halves the float32. The search first tries
+    # Subtracting 1 << 23 from the bits of a float32 halves the float32. The search first tries
     # half of the largest magnitude, because the threshold is usually above this half.
     step = 1 << 23
     while high - low > 1:

@@ -1,7 +1,7 @@
 """``onebit``: one sign bit per element, and per segment one scale, the mean magnitude.
 
 Source: ROG Section V and its reference [22] (dist-EF-SGDM), with one block per row. The sender
-keeps the difference from the exact values and sends it later (error feedback).
+keeps the error of the encoding and sends it later (error feedback).
 
 A segment begins with its scale (bfloat16). One bit per element follows (1: negative); the first
 element is in the lowest bit. Padding fills the last byte.
@@ -104,9 +104,9 @@ def _sign_byte_of_difference(typing_context, left, right, index):
 
 @intrinsic
 def _add_signed(typing_context, array, index, byte, scale):
-    """Add scale to each of eight float32 whose bit is 0, and subtract it from those whose bit is 1.
+    """Add scale to eight float32 values; where the bit of a value is 1, subtract scale instead.
 
-    The eight float32 are consecutive in ``array``, from ``index`` on. ``byte`` contains the
+    The values are consecutive in ``array``, from ``index`` on. ``byte`` contains the
     bits.
     """
     def generate(context, builder, signature, arguments):

@@ -187,7 +187,10 @@ def _add(values, offsets, ids, counts, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, counts, data):
-    """Check ``data`` of the right length; return the three numbers that `Codec._look` describes."""
+    """Check ``data``; return the three numbers that `Codec._look` describes.
+
+    The caller has already checked the length of ``data``.
+    """
     at, energy = 0, 0.0
     for i in range(ids.size):
         code = data[at:at + 2 + 2 * counts[i]]

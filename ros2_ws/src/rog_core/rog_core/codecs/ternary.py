@@ -70,11 +70,13 @@ class Ternary(Codec):
 
 @njit(nogil=True, cache=True)
 def _byte(bits):
-    """Return the encoded byte of a block; ``bits``: its at most 64 float32 values as int32.
+    """Return the encoded byte of a block.
+
+    ``bits``: the float32 values of the block as int32, at most 64.
 
     Magnitudes can be compared as integers by their bits. ``largest`` contains a magnitude in its
-    high bits and 63 - position in its low 6 bits. So the maximum gives the largest magnitude, and
-    of equal ones the first.
+    high bits and 63 - position in its low 6 bits. So the maximum gives the largest magnitude. If
+    several elements have this magnitude, it gives the first of them.
     """
     largest = np.int64(0)
     for k in range(bits.size):

@@ -34,7 +34,7 @@ class Dssp(Method):
     threshold. This follows the paper's text and Figure 2.
 
     The paper's listing differs in three points. There the robot waits until its lead is at
-    most the lowest threshold again, so it pays for every extra iteration with a later wait.
+    most the lowest threshold again, so every extra iteration causes a later wait.
     The listing can grant extra iterations beyond the highest threshold. It does not count
     the first extra iteration.
     """

@@ -30,11 +30,11 @@ class Gsgm(Rolling):
     the same order of contributions, but robots in the queue wait longer, by one iteration
     of the slowest robot.
 
-    Each contribution g moves the master rows by v' = (momentum * v + g) / robots, where v
-    is the sum of all v' of the previous round. In the paper's listing, v is an average over
-    the robots, but the step of a push is not divided by the number of robots. Here every
-    push is divided, as in all our methods. So the paper's learning rate equals our learning
-    rate divided by the number of robots. The momentum also moves rows that a push does not
+    For each contribution g, the server computes v' = (momentum * v + g) / robots and subtracts v'
+    from the master rows. Here v is the sum of all v' of the previous round. In the paper's listing,
+    v is an average over the robots, but the step of a push is not divided by the number of robots.
+    Here every push is divided, as in all our methods. So the paper's learning rate equals our
+    learning rate divided by the number of robots. The momentum also moves rows that a push does not
     contain.
     """
 
@@ -59,7 +59,8 @@ class Gsgm(Rolling):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        # Without T the bound is 2, so only robots whose push is still in the queue have to wait.
+        # Without T the bound is 2. A robot that is 2 iterations ahead has a push in the queue and
+        # waits anyway, so this bound stops no other robot.
         bound = self.spec.threshold(2) if self.spec.arguments else 2
         return bound, bound
 

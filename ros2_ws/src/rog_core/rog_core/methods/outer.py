@@ -1,8 +1,8 @@
 """The outer step of methods whose robots make local steps: Nesterov momentum on the server.
 
-Source: DiLoCo (arXiv 2311.08105), Algorithm 1. Let delta be the mean change of the model by the
-robots' local steps. Then v = b v + delta; model -= rate (delta + b v). With rate = 1 and b = 0,
-this is FedAvg.
+Source: DiLoCo (arXiv 2311.08105), Algorithm 1. A robot pushes its model before the local steps
+minus its model after them. Let delta be the mean of these pushes over the robots. Then
+v = b v + delta; model -= rate (delta + b v). With rate = 1 and b = 0, this is FedAvg.
 """
 
 from __future__ import annotations

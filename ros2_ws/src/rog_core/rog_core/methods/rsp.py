@@ -1,4 +1,4 @@
-"""RSP with ATP (the method of ROG): staleness counts per row, and important rows are sent first."""
+"""RSP with ATP (ROG's method): each row has its own staleness; important rows are sent first."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from .base import Method
 class Ssp(Method):
     """``ssp:S``: a robot may be at most S iterations ahead of the slowest robot; ssp:0 is BSP.
 
-    With ``+early`` ATP chooses the rows; staleness is still counted in whole iterations.
+    With the option ``+early``, ATP chooses the rows; staleness is still counted in iterations.
 
     Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter
     server, NIPS 2013.

@@ -1,6 +1,7 @@
-"""SVRG: full gradients, computed at a barrier from time to time, correct stochastic gradients.
+"""SVRG: from time to time, robots compute full gradients, which correct stochastic gradients.
 
-Source: GSGM, Algorithms 5 and 6. `Svrg` is a mix-in class for any method that sends all rows.
+All robots compute a full gradient at a barrier, on the same model. Source: GSGM, Algorithms 5
+and 6. `Svrg` is a mix-in class for any method that sends all rows.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Also returns None for a robot that does not have the model of the barrier. The result is
-        also None for an iteration from before this method began: not all robots computed a full
-        gradient in it.
+        Returns None also in two other cases. In the first case, the robot does not have the model
+        of the barrier. In the second case, ``iteration`` is from before this method began, so not
+        all
+        robots computed a full gradient.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):

@@ -30,7 +30,7 @@ class Step:
     # whether the robot pushes all rows raw, and pulls the mean of all robots' results
     uncompressed: ClassVar[bool] = False
     additive: ClassVar[bool] = True       # whether unsent rows may be added to the next result
-    # whether a result for one iteration may be used for another
+    # whether a result for one iteration may be used for another iteration
     exchangeable: ClassVar[bool] = False
 
     @property
@@ -144,7 +144,8 @@ class Full(Step):
 class Local(Step):
     """``steps`` steps of SGD on a copy of the model; the worker pushes the change of the model.
 
-    Momentum is zero before the first of these steps, as in FedAvg.
+    The change is the model before the steps minus the model after them. Momentum is zero before the
+    first of these steps, as in FedAvg.
     """
 
     name = 'local'

@@ -17,9 +17,8 @@ from .member import OWED, SHARE, Member
 ITERATIONS = 4
 
 # A member that sends heartbeats but makes no progress for too long must register again. The time
-# limit is the patience plus OUT_OF_STEP times the heartbeat limit. A bad link is hardly the cause
-# of so long a time, because hardly any link carries heartbeats and nothing else. Probably the
-# member and the server wait for each other.
+# limit is the patience plus OUT_OF_STEP times the heartbeat limit. A bad link is an unlikely cause,
+# because it would lose heartbeats too. Probably the member and the server wait for each other.
 OUT_OF_STEP = 10
 
 
@@ -38,8 +37,8 @@ class Deadlines:
         self.waited_for: dict[str, float] = {}
         # whether the run is ending; the time by which it must end
         self.stopping, self.stop_by = False, math.inf
-        # For each robot: the result of `due`, or an earlier time. None: all times must be computed
-        # again.
+        # For each robot, a time that is not later than the result of `due`. None: compute the times
+        # of all robots again.
         self._due: dict[str, float] | None = None
 
     def stop(self, by: float) -> None:
@@ -68,7 +67,7 @@ class Deadlines:
         return self._paused_at(member) if waited else math.inf
 
     def _paused_at(self, member: Member) -> float:
-        """Return the time at which a member that makes no progress has used up its patience.
+        """Return the time at which the patience for a member without progress ends.
 
         While the member computes, each heartbeat postpones this time beyond the next heartbeat.
         """
@@ -104,10 +103,10 @@ class Deadlines:
         return due if member.sender is None else min(due, member.sender.deadline)
 
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
-        """Return a map from each member to the result of `due`, or to an earlier time.
+        """Return a map from each member to a time that is not later than the result of `due`.
 
-        If the due time of a member was postponed, the result contains the former time until that
-        time has passed. So most changes of a member need no new computation.
+        When an event postpones the due time of a member, the map may keep the former, earlier time
+        until then. So most changes of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}
@@ -127,7 +126,7 @@ class Deadlines:
 
 
 def mta_time(members: Sequence[Member]) -> float:
-    """Return the MTA time: the longest time that a member needed to transfer its last MTA.
+    """Return the MTA time: the longest of the times that the members' last MTAs needed.
 
     MTA: minimum transmission amount, the share of the rows that every transfer must carry.
     """
@@ -162,8 +161,8 @@ def patience(member: Member, members: Sequence[Member], method: Method) -> float
 
     The result is the median time between two pushes of the other members, multiplied by a share.
     The share is the part of the staleness bound that is left for the member's oldest row. The
-    result is infinite if the method never uses a smaller codec (option ``sparse``), or if no other
-    member has pushed twice.
+    result is infinite if the method has no option ``sparse``, because only this option allows a
+    smaller codec. The result is also infinite if no other member has pushed twice.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

@@ -132,7 +132,8 @@ class ServerMachine(Shared):
         """Grant no iteration until `resume`: every worker finishes its iteration, then waits."""
         self.paused = True
         for member in self.members.values():
-            member.waiting_for = []  # the member waits for the operator, not for another robot
+            # the member waits for the end of the pause, not for another robot
+            member.waiting_for = []
         return self.pulls.release(now)
 
     def resume(self, now: float) -> list[Action]:
@@ -185,7 +186,7 @@ class ServerMachine(Shared):
 
     @property
     def deadline(self) -> float:
-        """Return the time by which `on_time` must be called, or an earlier time.
+        """Return a time by which the caller must call `on_time`; it may be earlier than necessary.
 
         Infinity means never.
         """

@@ -85,7 +85,7 @@ class Member:
     stood_at: float = 0.0    # time of the last change of `stood`, in seconds
     wanted: int = 1          # number of segments of the push that must arrive
     granted_at: float = 0.0  # time at which the iteration was granted, in seconds
-    # Upper limit of `push_mta`: `factor` * (time from `granted_at` to the end of the push).
+    # The server limits `push_mta` to `factor` * (time from `granted_at` to the end of the push).
     factor: float = 1.0
     computes: float = math.nan  # start of the present gradient, in seconds; NaN: none
     usual: float = math.nan  # seconds that a gradient usually takes
@@ -109,9 +109,9 @@ class Member:
         self.paid = now
         if not math.isnan(self.computes):
             taken = now - self.computes
-            # `usual` falls by at most 10 % at a time: only some gradients include an evaluation,
-            # which takes longer. Times of a retired member do not count, because they are not
-            # typical.
+            # Only some gradients include an evaluation, which takes longer. So that `usual` stays
+            # high between two evaluations, it falls by at most 10 % per gradient. Times of a
+            # retired member do not count, because they are not typical.
             if self.place == COUNTED:
                 self.usual = taken if math.isnan(self.usual) else max(taken, 0.9 * self.usual)
         self.progress, self.computes = now, now if computes else math.nan
@@ -136,7 +136,7 @@ class Member:
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:
-        """Return the seconds of patience that the member has used up; they fall over time."""
+        """Return the seconds of patience that the member has used up; they decrease over time."""
         return max(self.stood - (now - self.stood_at) / SHARE, 0.0)
 
     def patience(self, patience: float, now: float) -> float:

@@ -50,7 +50,8 @@ class Membership:
             return former.answer, []  # a duplicate of an earlier request
         push = self._known_push(request)
         if push is not None and push.transfer.attempt > request.attempt:
-            # the worker has made no push with so high a number, so this is not its push
+            # The number of this push is higher than that of the worker's last push, so it is not a
+            # push of this worker.
             push = None
         actions: list[Action] = []
         if former is not None and former.state == JOINING:

@@ -47,7 +47,7 @@ class Overdue:
 
     @property
     def next(self) -> float:
-        """Time by which `on_time` must be called, or an earlier time; infinity means never."""
+        """A time by which `on_time` must be called; may be earlier than needed; infinity: never."""
         shared = self.shared
         return min(shared.missed_at, shared.method.deadline,
                    *shared.deadlines.all_due(shared.members).values())

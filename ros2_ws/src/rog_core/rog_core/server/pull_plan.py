@@ -36,7 +36,8 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
             updated_at: np.ndarray, config: TransferConfig) -> Pull:
     """Plan the pull of a member that may start its next iteration.
 
-    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push in it.
+    ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push that carried
+    this row.
     """
     partition, sending = model.partition, method.sending()
     pending = member.mirror.measure()
@@ -59,8 +60,9 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     command = Command(iteration, time, staleness, str(method), patience=left, sending=sending,
                       ahead=method.goes_ahead(staleness), step=step)
     _check(command, member, method)
-    # With SVRG, all robots wait at a barrier before a full gradient, where all members have the
-    # same model, apart from rounding. Only a member that was out of reach may have an older model.
+    # With SVRG, all robots wait at a barrier before a full gradient. At the barrier, all members
+    # have the same model, apart from rounding. Only a member that was out of reach may have an
+    # older model.
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
@@ -71,9 +73,9 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
 def _check(command: Command, member: Member, method: Method) -> None:
     """Raise `LocalProtocolError` if the robot would refuse the command or make no progress."""
     reason = ''
-    # If unsent rows of a step must not be added to a later result (`Step.additive` is false), its
-    # push may arrive after the end of its round. Then the server may grant the same iteration
-    # again.
+    # `Step.additive` is false if unsent rows of a step must not be added to a later result. The
+    # push of such a step may arrive after the end of its round. Then the server may grant the same
+    # iteration again.
     least = member.iteration + command.step.additive
     if not command.next_iteration >= least:
         reason = f'grant must return an iteration of at least {least}, got {command.next_iteration}'

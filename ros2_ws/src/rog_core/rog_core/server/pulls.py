@@ -68,7 +68,7 @@ class Pulls:
         return self.transfer(member, pull, now)
 
     def drain(self, now: float) -> list[Action]:
-        """Send each worker the final model once the server waits for no message of a worker.
+        """Send each worker the final model once the server expects no more messages of workers.
 
         If a link cannot carry the model within ``drain_limit``, the rows that differ least from the
         worker's rows are omitted.

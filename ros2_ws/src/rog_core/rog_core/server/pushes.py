@@ -118,8 +118,8 @@ class Pushes:
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
             member.advance(now)
-            # Limit the reported duration, which may be false: it sets the time for which the whole
-            # fleet sends.
+            # The reported duration decides how long every transfer of the fleet sends. It may be
+            # false, so limit it.
             most = (now - member.granted_at) * member.factor
             member.push_mta = min(end.mta_duration, most)
             actions += self._pushed(member, taken, now)

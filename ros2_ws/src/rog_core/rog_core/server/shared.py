@@ -55,7 +55,7 @@ class Shared:
         self.clipped: Counter[str] = Counter()
         self.state = RUNNING
         self.members: dict[str, Member] = {}
-        # For each master row, the iteration of the newest push in this row.
+        # For each master row, the iteration of the newest push that carried this row.
         self.updated_at = np.zeros(partition.rows, np.int64)
         self.iteration = 0         # highest iteration pushed by any robot
         # After a restart of the server: for each robot, its incarnation and the receipt of its last

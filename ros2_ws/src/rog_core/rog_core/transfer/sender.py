@@ -121,7 +121,7 @@ class Sender:
     segments_arrived: int = 0  # number of segments that are known to have arrived
 
     def __post_init__(self) -> None:
-        self._sizes = self.codec.sizes(self.partition.lengths)  # bytes of every segment
+        self._sizes = self.codec.sizes(self.partition.lengths)  # number of bytes of each segment
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -157,8 +157,8 @@ class Sender:
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # Only for the newest chunk is the time of the receipt the time of its acknowledgement.
-            # The other chunks arrived earlier, and their acknowledgements may have been lost.
+            # The receipt gives the acknowledgement time of the newest chunk only. The other chunks
+            # arrived earlier, and their acknowledgements may have been lost.
             newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
             self._arrive((k for k in taken if k != newest), now, timed=False)
             self._arrive((k for k in taken if k == newest), now)
@@ -419,7 +419,7 @@ class Sender:
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
-        """Return whether every chunk of this transfer was sent once; some may be lost."""
+        """Return whether every chunk of this transfer was sent at least once; some may be lost."""
         if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
             return True
         return self._over(now) and self._window >= self.plan.mandatory \

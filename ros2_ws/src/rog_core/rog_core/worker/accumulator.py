@@ -53,7 +53,7 @@ class Accumulator:
             self.weights = copy_of(self.weights)
 
     def publish(self, ahead: int = 0) -> None:
-        """Copy ``weights`` to ``model``; the caller must not call it while a gradient is computed.
+        """Copy ``weights`` to ``model``; do not call this function while a gradient is computed.
 
         ``ahead``: number of this worker's steps that are under way and not yet in the weights. Each
         of these steps is predicted from the momentum (SpecTrain's weight prediction). A prediction
@@ -63,7 +63,8 @@ class Accumulator:
         if self.model is not self.weights:
             self.model[:] = self.weights
             if ahead:
-                with np.errstate(over='ignore'):  # an infinite step is dropped as well
+                # if the step overflows, it is infinite, and the condition below drops it
+                with np.errstate(over='ignore'):
                     step = np.float32(ahead * self.rate) * self.momentum
                     far = float(step @ step)
                 if far <= FARTHEST ** 2 * (1 + float(self.weights @ self.weights)):

@@ -56,10 +56,11 @@ class WorkerMachine(Shared):
         return self.registration.register(now)
 
     def awaits(self, request: RegisterRequest) -> bool:
-        """Return whether ``request`` is the latest request; other answers must be ignored.
+        """Return whether ``request`` is the worker's latest request.
 
-        A shell must call this method when the answer to ``request`` arrives, because the worker
-        may have sent a later request in the meantime.
+        A shell must call this method when the answer to ``request`` arrives. If the result is
+        false, the shell must ignore the answer: the worker has sent a later request in the
+        meantime.
         """
         return self.registration.awaits(request)
 
@@ -87,8 +88,8 @@ class WorkerMachine(Shared):
         """Push the gradient that the last `Compute` ordered.
 
         ``gradient``: finite, float32 (elements,). The caller must not change this array before the
-        next `Compute`: with pipelining, the worker may read it only after the transfers of the
-        previous iteration.
+        next `Compute`, because the worker may read the array after this call has returned. With
+        pipelining, the worker reads it when the transfers of the previous iteration are over.
         """
         return self.pushes.on_gradient(gradient, sgd, now)
 

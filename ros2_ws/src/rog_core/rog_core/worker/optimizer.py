@@ -36,7 +36,7 @@ class Link(Protocol):
 
 
 class RogOptimizer(torch.optim.Optimizer):
-    """SGD with momentum whose gradients and weights are shared by the fleet.
+    """SGD with momentum; the robots of the fleet share gradients and weights.
 
     ``model``: its parameters that require a gradient must be float32 on one device. They become
     views of one flat tensor. ``sgd`` is copied to ``param_groups``, so learning rate schedules

@@ -107,7 +107,7 @@ class Pulls:
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:
-            # the pending rows and the new gradient must not be added, see `Step.additive`
+            # the pending rows and the new gradient must not be summed, see `Step.additive`
             shared.accumulator.clear()
         shared.sync, shared.command = command.sync, command
         shared.iteration = command.next_iteration

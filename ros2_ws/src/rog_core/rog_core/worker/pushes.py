@@ -116,7 +116,8 @@ class Pushes:
                                  RawRows(raw, store.full), shared.link, now)
         else:
             plan = self._plan()
-            # Use the smaller codec if the other robots would have to wait with the fleet's codec.
+            # If the other robots would have to wait for a push with the fleet's codec, use the
+            # smaller codec.
             codec = plans.affordable(plan, shared.partition, shared.codec, SMALLER,
                                      shared.link.rate, command.patience)
             shared.push = Sender(transfer, shared.partition, plan, codec, store, shared.link, now)

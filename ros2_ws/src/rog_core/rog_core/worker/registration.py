@@ -110,8 +110,8 @@ class Registration:
             return []
         missed = not known or incarnation != shared.server
         self._unknown = self._unknown + 1 if missed else 0
-        # Ignore the first heartbeat that does not list this worker: the server may have sent it
-        # before it accepted this worker.
+        # Ignore the first heartbeat that does not list this worker: the server may have sent this
+        # heartbeat before it accepted the worker.
         if self._unknown < 2:
             return []
         shared.move('lost', now)

@@ -28,7 +28,7 @@ class Samples:
 
 
 class Explorer:
-    """Takes a new frame every ``every`` steps and finds the pose of each frame in the map.
+    """Takes a new frame at intervals of ``every`` steps; finds the pose of each frame in the map.
 
     :param every: number of training steps from one new frame to the next.
     :param rays: number of pixels from which a step learns.

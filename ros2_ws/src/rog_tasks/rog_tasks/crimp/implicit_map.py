@@ -22,7 +22,8 @@ class ImplicitMap(nn.Module):
 
     :param low, high: the two corners (3,), in metres.
     :param cells: for each level, the side of a cell in metres.
-    :param blocks: for each level, the number of cells along each side of a block. A block is a row.
+    :param blocks: for each level, the number of cells along each side of a block. The cells of a
+        block are one row of the level's parameter.
     :param hidden: width of the decoder.
     """
 

@@ -1,4 +1,4 @@
-"""A generated flat: four textured rooms with furniture, and the robots' path through the rooms.
+"""A generated flat (apartment) of four textured rooms, and the robots' path through the rooms.
 
 Rays are cast analytically, all at once. The flat is the inside of a box; furniture and walls
 are boxes. World axes: x and y along the walls, z up, metres. Camera axes: x right, y down,
@@ -61,7 +61,7 @@ class Scene:
 
 
 def flat(width: float, depth: float, furniture: int, seed: int) -> Scene:
-    """Return a flat of four rooms; equal arguments give equal flats.
+    """Return a flat (apartment) of four rooms; equal arguments give equal flats.
 
     :param width, depth: size of the whole flat, in metres.
     :param furniture: number of pieces of furniture in each room, along its walls.

@@ -166,7 +166,8 @@ def _tum(root: Path) -> list[_Frame]:
         if any(abs(times[name][index] - time) > _LATE for name, index in near.items()):
             continue
         # If the depth image of a frame is missing, the depth image of another frame may be near
-        # enough in time. So use a depth image only with the colour image that is nearest to it.
+        # enough in time to be used by mistake. So use a depth image only with the colour image that
+        # is nearest to it.
         if np.abs(times['rgb'] - times['depth'][near['depth']]).argmin() != number:
             continue
         seven = lists['groundtruth'][near['groundtruth']][1]

@@ -41,15 +41,15 @@ class Crimp(Task):
 
     The metric of a robot is 1 - e / e0. Here e is the error of its whole trajectory after
     rigid alignment, and e0 is this error for a robot that never moves. So 1 means exact,
-    and 0 means as wrong as a robot that never moves. In the part that it has not driven
-    yet, a robot counts as standing still.
+    and 0 means as wrong as a robot that never moves. On the part of its trajectory that it
+    has not driven yet, a robot counts as standing still.
 
     The server's model belongs to no robot. Its metric is 1 - e / `FAR`, where e is the
     error of the map's depth. So 1 means exact, and 0 means an empty map. With a recording,
     the server's model is measured only if the recording is also on the server's machine.
 
-    :param seed: random seed of the generated flat, the noise of its frames, the decoder and
-        the samples.
+    :param seed: random seed of the generated flat (an apartment of four rooms), the noise of its
+        frames, the decoder and the samples.
     :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``,
         ``scannet:PATH``, ``7scenes:PATH``. Each robot has a part of the recording, or its
         own recording if the path contains ``{rank}``.
@@ -65,7 +65,8 @@ class Crimp(Task):
         4:3.
     :param every: number of training steps from one new frame to the next.
     :param stride: use one of every ``stride`` frames of a recording.
-    :param rays: number of pixels from which a step learns, and from which it finds a pose.
+    :param rays: number of pixels from which a training step learns; a pose is found from as
+        many pixels.
     :param cell: side of the finest cells of the map, in metres; the coarse cells are four
         times as long.
     :raises TaskError: an option is invalid; the message names it.

@@ -111,7 +111,7 @@ class Recording:
             if len(data) > LARGEST + 2**16:
                 raise DataError(f'it has {len(data)} bytes')
             return self._read(data, kind)
-        except Exception as error:  # numpy, struct and rosbags raise different types
+        except Exception as error:  # numpy, struct and rosbags raise errors of different types
             self.damaged += 1
             self.damage = f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
             return None

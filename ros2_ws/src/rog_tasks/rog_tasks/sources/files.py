@@ -36,7 +36,8 @@ class Files:
     def __init__(self, path: str, memory: float) -> None:
         self.path = Path(path)
         self._memory = memory
-        self._held: dict[str, bytes] | None = None  # None if ``path`` is not a compressed tar
+        # name -> encoded image; None: ``path`` is not a compressed tar
+        self._held: dict[str, bytes] | None = None
         self._size: Callable[[str], int]
         self._read: Callable[[str], bytes]
         if self.path.is_dir():

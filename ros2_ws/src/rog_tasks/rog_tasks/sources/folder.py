@@ -41,7 +41,7 @@ class FolderSource(Source):
                 yield batch
 
     def sample(self, most: int) -> Batch:
-        """Return up to ``most`` different images of the folder, the same images at every call.
+        """Return at most ``most`` images of the folder; every call returns the same images.
 
         :raises DataError: one of these images cannot be read.
         """

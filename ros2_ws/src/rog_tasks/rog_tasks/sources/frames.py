@@ -135,7 +135,7 @@ class Frames:
             self.newest_arrived = frame.time
 
     def rewind(self) -> None:
-        """Decide on all pending images and forget all labels before the recording plays again.
+        """Label or drop all pending images, and forget all labels, before the next playback.
 
         The times of the messages start again at the beginning of the recording.
         """

@@ -77,9 +77,9 @@ class Teacher:
 def load_weights(model: nn.Module, path: str) -> None:
     """Fill a model, in place, from a safetensors file.
 
-    :raises DataError: the file cannot be read, or its tensors do not fit the model. The
-        message names the file, and lists the tensors that do not fit in up to 400
-        characters.
+    :raises DataError: the file cannot be read, or its tensors do not fit the model. The message
+        names the file. If tensors do not fit, it also holds up to 400 characters of PyTorch's
+        list of these tensors.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

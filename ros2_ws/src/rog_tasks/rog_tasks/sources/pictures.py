@@ -30,8 +30,8 @@ _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
             8: Image.Transpose.ROTATE_90}
 _ORIENTATION = 0x0112
 
-# Maps each encoding of sensor_msgs/Image to the bytes of a pixel, Pillow's mode, and Pillow's raw
-# mode.
+# Maps each encoding of sensor_msgs/Image to the number of bytes of a pixel, Pillow's mode, and
+# Pillow's raw mode.
 ENCODINGS = {'rgb8': (3, 'RGB', 'RGB'), 'bgr8': (3, 'RGB', 'BGR'), 'mono8': (1, 'L', 'L'),
              'rgba8': (4, 'RGB', 'RGBX'), 'bgra8': (4, 'RGB', 'BGRX')}
 
@@ -143,5 +143,6 @@ def _opened(picture: Picture, mode: str, size: int) -> Image.Image:
     if image.width * image.height > LARGEST:
         raise ValueError(f'{image.width} x {image.height} pixels; at most {LARGEST} are accepted')
     if size:
-        image.draft(mode, (size, size))  # decode a JPEG no larger than needed
+        # decode a large JPEG at a reduced size, with at least `size` pixels per side
+        image.draft(mode, (size, size))
     return image

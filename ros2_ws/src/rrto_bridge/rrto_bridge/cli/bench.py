@@ -21,8 +21,8 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-# These modes make a round trip per call. Therefore only a tenth as many of their inferences
-# are timed.
+# These modes make a round trip per call, so they are slow. Therefore the bench times only a tenth
+# as many inferences in them as in the other modes.
 SLOW = ('cached', 'rpc')
 
 
@@ -62,8 +62,8 @@ def measure(model: str, size: int, count: int, links: Iterable[tuple[Figures, Fi
     """Yield (mode, description of the link, figures) for each measurement.
 
     The first measurement has the mode 'device-only': the model runs without a server. Then all
-    modes are measured on each link. Program and server stand for two machines, so each of them gets
-    half of the processors if there are two or more.
+    modes are measured on each link. Program and server stand for two machines. So each of them gets
+    half of this machine's processors, if this machine has at least two.
 
     ``links``: for each link a description and the settings that emulate the link, see `emulated`.
     ``size``: rows and columns of the image. ``count``: number of timed inferences.

@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser().parse_args(arguments)
         end_with_launcher()
-        # On SIGTERM, end with cleanup, so that a server that was started for this command also
-        # ends.
+        # On SIGTERM, exit through Python's cleanup, which also stops a server that this command
+        # started.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         return int(options.call(options))
     except SettingError as error:

@@ -80,8 +80,8 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 def main(arguments: list[str]) -> None:
     """Print one line of JSON: median, worst and all times of inferences in ms.
 
-    ``every_ms`` begins with the `WARM` inferences. The median and the worst time do not count these
-    inferences.
+    ``every_ms`` begins with the times of the `WARM` inferences. The median and the worst time are
+    computed without these times.
     """
     name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(1)

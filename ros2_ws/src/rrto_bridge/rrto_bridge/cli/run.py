@@ -22,7 +22,7 @@ from fleet_ros.network_options import add_network_options, join_network
 from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
 from ..program import children
 
-STOP_LIMIT = 30.0    # seconds that a server has to end by itself before it is killed
+STOP_LIMIT = 30.0    # seconds after which a server that was told to stop is killed
 # Maximum time in seconds to search for a running server. AT_ONCE: before the program starts.
 # LONGEST: in total.
 AT_ONCE, LONGEST = 0.3, 1.0

@@ -15,7 +15,7 @@ from ..protocol.tensors import DTYPES, from_special, meta_of
 
 def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
           ) -> tuple[Meta | None, ...]:
-    """Return the metas of an operator's results; `arguments` hold a Meta for each tensor.
+    """Return the metas of an operator's results; `arguments` contain a Meta instead of each tensor.
 
     The metas have the layout that the operator's results have on a CPU. `infer` takes up to a
     millisecond. Raises an error if PyTorch has no shape rule or the call is invalid.
@@ -33,10 +33,10 @@ def infer(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], 
 
 def sketch(op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]
            ) -> tuple[Meta | None, ...]:
-    """Return the same metas as `infer`, but several times faster and inexact for a few operators.
+    """Return the metas of an operator's results, several times faster than `infer`.
 
-    The layout of these operators' results differs from the layout on a CPU. Raises an error in the
-    same cases as `infer`.
+    For a few operators the layout in these metas may differ from the layout on a CPU. Raises an
+    error in the same cases as `infer`.
     """
     made = _run(op, arguments, keywords, torch.device('meta'))
     # `arguments[5]`: whether the model is in training

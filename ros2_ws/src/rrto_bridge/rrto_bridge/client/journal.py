@@ -20,11 +20,11 @@ DEPTH = 4096
 
 
 class _Node:
-    """A call of the graph, with the bytes of an upload in `data`.
+    """A call of the graph.
 
-    `inputs`: the calls that gave the arguments of this call their values. `depth`: length of the
-    longest chain of calls that ends at this call. `order`: number of the call in the order of
-    recording.
+    `data`: the bytes, if the call is an upload. `inputs`: the calls that gave the arguments of this
+    call their values. `depth`: length of the longest chain of calls that ends at this call.
+    `order`: number of the call in the order of recording.
     """
 
     __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
@@ -87,7 +87,7 @@ class Journal:
                 if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]
 
     def fetched(self, handle: int, meta: Meta, data: Any) -> None:
-        """Replace the chain of calls behind a tensor by the values that the caller has fetched."""
+        """Replace the calls on which a tensor's values depend by the values that were fetched."""
         self._order += 1
         self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
                                     bytes(data), ())

@@ -1,9 +1,9 @@
 """The client's protocol in the per-call modes: what the client sends, and which replies it awaits.
 
-The code has no I/O, no clock and no thread. `issue` returns the result if the machine knows it,
-otherwise a ticket, with which the result can be asked for later. The shell sends the messages that
-`outgoing` returns. It passes each arriving message to `on_message`, until `settled` returns True
-for the ticket. Modes:
+The code has no I/O, no clock and no thread. If the client already knows the result of a call,
+`issue` returns the result. Otherwise `issue` returns a ticket, by which `result` later finds the
+result. The shell sends the messages that `outgoing` returns. It passes each arriving message to
+`on_message`, until `settled` returns True for the ticket. Modes:
 
 - rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
 - cached: the client answers repeated queries from memory. Frees and views travel with the next
@@ -36,7 +36,8 @@ POSTED = 16
 KNOWN = 1 << 16  # maximum number of remembered results; at this number, all are forgotten
 BLOCK = 1 << 20  # number of handles reserved for a call with an unknown number of results
 
-_CHANGING = frozenset(('used', 'free'))   # queries whose answers change, so they are not remembered
+# queries whose answers change and are therefore not remembered
+_CHANGING = frozenset(('used', 'free'))
 
 
 class Ticket(NamedTuple):
@@ -85,11 +86,12 @@ class ClientMachine:
         # Maps the signature of a call to its result, and the name of a query to its answer.
         self._known: dict[Any, Any] = {}
         self._predictor = Predictor(sketch, infer)
-        # Maps (run, index) to the value of a wanted call in this run.
+        # Values of replayed calls that have arrived and that the program has not read yet. The key
+        # is (number of the run, number of the value in this run, from 0).
         self._values: dict[tuple[int, int], Value] = {}
 
     def follow(self, other: ClientMachine) -> ClientMachine:
-        """Continue the handle numbers of the machine `other`; return self.
+        """Make the next handle follow the last handle of the machine `other`; return self.
 
         So no handle is used twice.
         """
@@ -160,7 +162,10 @@ class ClientMachine:
         return self._add((FREE, tuple(handles)), self.mode == 'rpc')
 
     def seed(self, seed: int) -> Ticket | None:
-        """Seed the random operators (unsigned, 64 bits); return a Ticket in mode `rpc`."""
+        """Seed the random operators; return a Ticket in mode `rpc`.
+
+        `seed`: an unsigned integer of 64 bits.
+        """
         signed = seed - (1 << 64) if seed >> 63 else seed
         return self._add((SEED, signed), self.mode == 'rpc')
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..protocol.record import Call, Meta, Ref
 from ..protocol.sequence import substitute
 
-WAITS = 16  # number of waits for calls of known kinds; then `predict` also uses the slow rules
+WAITS = 16  # after this many waits for calls of known kinds, `predict` also uses the slow rules
 KINDS = 4096     # maximum number of kinds in `_seen`; when it is reached, `learn` forgets all kinds
 
 Rule = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]

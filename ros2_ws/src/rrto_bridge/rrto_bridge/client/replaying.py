@@ -141,7 +141,7 @@ class Replaying(PerCall):
         self._act(actions)
 
     def lost(self) -> None:
-        """Record in the journal the open run's calls, then which tensors the program has freed."""
+        """Complete the journal: add the open run's calls, then drop the tensors that are freed."""
         assert self.journal is not None
         for call, data in self.replay.lost():
             self.journal.made(call, data)
@@ -201,7 +201,7 @@ class Replaying(PerCall):
         return value.value, value.metas
 
     def _act(self, actions: list[Action]) -> None:
-        at_once = False    # whether to send now, because an action allows the server to compute
+        at_once = False    # whether to send at once, so that the server can start to compute
         for action in actions:
             if isinstance(action, Notice):
                 print(f'rrto: {action.text}', file=sys.stderr)

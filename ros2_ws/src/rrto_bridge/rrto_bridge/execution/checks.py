@@ -61,7 +61,7 @@ def _zeroed(function: Call) -> Call:
 
 
 def _grouped(function: Call) -> Call:
-    """Wrap a grouped product; the wrapper fills output rows or columns outside all groups with 0.
+    """Wrap a grouped matrix product; the wrapper sets rows or columns outside all groups to 0.
 
     The operator itself does not write these rows or columns.
     """

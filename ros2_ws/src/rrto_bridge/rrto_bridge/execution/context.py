@@ -188,10 +188,10 @@ class Context:
                 first: int) -> Any:
         """Run an operator; its new tensors get the handles first, first + 1, ... in order.
 
-        Returns the operator's result with these replacements: a Meta for each new tensor; the pair
-        (Special(GIVEN, k), Meta) for tensor argument k; a tuple for a list; () for no result.
-        Scalars, and None in a list, stay unchanged. Raises Refused, RemoteError, OutOfMemory, or
-        any error of the operator; then no handle is created.
+        Returns the operator's result with replacements. A new tensor becomes its Meta. A tensor
+        that is tensor argument number k becomes the pair (Special(GIVEN, k), Meta). A list becomes
+        a tuple. No result becomes (). Scalars, and None in a list, stay unchanged. Raises Refused,
+        RemoteError, OutOfMemory, or any error of the operator; then no handle is created.
         """
         if op in (HTOD, DTOH):
             raise RemoteError(f'{op} is not an operator')

@@ -42,7 +42,7 @@ class Executor(Protocol):
     def argument(self, value: Any) -> Any:
         """Convert a scalar, string, `Special` or tuple into an operator's argument."""
     def upload(self, data: Any, meta: Meta) -> Any:
-        """Return a new tensor with the bytes `data`; raise RemoteError if they do not fit."""
+        """Return `data` as a new tensor; raise RemoteError if the bytes do not fit `meta`."""
     def download(self, tensor: Any) -> Any:
         """Return the meta and the bytes of a tensor, in the form that is sent to the client."""
     def meta(self, tensor: Any) -> Meta:
@@ -233,7 +233,7 @@ class Plan:
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
-        """Record in the instructions after which step each tensor and its memory are released.
+        """Record for each instruction which tensors, and whose memory, to release after it.
 
         A tensor is released after the step that uses it last, unless the sequence keeps the tensor.
         """

@@ -9,9 +9,9 @@ older tensors that the run has changed. For this purpose the server saves the va
 tensor that the run may change, when it puts this tensor into a register. All memory that a run uses
 counts as the client's memory.
 
-If a step fails, the server stops the run until the client ends the run. Then the server also
-executes the later steps. So the effects are the same as if the program had made the calls one by
-one.
+If a step fails, the server executes none of the later steps until the client ends the run. At the
+end of the run, the server also executes the later steps. So the effects are the same as if the
+program had made the calls one by one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 A program gets the remote device through environment variables, which make Python load `bootstrap`.
 A child process with an empty environment, or a Python that ignores the environment, would not get
-the device. Such a process would silently compute on the CPU, although it would see a real CUDA
-device. To prevent this, this file changes the commands by which the program starts processes. This
-file runs in every process, so it imports only modules that Python itself loads when it starts.
+the device, and would silently compute on the CPU. A real CUDA device needs no environment
+variables, so every child process gets it. To give the remote device to every child process too,
+this file changes the commands by which the program starts processes. This file runs in every
+process, so it imports only modules that Python itself loads when it starts.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class CpuFallback:
         return torch.device('cpu') if isinstance(value, torch.device) else value
 
     def sent(self, value: Any) -> Any:
-        """Return a result of the operator in which remote tensors replace the CPU tensors."""
+        """Return a result of the operator, with each CPU tensor replaced by a remote tensor."""
         if isinstance(value, torch.Tensor):
             given = self._given.get(id(value))
             return self._device.upload(value) if given is None else given

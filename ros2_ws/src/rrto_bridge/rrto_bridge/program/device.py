@@ -159,8 +159,8 @@ class Device:
         check_dense(tensor)
         meta, data = pack(tensor)
         with self.connection.lock:
-            # If a server has returned, free all dropped tensors before the other tensors move to
-            # it.
+            # If a server is available again, free all dropped tensors before the other tensors move
+            # to it.
             self.lifetimes.collect(at_once=self.connection.returning)
             self.connection.resume()
             weight = getattr(self._thread, 'weights', False)
@@ -227,9 +227,9 @@ class Device:
     # -- the memory of tensors ------------------------------------------------------------------
 
     def _own(self, tensor: Any) -> None:
-        """Assign a new handle to a tensor whose handle has several wrappers.
+        """Assign a new handle to a tensor if other `RemoteTensor` objects have the same handle.
 
-        Afterwards the shape of the tensor can change without an effect on the other wrappers.
+        Afterwards the shape of the tensor can change without an effect on those objects.
         """
         if isinstance(tensor, RemoteTensor) and self.lifetimes.has_aliases(tensor):
             become(tensor, self.run(aten.alias.default, (tensor,), {}))

@@ -93,8 +93,8 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
 def _recurrent(function: Any) -> Any:
     """Return a handler that tells the server two facts about gradients in the program.
 
-    It says whether the weights require gradients, and whether gradients are enabled. In these cases
-    PyTorch computes with other routines (see `execution.checks`).
+    The facts are whether the weights require gradients, and whether gradients are enabled. PyTorch
+    chooses its routines by these facts (see `execution.checks`).
     """
     def handler(on: Runner, /, *args: Any) -> Any:
         learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
@@ -107,9 +107,9 @@ def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
     """Return a handler for an operator that returns singular values or eigenvalues.
 
     If the matrix requires gradients, PyTorch computes these values with the operator
-    `decomposition`, which rounds differently from `function`. So that the values are equal, the
-    handler then also calls `decomposition`. `place`: index of the values among the results of
-    `decomposition`.
+    `decomposition`, which rounds differently from `function`. To return equal values, the handler
+    then runs `decomposition` instead of `function`. `place`: index of the values among the results
+    of `decomposition`.
     """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:

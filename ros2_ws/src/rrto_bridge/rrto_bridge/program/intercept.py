@@ -24,9 +24,9 @@ from .torch_patches import cuda_api
 
 _KEPT: list[Any] = []   # library objects; PyTorch removes their kernels when Python deletes them
 
-# Operators for which the fallback kernel is not sufficient. Either PyTorch calls them without
-# dispatch to the tensor's class (in torch.tensor, and to read a number), or a CUDA build has its
-# own kernels for them.
+# Operators for which the fallback kernel is not sufficient. PyTorch calls some of them without
+# dispatch to the tensor's class: when torch.tensor runs, and when a program reads a number from a
+# tensor. For the others, a CUDA build has its own kernels.
 _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense',
               '_efficientzerotensor', 'tril_indices', 'triu_indices')
 

@@ -37,8 +37,8 @@ class Lifetimes:
     """Creates and frees the program's tensors on the server.
 
     Call its methods only while you hold `Connection.lock`. Several wrappers may have the same
-    handle. An empty tensor is *deferred*: it is created on the server only when an operator needs
-    it.
+    handle. An uninitialised tensor (`torch.empty`) is *deferred*: it is created on the server only
+    when an operator needs it.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -51,21 +51,22 @@ class Lifetimes:
         self._temporary = NOTHING  # the newest temporary handle; the next one is lower by 1
 
     def empty(self, function: Any, meta: Meta, args: Any, kwargs: Any) -> RemoteTensor:
-        """Return an empty tensor and defer the call that creates it on the server.
+        """Return an uninitialised tensor; defer the call that creates this tensor on the server.
 
         The first copy into the tensor may replace this call. A deferred tensor has exactly one
-        wrapper, because `materialise` creates it on the server before it gets an alias or a view.
+        wrapper, because `materialise` creates the tensor on the server before the tensor gets an
+        alias or a view.
         """
         self._temporary -= 1
         self._deferred[self._temporary] = function, args, kwargs
         return make(self._temporary, meta)
 
     def is_deferred(self, tensor: RemoteTensor) -> bool:
-        """Return whether an empty tensor has not been created on the server yet."""
+        """Return whether the tensor is deferred, which means: not created on the server yet."""
         return tensor.handle in self._deferred
 
     def materialise(self, tensor: RemoteTensor) -> None:
-        """Create a deferred empty tensor on the server."""
+        """Create the tensor on the server if it is deferred."""
         if tensor.handle in self._deferred:
             function, args, kwargs = self._deferred.pop(tensor.handle)
             keywords = tuple([(k, self.argument(v, [])) for k, v in kwargs.items()
@@ -141,10 +142,10 @@ class Lifetimes:
     def collect(self, at_once: bool = False) -> None:
         """Free on the server the tensors that the program no longer references.
 
-        If fewer than `engine.batch` tensors wait to be freed, free them only with ``at_once``. The
-        journal holds the calls from which the client can compute its tensors again. If a tensor
-        depends on a long chain of these calls, first fetch the tensor's values. In the journal, the
-        values then replace the chain.
+        If fewer than `engine.batch` tensors wait to be freed, free them only if ``at_once`` is
+        True. The journal stores the calls from which the client can compute its tensors again. If a
+        tensor depends on a long chain of these calls, first fetch the tensor's values. In the
+        journal, the values then replace the chain.
         """
         connection = self._connection
         engine = connection.engine

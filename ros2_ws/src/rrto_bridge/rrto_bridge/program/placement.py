@@ -106,7 +106,8 @@ def _tensors(given: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) -> bool:
     """Return whether CUDA accepts this CPU tensor as an argument that the operator only reads."""
     kind = str(argument.type)
-    # In an operator with '.data', the CPU tensor holds the batch sizes of a packed sequence.
+    # If the operator's name ends with '.data', the CPU tensor holds a packed sequence's batch
+    # sizes.
     if kind == INDICES or facts.name.endswith('.data'):
         return isinstance(args[0], RemoteTensor)
     # CUDA copies the `src` of these operators, so `src` may be on the CPU.
@@ -116,7 +117,10 @@ def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) ->
 
 
 def _is_read(facts: Operator, argument: Any, tensor: torch.Tensor) -> bool:
-    """Return whether an operator with CPU tensors accepts this remote tensor as an argument."""
+    """Return whether an operator on CPU tensors accepts a remote tensor as this argument.
+
+    The operator only reads such an argument: it is an index, or is read with `item()`.
+    """
     return str(argument.type) == INDICES or (
         not tensor.dim() and _READ_BY_ITEM.get(facts.name) == argument.name)
 

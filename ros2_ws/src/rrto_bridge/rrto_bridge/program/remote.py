@@ -208,9 +208,9 @@ class Value(RemoteTensor):
 
 
 class Place(RemoteTensor):
-    """A remote tensor that `set_data` can change into a CPU tensor, for example a parameter.
+    """A remote tensor, for example a parameter, that `set_data` can change into a CPU tensor.
 
-    This changes the class of the tensor object, so this class cannot have `__slots__`.
+    `set_data` changes the class of the tensor object, so `Place` cannot have `__slots__`.
     """
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""The interface through which the files of the device run operators and move values."""
+"""The interface through which other modules let the device run operators and copy values."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Turns:
         self._last = time.monotonic()
 
     def claim(self) -> None:
-        """Make the current thread the holder of the turn, because it has made the expected call."""
+        """Make the current thread the holder of the turn, and record that it has made a call."""
         self._holder = threading.get_ident()
         self.made_call()
 

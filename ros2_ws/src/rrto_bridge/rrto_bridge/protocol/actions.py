@@ -1,9 +1,8 @@
-"""Actions with which the replaying client directs the server, and `Value`.
+"""Actions that the replaying client sends to the server, and `Value`, the server's answer.
 
-`Value` is the server's answer. A pass is one execution of a sequence by the program. A
-run is the replay of one pass by the server, which is possibly ahead of the program.
-`Abandon` undoes the effects of the run; `Finish` makes these effects permanent. At most
-one run is open at a time.
+A pass is one execution of a sequence by the program. A run is the replay of one pass by
+the server, which is possibly ahead of the program. `Abandon` undoes the effects of the
+run; `Finish` makes these effects permanent. At most one run is open at a time.
 """
 
 from __future__ import annotations

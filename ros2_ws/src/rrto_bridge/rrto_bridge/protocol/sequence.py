@@ -101,7 +101,7 @@ class Sequence:
     needs: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Derive the other fields from the steps."""
+        """Compute `slots`, `keys`, `made`, `metas` and `needs` from the steps."""
         seen: set[int] = set()
         for position, step in enumerate(self.steps):
             self.made.append(self.slots)
@@ -119,7 +119,7 @@ class Sequence:
         return [instantiate(step, base, bound) for step in self.steps[:count]]
 
     def common(self, other: Sequence) -> int:
-        """Return the number of steps, counted from the first, that are equal in both sequences."""
+        """Return how many steps are equal in both sequences before the first difference."""
         pairs = zip(self.keys, other.keys, strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b),
                     min(len(self.keys), len(other.keys)))

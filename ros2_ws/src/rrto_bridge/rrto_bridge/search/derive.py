@@ -1,4 +1,4 @@
-"""Derive the sequence for another batch size from a known one (Algorithm 13, RRTOFIXARGS).
+"""Derive the sequence for another batch size from a known sequence (Algorithm 13, RRTOFIXARGS).
 
 With the derived sequence, the client need not record inferences with this batch size. Shape
 inference gives the metas for the new input. Arguments that are sizes (of view, expand, zeros) are
@@ -102,9 +102,9 @@ class _Derivation:
                       and prod(shape[:i + 1]) >= begin and not shape[i] * now[at] % before[at]]
             # If the batch size is 1, several dimensions of the result can be the batch. Choose
             # among them by three rules. First, prefer a dimension whose size is the batch size of
-            # the known sequence. Second, prefer a dimension that ends after the point at which the
-            # input's batch dimension begins; skip this rule if the operator merges dimensions.
-            # Third, prefer the lowest index.
+            # the known sequence. Second, prefer a dimension i for which the product of the sizes 0
+            # to i is larger than `begin`; skip this rule if the operator merges dimensions. Third,
+            # prefer the lowest index.
             merged = len(shape) < len(before)
             inside.sort(key=lambda i: (shape[i:i + 1] != self.old,
                                        not merged and prod(shape[:i + 1]) <= begin, i))

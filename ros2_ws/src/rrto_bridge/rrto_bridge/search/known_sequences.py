@@ -1,4 +1,4 @@
-"""Holds the known sequences, and for each pair the number of equal steps at the beginning.
+"""Holds the known sequences, and for each pair of sequences the number of equal first steps.
 
 The structure is a prefix tree.
 """
@@ -16,7 +16,8 @@ from .derive import Infer, derive
 
 # maximum number of known sequences; beyond it, the least recently used one is dropped
 MAX_SEQUENCES = 32
-PATIENCE = 3          # a sequence with more failed runs in a row is not used for a while
+# after more failed runs in a row than this, a sequence is not used for a while
+PATIENCE = 3
 # Maximum number of persistent tensors that `add` changes to `Bound`. If more tensors differ, the
 # calls are those of another model.
 MAX_LOOSE = 4
@@ -32,8 +33,8 @@ class Known:
     """A known sequence and its history."""
 
     sequence: Sequence
-    # Maps the number of each other known sequence to the number of steps, counted from the first,
-    # that are equal in both sequences.
+    # Maps the number of each other known sequence to the number of steps that are equal in both
+    # sequences before the first difference.
     common: dict[int, int] = field(default_factory=dict)
     failures: int = 0   # number of consecutive failed runs
     pause: int = 0      # number of possible starts that the sequence still skips

@@ -148,9 +148,10 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: whether the partial sequence ends only because its first fragment occurs again. In
-        this case, search it only if an earlier partial sequence has ended at the same node for
-        another reason, because otherwise no shape varies.
+        `again`: whether the partial sequence ends only because its first fragment occurs again. If,
+        in this case, no earlier partial sequence has ended at the same node for another reason, no
+        shape varies. Then do not search the partial sequence: the search for whole sequences finds
+        its calls.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None

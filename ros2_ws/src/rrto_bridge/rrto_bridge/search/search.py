@@ -84,9 +84,10 @@ class Search:
         self._input = -1                          # position of the last host-to-device copy
         # Maps (k, contents of a group of 2^k successive sections) to the group's name, a number.
         self._names: dict[Any, int] = {}
-        # For each k and each section: name of the group of 2^k sections whose last section it is.
+        # For each k: a list of names. Entry i is the name of the group of 2^k sections that ends
+        # with section i.
         self._contexts: list[list[int]] = [[] for _ in range(_ORDERS)]
-        # maps the name of a group to the number of the section with which it ended last
+        # maps the name of a group to the index of the last section of its latest occurrence
         self._seen: dict[int, int] = {}
         self._ends: list[int] = [-1]              # section k ends at position _ends[k + 1]
         # Maps the length of a pass to the earliest position at which repeated passes of this length
@@ -127,10 +128,10 @@ class Search:
     def interrupt(self, left: Mapping[int, Meta]) -> None:
         """Record that calls outside the log, such as a replayed pass, follow the log's last call.
 
-        A pass cannot contain calls from before and after this position. A pass also ends with a
-        wanted call (a call whose value the program needs at once). So the calls after the last
-        wanted call can no longer be in a pass; remove them from the log. `left` maps handles to
-        metas, for the tensors that remain after the calls outside the log.
+        No pass contains calls from both sides of this position. Every pass ends with a wanted call
+        (a call whose value the program needs at once). So the calls after the log's last wanted
+        call can no longer be in a pass; remove them from the log. `left`: a dict, handle -> meta,
+        of the tensors that the calls outside the log have left.
         """
         self._outside.update(left)
         keep = self._ends[-1] + 1
@@ -158,8 +159,8 @@ class Search:
     def _add_section(self, end: int) -> set[int]:
         """Name the section that ends at position `end`; return the candidates.
 
-        A candidate is a possible number of sections of a pass. The number n is a candidate if the
-        last 1, 2, 4, ... sections are equal to those n sections earlier.
+        A candidate is a possible number of sections of a pass. The number n is a candidate if, for
+        some k, the last 2^k sections are equal to the 2^k sections that end n sections earlier.
         """
         section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
@@ -182,7 +183,7 @@ class Search:
     def _fill(self, order: int, section: int) -> None:
         """Append a unique name for each incomplete group of sections that ends with `section`.
 
-        Such a group is incomplete because its first section would be from before the log.
+        A group is incomplete if it would begin before the log.
         """
         for row in self._contexts[order:]:
             if len(row) <= section:
@@ -219,8 +220,8 @@ class Search:
     def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
         """Check that every tensor argument has the same role in all passes.
 
-        There are two roles. Either the argument is one tensor in all passes. Or the argument is a
-        result of the call that lies a fixed number of calls earlier, in the same pass or in a
+        There are two roles. Either the argument is the same tensor in all passes. Or the argument
+        is a result of the call that lies a fixed number of calls earlier, in the same pass or in a
         recent pass. (In the first pass, it may be a result of any call before the pass.) If the
         check succeeds, return a list with a bool for each tensor argument of the pass: True for the
         first role. Otherwise return the earliest position at which the passes of a later check may
@@ -250,7 +251,7 @@ class Search:
 
     def _other_role(self, last: int, start: int, length: int, fixed: list[bool],
                     is_first: bool) -> int | None:
-        """Return the index of an argument that has different roles in two passes; None if none has.
+        """Return the index of an argument whose roles in two passes differ, or None.
 
         `last` and `start`: positions at which the two passes begin. `fixed`: for each argument,
         whether it must be one tensor in all passes. `is_first`: whether `start` belongs to the
@@ -265,7 +266,7 @@ class Search:
             if same:
                 if a != b:
                     return index
-            elif one < 0:    # no call in the log made the tensor; a replayed pass may have left it
+            elif one < 0:    # no call in the log made the tensor; it may come from a replayed pass
                 if two >= 0 or a not in outside or b not in outside:
                     return index
             elif (two < 0 or one - two != shift) and not (is_first and one < end and two < begin):
@@ -277,7 +278,7 @@ class Search:
 
         This is the rotation of Figure 5.5f. A cut is the place where one pass ends and the next
         begins. If a pass has several sections, it can be cut after any section. The best cut is the
-        cut across which the fewest tensors live. If several cuts are equally good, prefer a cut
+        cut at which the fewest tensors are live. If several cuts are equally good, prefer a cut
         before an input, then the nearest cut.
         """
         if period == 1 or not self._rotate:
@@ -337,8 +338,7 @@ def _span(begin: int, size: int, change: list[int]) -> None:
 def skeleton(call: Call) -> tuple[list[Any], list[int]]:
     """Return the identity of a call, and the handles of its tensor arguments.
 
-    The identity contains everything except the results. It is a list: [op, wanted, metas,
-    arguments without handles ...].
+    The identity is a list: [op, wanted, metas of the results, arguments without handles ...].
     """
     given: list[int] = []
     key: list[Any] = [call.op, call.wanted, call.metas]

@@ -84,7 +84,7 @@ class _Program:
 
     name: str
     incarnation: int
-    begun: int = -1         # number of operators that had begun at the last check
+    begun: int = -1         # number of operators and messages that had begun at the last check
     # Time of the last check at which the process was idle or had begun another operator.
     since: float = 0.0
     killed: str = ''        # why the server has killed the process; '' if it has not
@@ -112,9 +112,9 @@ class ServerMachine:
 
         Return (reason of a refusal, actions).
 
-        The reason is '' if the server admits the program. Then the program's process starts
-        now. If many processes have just started, it starts at `deadline` instead. Without this
-        delay, a peer that connects again and again under new names could keep the server busy.
+        The reason is '' if the server admits the program. Then the program's process starts now, or
+        at `deadline` if many processes have just started. Without this delay, a peer that connects
+        again and again under new names could keep the server busy.
         """
         known = self._programs.get(request.program)
         if known is not None and known.incarnation == request.incarnation:
@@ -167,8 +167,8 @@ class ServerMachine:
                     ) -> list[Action]:
         """Record the progress of a program's process; kill it if an operator takes too long.
 
-        `begun`: number of operators that have begun. `name`: the last of these operators. `busy`:
-        whether the process is executing a message.
+        `begun`: number of operators and messages that have begun. `name`: the operator that began
+        last. `busy`: whether the process is executing a message.
         """
         known = self._programs[program]
         if not busy or begun != known.begun:

@@ -37,7 +37,7 @@ class SharedStatus:
                 raise OSError(error.errno, error.strerror, str(path)) from None
         return cls(path)
 
-    # -- what the process calls ------------------------------------------------------------------
+    # -- methods that the program's process calls ------------------------------------------------
 
     def note(self, name: str) -> None:
         """Record that the operator `name` begins."""
@@ -68,7 +68,7 @@ class SharedStatus:
         self._page[_REASON] = _padded(reason, _REASON)
         self._words[_TOLD] = told
 
-    # -- what the supervisor calls ---------------------------------------------------------------
+    # -- methods that the supervisor calls -------------------------------------------------------
 
     @property
     def begun(self) -> int:

@@ -368,7 +368,7 @@ def _folder() -> tuple[Path, IO[str]]:
 
 
 def _delete_orphans(place: Path) -> None:
-    """Delete folders of this user's servers that were killed together with their fork servers."""
+    """Delete the folder of each server of this user that was killed with its fork server."""
     for path in place.glob(f'{PREFIX}*/{LOCK}'):
         # OSError: the folder belongs to another user, or its server still runs
         with contextlib.suppress(OSError):

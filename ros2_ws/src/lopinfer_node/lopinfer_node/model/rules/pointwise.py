@@ -104,7 +104,7 @@ def batch_norm(call: Call) -> Division:
 
 @rule('prelu')
 def prelu(call: Call) -> Division:
-    """Divide along any axis; along axis 1 (channels) only if one slope applies to all channels."""
+    """Divide PReLU along any axis; along axis 1 (channels) only if all channels share one slope."""
     value = call.values[0]
     weight = call.arguments['weight']
     if len(call.values) != 1 or value.axis == 1 and weight.shape[0] > 1:
@@ -114,7 +114,7 @@ def prelu(call: Call) -> Division:
 
 @rule('glu')
 def glu(call: Call) -> Division:
-    """Divide along any axis except the axis that the operator halves."""
+    """Divide GLU along any axis except the axis that the operator halves."""
     value = call.values[0]
     if value.axis == call.arguments['dim'] % len(value.shape):
         return indivisible(call)
@@ -123,7 +123,7 @@ def glu(call: Call) -> Division:
 
 @rule('channel_shuffle')
 def channels(call: Call) -> Division:
-    """Divide along any axis except the channels, whose order the operator changes."""
+    """Divide a channel shuffle along any axis except the channels, because it reorders them."""
     value = call.values[0]
     return indivisible(call) if value.axis == 1 else same_axis(call, value)
 

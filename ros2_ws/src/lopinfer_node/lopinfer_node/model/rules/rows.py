@@ -14,7 +14,10 @@ from .pointwise import narrowed, placed, pointwise, same_axis
 
 @rule('linear')
 def linear(call: Call) -> Division:
-    """Divide along any axis except the last; each row is computed alone (thesis: row-separable)."""
+    """Divide a linear layer along any axis except the last (thesis: row-separable).
+
+    Each row is computed without the other rows.
+    """
     value = call.values[0]
     if isinstance(call.arguments['weight'], Value) or len(call.values) != 1 \
             or value.axis == len(value.shape) - 1:
@@ -180,7 +183,7 @@ def along_one_axis(call: Call) -> Division:
 
 @rule('embedding')
 def embedding(call: Call) -> Division:
-    """Divide along the axes of `indices`: position i of `indices` selects row i of the result."""
+    """Divide an embedding along the divided axis of `indices`; each index selects one vector."""
     value = call.values[0]
     if value is not call.arguments['indices'] and value != call.arguments['indices']:
         return indivisible(call)

@@ -15,7 +15,7 @@ from .pointwise import same_axis
 
 @rule('permute', 'transpose', 't', 'numpy_T', 'mT', 'swapaxes', 'swapdims', 'movedim')
 def permute(call: Call) -> Division:
-    """Divide along the input's divided axis, wherever the operator moves this axis."""
+    """Divide the result along the axis to which the operator moves the input's divided axis."""
     value = call.values[0]
     rank = len(value.shape)
     order = list(range(rank))
@@ -40,9 +40,9 @@ def reshape(call: Call) -> Division:
     """Divide along the axis of the result that corresponds to the divided axis of the input.
 
     Two axes correspond if the product of the sizes of all outer axes is equal for both. The divided
-    axis either stays as it is, is joined with inner axes, or is split. An interval stays an
-    interval only if the divided axis is the outermost of the axes that are joined, or becomes the
-    outermost of the axes into which it is split.
+    axis stays as it is, is joined with inner axes, or is split into several axes. After a split the
+    result is divided along the outermost of the new axes. If the operator joins the divided axis
+    with an outer axis, the operator is indivisible, because an interval would not stay an interval.
     """
     value = call.values[0]
     assert value.axis is not None

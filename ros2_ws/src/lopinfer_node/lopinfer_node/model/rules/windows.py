@@ -166,7 +166,7 @@ def max_pool(call: Call) -> Division:
 def avg_pool(call: Call) -> Division:
     """Return how to divide average pooling.
 
-    Near the border, output indices have different divisors.
+    Near the border, the divisor of the average depends on the output index.
     """
     return _pool(call, 0.0)
 

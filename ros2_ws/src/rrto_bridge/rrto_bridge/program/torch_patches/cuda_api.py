@@ -40,7 +40,7 @@ class Event:
         self._timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
-        """Wait for all calls made so far and record the time, if the event measures time."""
+        """Record the time when all calls made so far are done, if the event measures time."""
         if self._timed:
             self._at = self._device.connection.clock()
 
