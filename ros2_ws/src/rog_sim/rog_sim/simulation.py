@@ -10,11 +10,8 @@ run in virtual time omits.
 from __future__ import annotations
 
 import gc
-import heapq
-import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +49,13 @@ from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from .child_fleet import ChildFleet
+from .event_queue import EventQueue
 from .model_outputs import SERVER, write_model_outputs
 from .processes import GradientProcesses
 from .robot import Robot
 from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
-# time in seconds, number of the event, function to call
-_Event = tuple[float, int, Callable[[], None]]
 DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message is divided
 
 
@@ -169,11 +165,7 @@ class Simulation:
         self._patient = math.isinf(fleet.server.patience)  # True if no robot is ever retired
         self.channel = Channel(links, fleet.channel.shared)
         self._waiting: set[int] = set()  # `id` of each chunk that waits for the channel
-        self._queue: list[_Event] = []      # heap of the events that have a delay
-        # events without a delay, in the order of their creation
-        self._soon: deque[_Event] = deque()
-        self._count = itertools.count()
-        self._alarms: dict[Any, float] = {}
+        self._events = EventQueue()
         self._processes: GradientProcesses  # these processes compute the gradients of the robots
         self._recorder = Recorder(out, Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots),
@@ -246,17 +238,11 @@ class Simulation:
     @property
     def next_event(self) -> float:
         """Return the time of the next event of this fleet."""
-        return min(self._next()[0][0], self.channel.deadline)
-
-    def _next(self) -> Sequence[_Event]:
-        """Return the queue whose first element is the next event."""
-        soon, queue = self._soon, self._queue
-        return soon if soon and soon[0] < queue[0] else queue
+        return min(self._events.next()[0], self.channel.deadline)
 
     def step(self, end: float) -> bool:
         """Process the next event of this fleet; return False if no event comes before ``end``."""
-        events, departs = self._next(), self.channel.deadline
-        due = events[0][0]
+        due, departs = self._events.next()[0], self.channel.deadline
         if min(due, departs) >= end:
             return False
         if departs <= due:
@@ -265,8 +251,7 @@ class Simulation:
                 self._waiting.discard(id(message))
                 self._arrive(name, uplink, message)
         else:
-            self.now, _, call = self._soon.popleft() if events is self._soon \
-                else heapq.heappop(self._queue)
+            self.now, _, call = self._events.pop()
             call()
         return True
 
@@ -307,28 +292,7 @@ class Simulation:
         self._at(self._server_every, self._measure_server)
 
     def _at(self, delay: float, call: Callable[[], None]) -> None:
-        event = self.now + delay, next(self._count), call
-        if delay:
-            heapq.heappush(self._queue, event)
-        else:
-            self._soon.append(event)
-
-    def _set_alarm(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        """Call the function ``ring`` at ``deadline``, in virtual seconds.
-
-        Of all alarms of ``who``, only the alarm with the earliest deadline counts. So ``ring`` may
-        be called earlier than ``deadline``, or more than once.
-        """
-        if deadline < self._alarms.get(who, math.inf):
-            self._alarms[who] = deadline
-            self._at(max(deadline - self.now, 0.0), lambda: self._ring(who, deadline, ring))
-
-    def _ring(self, who: Any, deadline: float, ring: Callable[[], None]) -> None:
-        # This alarm no longer counts if an alarm with an earlier deadline has replaced it, even
-        # if that alarm has rung already.
-        if self._alarms.get(who) == deadline:
-            del self._alarms[who]
-            ring()
+        self._events.add(self.now, delay, call)
 
     def _heartbeat(self, progress: Progress) -> None:
         """Deliver the heartbeats of the server and of all robots with a link."""
@@ -371,14 +335,14 @@ class Simulation:
             elif isinstance(action, Notice):
                 self._recorder.fault(self.now, action.robot, action.what, action.detail)
         for name in sorted(touched):
-            self._set_alarm(name, self.server.deadline_of(name), self._server_time)
+            self._events.set_alarm(self.now, name, self.server.deadline_of(name), self._server_time)
         if self._above is not None:
             self._above(self.now)
 
     def _server_time(self) -> None:
         self._serve(self.server.on_time(self.now))
         for name in self.server.members:
-            self._set_alarm(name, self.server.deadline_of(name), self._server_time)
+            self._events.set_alarm(self.now, name, self.server.deadline_of(name), self._server_time)
 
     def _act(self, robot: Any, actions: Iterable[Action]) -> None:
         """Carry out actions of a robot."""
@@ -390,7 +354,7 @@ class Simulation:
             elif isinstance(action, Compute):
                 self._compute(robot, action)
         robot.settle(self.now)
-        self._set_alarm(robot, robot.machine.deadline,
+        self._events.set_alarm(self.now, robot, robot.machine.deadline,
                         lambda: self._act(robot, robot.machine.on_time(self.now)))
 
     def _compute(self, robot: Robot | ChildFleet, order: Compute) -> None:

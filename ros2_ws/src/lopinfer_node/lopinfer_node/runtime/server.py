@@ -177,6 +177,23 @@ class Work:
     steps: range
 
 
+def _malformed(request: OpenRequest) -> str:
+    """Return why no server accepts this request; '' if the request itself is correct."""
+    if not NAME.fullmatch(request.client) or '__' in request.client \
+            or len(request.client) > MAX_NAME:
+        return (f"'{request.client[:MAX_NAME]}' can't be the name of a client: its namespace "
+                f'must have at most {MAX_NAME} letters, digits and single underscores and '
+                'begin with a letter, such as robot1')
+    if request.protocol != PROTOCOL:
+        return (f'the server uses protocol {PROTOCOL}, the client {request.protocol}; '
+                'install the same release on both')
+    if len(request.names) != len(request.hashes):
+        return f'{len(request.names)} parameters come with {len(request.hashes)} hashes'
+    if len(request.model) + sum(len(name) + 8 for name in request.names) > MAX_NAMES:
+        return f'the names of the parameters must take at most {MAX_NAMES} bytes'
+    return ''
+
+
 class ServerMachine:
     """State machine of the server.
 
@@ -190,8 +207,7 @@ class ServerMachine:
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
-        # whether new requests are refused; requests in progress still run to their end
-        self.paused = False
+        self.paused = False         # if True, new requests are refused; the others run to their end
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
@@ -292,18 +308,8 @@ class ServerMachine:
         session = self._sessions.get(request.client)
         if self.paused:
             return 'the server is paused (its node is not active); robots continue alone'
-        if not NAME.fullmatch(request.client) or '__' in request.client \
-                or len(request.client) > MAX_NAME:
-            return (f"'{request.client[:MAX_NAME]}' can't be the name of a client: its namespace "
-                    f'must have at most {MAX_NAME} letters, digits and single underscores and '
-                    'begin with a letter, such as robot1')
-        if request.protocol != PROTOCOL:
-            return (f'the server uses protocol {PROTOCOL}, the client {request.protocol}; '
-                    'install the same release on both')
-        if len(request.names) != len(request.hashes):
-            return f'{len(request.names)} parameters come with {len(request.hashes)} hashes'
-        if len(request.model) + sum(len(name) + 8 for name in request.names) > MAX_NAMES:
-            return f'the names of the parameters must take at most {MAX_NAMES} bytes'
+        if reason := _malformed(request):
+            return reason
         if session is None and len(self._sessions) >= self.limits.clients:
             return f'the server has reached its limit of {self.limits.clients} clients'
         if session is not None and session.incarnation != request.incarnation \

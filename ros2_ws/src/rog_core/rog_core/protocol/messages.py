@@ -85,6 +85,17 @@ class Ack:
     next_expected: int
     received_mask: int
 
+    @property
+    def claimed(self) -> int:
+        """Return the least number of chunks that must have been sent if this message is true."""
+        gap = 1 if self.received_mask else 0  # chunk ``next_expected``, which has not arrived
+        return self.next_expected + gap + self.received_mask.bit_length()
+
+    def later(self) -> list[int]:
+        """Return the numbers of the chunks above ``next_expected`` that have arrived."""
+        mask, first = self.received_mask, self.next_expected + 1
+        return [first + k for k in range(mask.bit_length()) if mask >> k & 1]
+
 
 @dataclass(frozen=True)
 class Sending:

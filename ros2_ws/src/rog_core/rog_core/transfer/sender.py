@@ -129,16 +129,11 @@ class Sender:
         """Handle an acknowledgement; raise `RemoteProtocolError` if it names a chunk never sent."""
         if ack.transfer != self.transfer or self.state == DONE:
             return
-        claimed = ack.next_expected
-        if ack.received_mask:
-            claimed += 1 + ack.received_mask.bit_length()
-        if ack.next_expected < 0 or claimed > self._fresh:
-            raise RemoteProtocolError(f'acknowledgement claims {claimed} chunks, '
+        if ack.next_expected < 0 or ack.claimed > self._fresh:
+            raise RemoteProtocolError(f'acknowledgement claims {ack.claimed} chunks, '
                                       f'{self._fresh} were sent')
         self._arrive(range(self._first_missing(), ack.next_expected), now)
-        if bits := ack.received_mask:
-            self._arrive((ack.next_expected + 1 + k for k in range(bits.bit_length())
-                          if bits >> k & 1), now)
+        self._arrive(ack.later(), now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
@@ -194,18 +189,15 @@ class Sender:
         return max(self.link.timeout, 0.2)
 
     def expect(self, now: float) -> None:
-        """Repeat the End soon.
-
-        The peer has received the End, but the peer's receipt may have been lost.
-        """
+        """Repeat the End soon: the peer has received it, but the receipt may have been lost."""
         if self.state == CLOSING:
             self._end_interval = self._first_interval
             self._resend_end = min(self._resend_end, now + self._end_interval)
 
     def poll(self, now: float) -> list[Chunk | End]:
         """Return the messages to send now; call this after every event and at `deadline`."""
+        out = self._send(now) if self.state == SENDING else []
         if self.state == SENDING:
-            out = self._send(now)
             if self._finished(now):
                 self._close(now)
             elif self._all_sent(now) and math.isinf(self.closed):
@@ -213,8 +205,6 @@ class Sender:
                 return [*out, self._end_message(now, whole=True)]
             else:
                 return out
-        else:
-            out = []
         if self.state == CLOSING and now >= self._resend_end:
             assert self._message is not None
             self._resend_end = now + self._end_interval
