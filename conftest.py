@@ -16,22 +16,23 @@ try:
 except ImportError:  # rclpy is not installed; only some tests need it
     os.environ['ROS_DOMAIN_ID'] = str(DOMAIN)
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
-# rclpy is installed: use the network settings of a fleet, so that the tests do not discover nodes
-# on this machine that have other ROS 2 settings.
+# Otherwise, rclpy is installed: use the network settings of a fleet. Then the tests do not discover
+# nodes on this machine that have other ROS 2 settings.
 else:
     os.environ.update(dds_environment(ReachConfig(domain_id=DOMAIN)))
 # If a script starts pytest in the background, pytest and its child processes ignore SIGINT. Restore
 # the default, because tests send SIGINT to the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ['OMP_NUM_THREADS'] = '1'  # fixed, because it decides how sums are rounded
+# fixed, because the number of threads decides how sums are rounded
+os.environ['OMP_NUM_THREADS'] = '1'
 os.environ['PYTHONUNBUFFERED'] = '1'
 
 
 def pytest_collection_finish():
     """Exclude all objects that exist now from later garbage collections.
 
-    Otherwise each collection takes a quarter of a second, and most tests of RRTO begin with a
-    collection.
+    Otherwise each garbage collection takes a quarter of a second, and most tests of RRTO begin
+    with one.
     """
     gc.collect()
     gc.freeze()

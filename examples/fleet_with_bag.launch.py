@@ -26,4 +26,5 @@ def generate_launch_description():
     # Record all statuses of the training, but not the rows, which are most of the traffic.
     bag = ExecuteProcess(cmd=['ros2', 'bag', 'record', '--regex', '.*(fleet|training)_status'],
                          output='screen')
-    return LaunchDescription([fleet, bag])  # the fleet first: it sets DDS variables for `bag`
+    # `fleet` comes first: it sets the DDS variables that `bag` needs
+    return LaunchDescription([fleet, bag])

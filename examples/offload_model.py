@@ -31,6 +31,6 @@ with offload(model, example=image, options=robot) as shared, torch.no_grad():
     print('connected:', 'equal' if torch.allclose(result, model(image), atol=1e-5) else 'WRONG')
     print(f'{report.offloaded} of {report.requests} inferences were shared with the server; '
           f'the last one took {1e3 * report.latency:.1f} ms')
-    # why: for example, this machine alone is faster
+    # `reason` says why inferences are not shared: for example, this machine alone is faster.
     if shared.reason:
         print(f'not shared: {shared.reason}')

@@ -17,8 +17,8 @@ class Half(Codec):
     number = 64             # identifies the codec in messages; your codecs may use 64 to 255
     segment_elements = 512  # cut longer rows, so that each encoded part fits into a datagram
     scales = 0              # number of bfloat16 scales at the start of each encoded segment
-    compiled = False        # not compiled loops but the torch code below encodes numpy arrays
-    # error text if `_look` returns the number OWN
+    compiled = False        # False: the torch code below, not compiled loops, encodes numpy arrays
+    # error text for data that breaks rule `OWN`, which `_look` checks
     faults = ('chunk holds a value that is NaN or infinite',)
 
     def sizes(self, lengths):
@@ -45,5 +45,6 @@ class Half(Codec):
         return 0 if np.isfinite(energy) else OWN, 0, energy
 
     def scaled(self, partition, ids, data, factor):
-        """Return the encoding of the values in ``data`` times ``factor`` (0 to 1)."""
+        """Multiply the values that ``data`` encodes by ``factor`` (0 to 1); return their
+        encoding."""
         return (data.view('<f2') * np.float32(factor)).astype('<f2').view(np.uint8)

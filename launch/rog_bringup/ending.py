@@ -1,4 +1,4 @@
-"""Ends a launch within seconds when the run is over or a signal comes; sets its exit code."""
+"""Ends a launch within seconds after the run's end or a signal, and sets its exit code."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Ending:
     :param server: process of the server; None if it does not run here.
     :param robots: processes of the robots.
     :param run: whether the processes form a run. A run ends when all robots here have ended, or
-        when the server has ended. In the second case robots have `LINGER` seconds to end. If
-        false, the launch fails when the server ends after any process has failed.
+        when the server has ended. In the second case robots have `LINGER` seconds to end.
+        If ``run`` is false, the launch checks for failures when the server ends: it fails if the
+        server or a process that ended before has failed.
     :param needed: the launch also ends when all of these processes have ended and at least one of
         them has failed, even if others still run.
     """

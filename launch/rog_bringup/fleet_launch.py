@@ -37,7 +37,10 @@ from rog_bringup.ending import TIMES, Ending
 
 
 def fleet_launch(default_fleet: str) -> LaunchDescription:
-    """Return the launch description of a fleet; ``default_fleet``: the default fleet."""
+    """Return the launch description of a fleet.
+
+    ``default_fleet``: the fleet to start if the user omits the argument `fleet`.
+    """
     arguments = [
         DeclareLaunchArgument('fleet', default_value=default_fleet,
                               description='built-in fleet (indoor, outdoor, non_iid, '

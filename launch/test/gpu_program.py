@@ -6,7 +6,7 @@ import torch
 
 
 def stop(*_):
-    # ignore the second SIGINT, which the launcher sends on Ctrl+C
+    # On Ctrl+C, the launcher sends a second SIGINT after the terminal's SIGINT: ignore it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -157,7 +157,7 @@ class Puppet:
 
     @property
     def chunks(self):
-        """Return how many chunks of its present push the robot has sent; 0 without a push."""
+        """Return how many chunks of the robot's present push have been sent; 0 without a push."""
         return 0 if self.machine.push is None else self.machine.push._fresh
 
     # -- what the robot receives

@@ -33,7 +33,10 @@ def alone(monkeypatch, tmp_path):
 
 
 def run(node, capfd, namespace='/robot1', **parameters):
-    """Run a node that cannot start; return its standard error. Parameters are written as JSON."""
+    """Run a node that cannot start; return its standard error.
+
+    ``parameters``: ROS parameters of the node.
+    """
     arguments = ['node', '--ros-args', '-r', f'__ns:={namespace}']
     for name, value in parameters.items():
         arguments += ['-p', f'{name}:={json.dumps(value)}']

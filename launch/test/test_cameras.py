@@ -89,7 +89,7 @@ def test_a_robot_that_loses_its_camera_pauses_and_the_others_go_on(tmp_path):
         fleet.kill('camera')
         fleet.until_it_says(DiagnosticStatus.ERROR, 'no image for', 'training is paused')
         fleet.interrupt('server')
-        # the end of server and robot2 does not depend on robot1
+        # the server and robot2 end, although robot1 is still waiting for images
         assert fleet.ended('server') == fleet.ended('robot2') == 0
         fleet.interrupt('robot1')
         assert fleet.ended('robot1') == 0

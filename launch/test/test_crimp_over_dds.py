@@ -1,4 +1,4 @@
-"""Robots build one map together, as processes over DDS; each estimates its own poses."""
+"""Robots, as real processes over DDS, build one map; each robot estimates its own poses."""
 
 import json
 

@@ -278,7 +278,7 @@ def test_a_name_that_no_topic_can_have_is_refused_and_the_server_lives(open_flee
 
 
 def test_strangers_that_join_are_few(open_fleet):
-    """The server accepts at most 32 robots.
+    """The server accepts at most 32 robots, so that strangers cannot slow it down.
 
     Each robot adds topics, and rclpy's executor checks all topics in each turn.
     """
@@ -342,7 +342,7 @@ def keyed(tmp_path):
         yield fleet
 
 
-# with these limits, a robot gives up after 1.8 s
+# with these limits, a robot that the server refuses gives up after 1.8 s
 SOON = {'heartbeat.limit': 0.6, 'heartbeat.period': 0.2}
 
 
@@ -923,8 +923,8 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
     for service in offered:
         keyed.node.destroy_service(service)
     keyed.processes['server'].send_signal(signal.SIGCONT)
-    # Make the call with valid values. The server has no robots, so it ends at once, and its answer
-    # may not arrive.
+    # Stop the server with a valid call. A server without robots ends at once, so its answer may
+    # not arrive.
     client = keyed.node.create_client(Stop, '/rog/stop')
     keyed.until(client.service_is_ready, 'the service of the server')
     client.call_async(sealed(keyed.key.control(), Stop.Request(

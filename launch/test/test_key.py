@@ -203,7 +203,7 @@ def test_the_fleets_key_ends_the_run_in_order(fleet, keys):
 
 
 def test_a_registration_without_a_tag_is_refused(tmp_path, keys):
-    """The server refuses a registration without a tag, and its answer carries no tag, either."""
+    """The server refuses a registration without a tag; the server's answer has no tag, either."""
     with Fleet(tmp_path, robots=1) as fleet:
         fleet.start('server', **key(keys, 'fleet'))
         request = Register.Request(robot='robot1', incarnation=5)

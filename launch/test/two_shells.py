@@ -168,7 +168,8 @@ def over_dds(fleet, script, turns, patient):
 
         threads = []
         try:
-            for rank, worker in enumerate(workers):  # robots join in the order of virtual time
+            # the robots join in the same order as in virtual time
+            for rank, worker in enumerate(workers):
                 worker.gate = threading.Semaphore(0)
                 threads.append(threading.Thread(target=compute, args=[worker], daemon=True))
                 threads[-1].start()

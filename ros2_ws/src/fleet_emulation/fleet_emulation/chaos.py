@@ -37,7 +37,8 @@ ROBOTS = '5'
 DISK_MIB = 64        # size in MiB of the server's disk, which the fault "disk full" fills
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-# seconds that the run may last beyond its planned duration and the time that server restarts cost
+# Seconds that the run may exceed this sum: its planned duration plus the time that server restarts
+# cost.
 DRAIN = 120.0
 START = 60.0         # seconds that a process may take from its start to its first status
 # The machine counts as overloaded if this process wakes up more than HELD_UP seconds late.
@@ -93,9 +94,10 @@ class _Run:
                  ) -> None:
         self.fleet, self.out, self.disk, self.faults = fleet, out, out / 'disk', faults
         self.names = [SERVER, *(robot.name for robot in fleet.robots)]
-        # The server must not mark a robot as away while the robot can work. `Watch` reports such an
-        # error only if the robot has been able to work for the server's limit and three heartbeat
-        # periods. This is because the limit begins at the robot's last heartbeat, which may be one
+        # The server must not mark a robot as away while the robot can work. `Watch` reports a
+        # mark as an error only if the robot has been able to work for the server's limit plus
+        # three heartbeat periods. An earlier mark may be a late effect of a fault. The periods
+        # are added because the limit begins at the robot's last heartbeat, which may be one
         # period old, and because the server checks for silent robots only once in a period.
         self.watch = Watch(bound, fleet.heartbeat.limit + 3 * fleet.heartbeat.period)
         self.memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in self.names}
@@ -112,7 +114,8 @@ class _Run:
         self._newest: tuple[int, int] = (0, 0)   # number and iteration of the last checkpoint
         self._sampled = 0.0
         self._states: dict[str, str] = {}     # maps each robot to its state at the server
-        self._offered: dict[str, float] = {}  # maps each robot to the Mbit/s that the air offers it
+        # maps each robot to its rate in Mbit/s (see `offered`)
+        self._offered: dict[str, float] = {}
 
     def do(self) -> None:
         """Run the fleet until it ends or a signal comes; `self.watch` collects the violations."""

@@ -85,7 +85,7 @@ class Watch:
     """Checks observations, which must come in order of time, and collects violations.
 
     :param bound: seconds within which a robot that can work must make an iteration.
-    :param limit: seconds; a robot that has been able to work for this long must not be away.
+    :param limit: seconds; a robot that has been able to work for longer must not become away.
     """
 
     bound: float

@@ -159,7 +159,7 @@ def _written(fd: int, frame: bytes) -> bool:
 def take_precedence() -> None:
     """Give this process a higher priority than the processes that use the radio.
 
-    So frames are not late. If the user may not raise the priority, it does not change.
+    So frames are not late. If the user has no right to raise the priority, it does not change.
     """
     with suppress(OSError):
         if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):

@@ -1,6 +1,6 @@
 """The seed decides all faults of `rog chaos`.
 
-At every time some robot can continue.
+At any time, at least `PRESENT` robots can take part.
 """
 
 from fleet_emulation.chaos_schedule import (

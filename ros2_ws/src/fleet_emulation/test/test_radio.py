@@ -1,4 +1,4 @@
-"""The radio of an emulated network shares air time as in virtual time, and impairs frames."""
+"""The radio of an emulated network divides air time as the simulation does, and impairs frames."""
 
 import math
 

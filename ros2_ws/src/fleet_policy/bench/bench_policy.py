@@ -42,7 +42,7 @@ MINUTES = 10.0
 # Lengths of outages in seconds; one outage begins every `EVERY` seconds.
 OUTAGES = (0.0, 1.0, 5.0, 30.0)
 EVERY, FIRST = 120.0, 45.0
-# Number of bytes that one inference sends up and down.
+# Bytes of one inference: UP from the robot to the server, DOWN from the server to the robot.
 UP, DOWN = 2 * HEIGHT * WIDTH * 3 + 4 * JOINTS, 4 * CHUNK * JOINTS
 DELAY = 0.004                       # delay in seconds, one way
 PIECE = 32_000  # bytes of one part of a transfer; a transfer is given up only between two parts

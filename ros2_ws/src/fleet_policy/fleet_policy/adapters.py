@@ -80,7 +80,11 @@ def _check_arguments(module: torch.nn.Module, names: list[str]) -> None:
 
 
 class Scaled(torch.nn.Module):
-    """Scales uint8 inputs to [0, 1], then calls a module. So images cross the link as uint8."""
+    """Scales uint8 inputs to [0, 1], then calls a module.
+
+    The scaling is a part of the model that the server can compute, so images can cross the link as
+    uint8.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()

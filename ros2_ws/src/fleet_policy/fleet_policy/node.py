@@ -56,7 +56,7 @@ class PolicyNode(ManagedNode):
     # -- life cycle ------------------------------------------------------------------------------
 
     def configure(self) -> None:
-        """Load policy and contract, time an inference, open the topics; send no action yet."""
+        """Load policy and contract, measure an inference, open the topics; send no action yet."""
         self.settings = s = declare(self, PolicySettings)
         if s.threads:
             torch.set_num_threads(s.threads)
@@ -190,7 +190,7 @@ class PolicyNode(ManagedNode):
             return
         try:
             self.observer.take(name, message, time.monotonic())
-            if name in self._undecodable:   # only an image that can be decoded ends the fault
+            if name in self._undecodable:   # only an image that can be decoded ends such a fault
                 image(name, self.contract.observations[name], message)
                 self._undecodable.discard(name)
             self._bad.pop(name, None)

@@ -23,8 +23,9 @@ class Observer:
     """Stores the newest message of each entry of the contract.
 
     An image becomes a tensor only in `batch_of`. All times are in seconds of one clock.
-    ``observed``: arrival time of the oldest of the newest messages, without entries whose
-    ``limit`` is 0. It is -infinity as long as an entry has no message.
+    ``observed``: the earliest of the arrival times of these messages. Only entries whose ``limit``
+    is above 0 count. If all limits are 0, ``observed`` is the latest arrival time. As long as an
+    entry has no message, ``observed`` is -infinity.
     """
 
     def __init__(self, contract: Contract, start: float, first: float = 10.0) -> None:

@@ -60,7 +60,7 @@ class Policy(ABC):
     def actions(self, output: Any) -> torch.Tensor:
         """Return the chunk, (n, d) or (1, n, d), from the output of the model.
 
-        Action 0 is for the time of the observation, action k for k ticks later.
+        Action 0 is for the time of the observation. Action k is for the time k ticks later.
         """
 
 

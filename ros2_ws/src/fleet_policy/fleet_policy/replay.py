@@ -22,7 +22,8 @@ from .observer import Observer, batch_of
 from .policy import Policy, chunk_of, inputs_of
 from .sources import Event
 
-# Tolerance in seconds for rounding: a message with the time of a tick comes before the tick.
+# Tolerance in seconds for rounding errors: a message that has the time of a tick is processed
+# before this tick.
 ROUNDING = 1e-6
 
 

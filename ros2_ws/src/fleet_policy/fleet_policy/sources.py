@@ -61,7 +61,7 @@ def generated(contract: Contract, seconds: float, seed: int = 0) -> Iterator[Eve
 
 
 def made_up(entry: Observation, rng: np.random.Generator) -> Any:
-    """Return a message with random pixels or numbers from -1 to 1."""
+    """Return a message with random pixels, or with random numbers from -1 to 1."""
     message = message_class(entry.type)()
     if not entry.is_image:
         return write(message, entry.field, entry.fields, entry.names,

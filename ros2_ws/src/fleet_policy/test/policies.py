@@ -72,7 +72,7 @@ class WrongSize(Small):
 
 
 class Inpainting(Small):
-    """A policy that inpaints: its chunks begin with the actions of the prefix."""
+    """A policy that inpaints: its chunks begin with the planned actions from `prefix`."""
 
     chunk = LENGTH
 

@@ -1,4 +1,4 @@
-"""`Computing` computes in a thread; its queue is bounded, and it computes no lost requests."""
+"""`Computing` runs inferences in a thread with a bounded queue; it skips abandoned requests."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The contract: which files it accepts, how it refuses others, and its observations and actions."""
+"""Contract files: which are accepted and how others are refused; observations and actions."""
 
 import copy
 import math

@@ -34,7 +34,7 @@ STATISTICS = {
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    """Return a folder with a saved ACT policy and its processors, the policy and the processors."""
+    """Save an ACT policy and its processors; return (folder, policy, processors)."""
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy

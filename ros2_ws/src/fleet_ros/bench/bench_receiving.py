@@ -2,9 +2,9 @@
 
     python bench_receiving.py [--seconds 3] [--repeat 3]
 
-The sender publishes best effort as fast as it can; the bench counts only the messages that the
-receiver gets. For comparison, the bench measures UDP datagrams of the same size over the same
-interface, with Python's sockets. The bench prints one JSON line.
+The sender publishes as fast as it can, with best-effort delivery; the bench counts only the
+messages that the receiver gets. For comparison, the bench measures UDP datagrams of the same size
+over the same interface, with Python's sockets. The bench prints one JSON line.
 RMW_IMPLEMENTATION chooses the middleware.
 """
 

@@ -80,8 +80,8 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
     peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
     own = address_of(network.interface) if robot and not here else ''
     if own or (peers and not here):
-        # A list of peers replaces Fast DDS's default, the multicast group. So add this group again,
-        # # or for a robot its own address instead.
+        # A list of peers replaces Fast DDS's default, the multicast group. So add this group
+        # again. For a robot, add the robot's own address instead.
         peers.append(own or MULTICAST)
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)

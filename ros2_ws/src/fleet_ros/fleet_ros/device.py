@@ -43,7 +43,7 @@ def warm_up(device: Any) -> None:
     image = torch.ones(1, 8, 64, 64, device=device)
     torch.nn.functional.conv2d(image, torch.ones(8, 8, 3, 3, device=device))
     image.view(64, 512) @ image.view(512, 64)
-    image * image   # on the device `meta` this product loads 40 MiB of Python modules
+    image * image   # on the device `meta` this multiplication loads 40 MiB of Python modules
 
 
 def limit_memory(device: Any, nbytes: int) -> None:

@@ -164,8 +164,8 @@ def end_with_launcher() -> None:
 def die_with(parent: int) -> None:
     """Make the kernel kill this process when its parent ends; Linux only.
 
-    More exactly, the kernel kills this process when the thread of the parent that started this
-    process ends.
+    More exactly, a thread of the parent has started this process. The kernel kills this process
+    when that thread ends.
 
     :param parent: process id of the parent.
     """

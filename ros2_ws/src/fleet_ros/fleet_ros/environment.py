@@ -48,7 +48,8 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
 
     :param robot: whether the process is a robot's worker, which need not discover other
         robots.
-    :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
+    :raises FleetFileError: this machine lacks the interface in the settings, or cannot resolve a
+        peer.
     """
     known = [name for _, name in socket.if_nameindex()]
     if network.interface not in known:

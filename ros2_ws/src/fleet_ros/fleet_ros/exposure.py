@@ -91,9 +91,9 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:
     """Call `require_key` with the parameters of a node before the node joins the network.
 
-    Only a node can read parameters, so a temporary node reads them. This node is confined to this
-    machine and to another DDS domain. It runs in a separate process, because Fast DDS reads its
-    profile only once per process.
+    Only a node can read parameters, so a temporary node reads them. The temporary node is confined
+    to this machine and to another DDS domain. It runs in a separate process, because Fast DDS reads
+    its profile only once per process.
 
     :param name, namespace: name and namespace of the real node.
     :param arguments: arguments of the process; default: sys.argv.

@@ -44,7 +44,7 @@ def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfi
     leaves this machine.
 
     :raises SettingError: a value is invalid; the message names the option.
-    :raises FleetFileError: this machine has no such interface, or cannot resolve a peer.
+    :raises FleetFileError: this machine lacks the given interface, or cannot resolve a peer.
     """
     network = chosen_network(options)
     os.environ.update(dds_environment(network))

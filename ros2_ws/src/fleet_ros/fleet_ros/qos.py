@@ -9,8 +9,8 @@ STATUS = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                     durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 # For subscriptions to statuses that are sent regularly, so that the next status replaces a lost
-# status. The profile is best effort, because a reliable subscription sends acknowledgements. These
-# acknowledgements used as much of a robot's link as the statuses themselves.
+# status. The profile is best effort: a reliable subscription would send acknowledgements, which
+# need as much of a robot's link as the statuses themselves.
 HEARTBEAT = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                        reliability=ReliabilityPolicy.BEST_EFFORT,
                        durability=DurabilityPolicy.VOLATILE)

@@ -1,9 +1,9 @@
 """Subscriptions that keep up with bursts of messages, such as the chunks of a transfer.
 
 An executor of rclpy handles one message of a subscription per iteration. Each iteration collects
-every entity of the nodes, which takes more time than the message (bench/bench_receiving.py). The
-events executor of `rclpy.experimental` is cheaper, but lacks the guard conditions that
-`fleet_ros.alarm` needs.
+every entity of the nodes, which takes more time than handling the message
+(bench/bench_receiving.py). The events executor of `rclpy.experimental` is cheaper, but lacks the
+guard conditions that `fleet_ros.alarm` needs.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-# Messages from the network cannot change this clock, so they cannot stop the heartbeats.
+# Clock for the timers of the heartbeats. Messages from the network can stop the simulated time,
+# but not this clock.
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
 AT_ONCE = 2.0  # seconds of work that the calls of unauthenticated senders can use without a pause

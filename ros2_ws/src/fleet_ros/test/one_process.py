@@ -12,7 +12,7 @@ class OneProcess(SpunNodes):
         self._clients = {}
 
     def call(self, kind, name, **fields):
-        """Call a service of `thing`; raise any exception of the service's callback here."""
+        """Call a service of `thing`; also raise the exception of the service's callback, if any."""
         if name not in self._clients:
             self._clients[name] = self.caller.create_client(kind, f'/thing/{name}')
         client = self._clients[name]

@@ -2,8 +2,8 @@
 
 Each side computes on one thread. A factor slows the robot down, and both processes emulate
 the link. The program prints one JSON line. For each model, bandwidth and method, the line
-contains the median seconds, the expected seconds of the plan, and the largest error of the
-outputs.
+contains the median latency and the latency that the plan expects, both in seconds, and the
+largest error of the outputs.
 
 `bench_runtime.py [--slowdown X] [--requests N] [MODEL[@SIDE] ...]`; SIDE is the side of the square
 input in pixels (default 224).

@@ -1,9 +1,11 @@
 """Finds the fastest plan of a small graph by constraint programming.
 
-This plan shows how close LOSS comes to the optimum. The solver is OR-tools CP-SAT. Its model allows
-the same plans as LOSS: of each operator, the device computes the indices up to one cut, and the
-server computes the indices from a second cut on. Rules and timeline are also the same. Element
-constraints give footprints and costs. Each link is FIFO in topological order.
+This plan shows how close LOSS comes to the optimum. The solver is OR-tools CP-SAT. Its model
+allows the same plans as LOSS: each operator has two cuts. The robot computes the indices below
+the first cut, and the server computes the indices from the second cut on. The rules and the
+timeline are also the same. Element constraints give footprints and costs. In each direction, the
+link sends one tensor at a time, in topological order.
+
 Times are integers in ticks; a tick is 1/50,000 of the latency of the robot alone (1 us if
 this latency is 50 ms). Only this file needs OR-tools, and it imports OR-tools only when
 `plan_exact` runs.
@@ -24,7 +26,7 @@ TICKS = 50_000
 
 @dataclass(frozen=True)
 class Exact:
-    """A plan, and whether the solver has proved that, except for rounding, no plan is faster."""
+    """A plan, and whether the solver has proved that no plan is faster, except for rounding."""
 
     plan: Plan
     proven: bool
@@ -39,7 +41,7 @@ def plan_exact(graph: Graph, costs: Costs, link: Link, small_transfers: bool = T
     :param seconds: time limit of the solver; if it is reached, the plan is not proved
         optimal.
     :raises ImportError: OR-tools is not installed.
-    :raises ValueError: a transfer on this link has a cost besides its bytes
+    :raises ValueError: a transfer on ``link`` has a cost besides its bytes
         (`Link.message`).
     """
     from ortools.sat.python import cp_model

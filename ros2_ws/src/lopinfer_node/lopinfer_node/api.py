@@ -31,7 +31,7 @@ from .ros.client_shell import Client, ClientOptions
 from .runtime.client import OPEN, Report
 from .runtime.planner import TablePlanner
 
-# seconds between checks for changes of the model that a call of the model does not detect
+# seconds between background checks of the model, for changes that a call does not detect
 LOOK_PERIOD = 0.25
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
@@ -169,7 +169,7 @@ class OffloadedModel:
             self.model(*args, **kwargs)
 
     def _watch(self) -> None:
-        """Check the model repeatedly for changes that a call of the model does not detect."""
+        """Check the model repeatedly, for changes that `__call__` does not detect."""
         while not self._closed.wait(LOOK_PERIOD) and not self._traced.look():
             pass
 
@@ -212,7 +212,7 @@ class OffloadedModel:
 
 
 def _level_of_caller() -> int:
-    """Return the ``stacklevel`` that makes a warning name the line that called this module.
+    """Return the ``stacklevel`` with which a warning shows the line that called this module.
 
     Only the function that warns may call this function.
     """

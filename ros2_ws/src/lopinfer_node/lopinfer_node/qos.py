@@ -5,9 +5,9 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 
 __all__ = ['IMAGE', 'PIECE', 'RESULT', 'STATUS']
 
-# Pieces and acknowledgements are best effort: `outbox` sends lost pieces again, and no message may
-# queue up behind a dead link. The depth is enough for a whole window of pieces that arrives while a
-# callback runs.
+# Pieces and acknowledgements are best effort: `outbox` itself sends lost pieces again, and reliable
+# messages would queue up while the link is dead. The depth is enough for a whole window of pieces
+# that arrives while a callback runs.
 PIECE = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
 

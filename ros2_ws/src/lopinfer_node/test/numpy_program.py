@@ -1,8 +1,8 @@
-"""A program in plain numpy for any graph, which detects a computation with missing values.
+"""A program in plain numpy for any graph; every missing value changes its result.
 
 For output index i of an operator, each input x adds the terms (j + 1) * x[j] for all j in
-the footprint of i. The result is 1 plus the sum over all inputs, modulo a prime. So every value
-that is missing, out of date or from another request changes the result.
+the footprint of i. The result is 1 plus the sum over all inputs, modulo a prime. So values that
+are missing, out of date or from another request are detected.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ import torch
 
 
 class Small(torch.nn.Module):
-    """Convolutions with a residual addition and a global head."""
+    """Convolutions with a residual addition, then a mean over the image and a linear layer."""
 
     def __init__(self):
         super().__init__()

@@ -111,7 +111,7 @@ def test_foresight_is_never_slower(rates, first_server_bin):
     table = table_from(first_server_bin)
     foreseen = evaluate.replay(GRAPH, table, COSTS, trace, foresight=True)
     blind = evaluate.replay(GRAPH, table, COSTS, trace)
-    # with foresight, at least as many requests fit into the trace as without
+    # with foresight, at least as many requests fit into the trace as without foresight
     assert len(foreseen.latency) >= len(blind.latency)
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
     if 0 < first_server_bin < 31:

@@ -16,7 +16,7 @@ def traced():
 
 
 def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
-    """`deliver` copies nothing to the GPU; the next `compute` does.
+    """`deliver` copies nothing to the GPU; the next `compute` copies the delivered tensors.
 
     A copy to a GPU may block. The thread that accepts a message holds the lock of the state
     machine, so it must not block.

@@ -59,7 +59,7 @@ def test_random_plans_along_every_axis_give_the_result_of_the_module(name):
 # In these cases, the footprint is larger than the set of needed input indices. The needed indices
 # form no interval, or the operator reverses the order of the indices.
 HULLS = {'slice step', 'focus', 'in place on a view', 'conv dilated far'}
-# For these operators, the derivative can be zero although the result depends on the input index.
+# For these operators, the derivative can be zero although the result depends on the input element.
 FLAT = {'max_pool2d', 'max_pool3d', 'adaptive_max_pool2d', 'relu', 'gt', 'where', 'to', 'clamp',
         'max', 'pad', 'prelu', 'mul'}
 

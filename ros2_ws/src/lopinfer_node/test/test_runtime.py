@@ -45,7 +45,7 @@ def wait(world, seconds):
 @given(st.integers(0, 2 ** 32), st.integers(1, 3))
 def test_on_a_good_link_every_request_is_shared_and_right(seed, clients):
     world = World(GRAPH, seed, clients=clients)
-    # by then each client has its first plan table and the table that replaces it
+    # in these 4 s each client gets its first plan table, and then the table that replaces the first
     wait(world, 4.0)
     world.run(all_open(world), 10.0)
     infer(world)

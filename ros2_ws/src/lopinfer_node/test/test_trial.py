@@ -1,4 +1,4 @@
-"""A separate process measures a model's memory and time; the model may crash this process."""
+"""A separate process measures a model's memory and time, because a model may crash its process."""
 
 import json
 import shutil
@@ -93,7 +93,8 @@ def test_a_model_that_is_not_what_its_digest_says_is_refused(folder, tmp_path):
 
 def test_a_trial_does_not_go_on_without_its_server(folder):
     command = [sys.executable, '-m', 'lopinfer_node.runtime.trial', str(folder(16)), 'cpu', '1',
-               str(512 * MIB), '30', '1']   # process 1 stands for a server that has ended
+               # process 1 is not this trial's parent, as if the server had ended
+               str(512 * MIB), '30', '1']
     ended = subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
     assert (ended.returncode, ended.stdout) == (1, b'')
 

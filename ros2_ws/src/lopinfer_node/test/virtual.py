@@ -65,7 +65,7 @@ class World:
         self.lives = itertools.count(100)
         self.start_server()
         self.clients = [Client(self, f'robot{i}', 1000 + i) for i in range(clients)]
-        # maps (client's name, direction) to the time at which this direction of its link is free
+        # (client's name, direction) -> time at which the client's link is free in this direction
         self._free = {}
 
     def at(self, when, what):

@@ -27,8 +27,8 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
     """Return the parser of the verb ``wanted``, or of all verbs if there is no such verb.
 
     A verb's imports may take seconds, so the modules of other verbs are not imported. Other
-    packages add verbs with entry points of the group ``rog.verbs``. The entry point's name is the
-    verb. Its object is a function like ``add_to`` in this package's modules.
+    packages add verbs with entry points of the group ``rog.verbs``. Each entry point has the name
+    of its verb, and refers to a function like ``add_to`` in this package's modules.
     """
     parser = command_parser('rog', 'Train one model on a team of robots over bad Wi-Fi.')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')

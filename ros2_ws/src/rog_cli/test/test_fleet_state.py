@@ -1,4 +1,4 @@
-"""Tests of the state that is displayed from a fleet's statuses.
+"""Tests of a fleet's displayed state, which is made from the fleet's statuses.
 
 Messages from strangers must do no harm.
 """

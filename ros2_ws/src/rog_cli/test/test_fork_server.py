@@ -78,7 +78,7 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         assert shown == 'python -m says_what_it_is stay'
         process.send_signal(number)
         assert process.wait(LIMIT) == -number
-        process.send_signal(number)  # the process has ended, so the signal goes nowhere
+        process.send_signal(number)  # the process has ended, so the signal has no effect
 
 
 def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, light):

@@ -15,7 +15,7 @@ from rog_cli.main import main
 
 
 class Held:
-    """Replaces a process that waits for a device and so does not end, even after SIGKILL."""
+    """Behaves like a process that waits for a device and so does not end, even after SIGKILL."""
 
     def kill(self):
         pass

@@ -97,8 +97,8 @@ def test_a_status_that_names_what_cannot_be_a_robot_does_no_harm():
 def test_with_a_key_an_old_status_that_is_repeated_does_not_count():
     """With a key, the monitor ignores an old server status that somebody sends again.
 
-    Control calls name the server process of the last status. If an old status counted, the server
-    would refuse all calls.
+    Each control call names the server process of the last status. If an old status counted, the
+    calls would name a former process, and the server would refuse them.
     """
     key = new_key()
 

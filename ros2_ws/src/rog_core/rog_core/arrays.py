@@ -1,10 +1,10 @@
 """Functions on flat float32 arrays, (elements,): numpy arrays or torch tensors.
 
-Loops that numba compiles process numpy arrays. Each loop passes over the memory only once, because
-memory bandwidth limits the speed for arrays of this size. Tensor operations process torch tensors
-on any device. Some functions would need many passes over the memory with tensor operations. For
-these functions, a CUDA kernel (`rog_core.cuda`) processes tensors on a GPU. Sums per segment and
-encoded values are always numpy arrays on the host.
+For numpy arrays, the functions run loops that numba has compiled. Each loop passes over the memory
+only once, because memory bandwidth limits the speed for arrays of this size. For torch tensors on
+any device, the functions use tensor operations. Some functions would need many passes over the
+memory with tensor operations. For these functions, a CUDA kernel (`rog_core.cuda`) processes
+tensors on a GPU. Sums per segment and encoded values are always numpy arrays on the host.
 
 Functions import torch only where they use it: the import takes seconds, and some verbs of
 ``rog`` do not need it.

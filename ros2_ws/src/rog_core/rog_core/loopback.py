@@ -30,7 +30,7 @@ _METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receip
 
 
 def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) -> Callable[..., Any]:
-    """Return the method of the machine that handles a message.
+    """Return the method with which ``machine`` handles ``message``.
 
     The method of a server takes the name of the robot before the message.
     """
@@ -52,7 +52,7 @@ class Loopback:
 
     @classmethod
     def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
-        """Return a fleet of ``team``, which trains a model with the method ``sync``.
+        """Return a fleet with the robots in ``team``; it trains a model with the method ``sync``.
 
         ``shapes``: (name, shape) of each parameter of the model. All parameters are zero at first.
         """

@@ -1,4 +1,4 @@
-"""Makes a parameter server a worker of another parameter server: a fleet of fleets.
+"""Lets a parameter server act as a worker of another parameter server: a fleet of fleets.
 
 For the parent fleet's server, a whole child fleet is one robot that makes local steps. An
 *account* is one push of the child fleet. It carries the change of the child fleet's model since
@@ -22,18 +22,18 @@ from .server.machine import ServerMachine
 from .worker.accumulator import Accumulator
 from .worker.machine import WorkerMachine
 
-# With these settings the parent fleet's server applies a child fleet's change without another
-# factor, because the change already includes learning rate and momentum.
+# With these settings, a worker pushes the child fleet's change unscaled, because the change
+# already includes learning rate and momentum.
 AS_IT_IS = SgdConfig(learning_rate=1.0, momentum=0.0, weight_decay=0.0, nesterov=False)
 
 
 class Upstream:
     """Connects a child fleet's server with the worker that represents it in the parent fleet.
 
-    An *account* is a change of the model that the worker must push. ``base``, float32 (elements,):
-    the master rows without the child fleet's changes since the last account. So base - master is
-    the change that the worker has not received yet. After a restart, pass the ``base`` of the
-    checkpoint. The default is the present master rows.
+    An *account* is one push of the child fleet: the change of its model since the previous
+    account. ``base``, float32 (elements,): the master rows without the child fleet's changes since
+    the last account. So base - master is the change that the worker has not received yet. After a
+    restart, pass the ``base`` of the checkpoint. The default is the present master rows.
 
     During one iteration of the worker, the child fleet makes at least H iterations. H is the
     number of local steps that the parent fleet's method orders. If the parent fleet takes longer,
@@ -44,10 +44,10 @@ class Upstream:
                  ) -> None:
         self.server, self.worker = server, worker
         self.base = copy_of(server.master) if base is None else base
-        self._handed: Array | None = None  # change in the last account; None after `_take`
-        self._kept = worker.accumulator.kept  # value of `Accumulator.kept` at the last account
-        self._accounted = server.iteration    # the child fleet's iteration at the last account
-        self._due = math.inf                  # iteration at which the next account is due
+        self._handed: Array | None = None  # last result of `account`; None after `_take`
+        self._kept = worker.accumulator.kept  # `Accumulator.kept` at the last call of `account`
+        self._accounted = server.iteration    # `server.iteration` at the last call of `account`
+        self._due = math.inf                  # `server.iteration` at which the next push is due
 
     def go_on(self, order: Compute) -> None:
         """Execute the worker's order: apply the pulled rows, and schedule the next account.
@@ -70,7 +70,8 @@ class Upstream:
     def _take(self) -> None:
         if self._handed is not None:
             if self.worker.accumulator.kept == self._kept:
-                # The worker has dropped the change, because it belonged to another iteration.
+                # The worker has dropped the change, because it belonged to another iteration. So
+                # the next push must include this change.
                 self.base += self._handed
             self._handed = None
         if not self.server.stopping:

@@ -175,7 +175,7 @@ class StandIn:
         stand_in = self
 
         class Pinned(torch.Tensor):
-            """Pinned CPU memory. The stream reads it only when the copy is executed."""
+            """Pinned CPU memory, which is copied only when the stream runs its queue."""
 
             def to(self, device, non_blocking):
                 assert non_blocking
@@ -198,7 +198,7 @@ class StandIn:
 
 
 def compile_by(nvrtc, text, architecture, options):
-    """Compile with NVRTC (a ctypes library); return the code and the messages of ptxas.
+    """Compile with ``nvrtc`` (a ctypes library); return the code, and the messages of ptxas.
 
     The code is a cubin if ``architecture`` is sm_N, and PTX if it is compute_N.
     """
@@ -226,6 +226,9 @@ _USE = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, 
 
 
 def usage(log):
-    """Return the registers, stack bytes and spilled bytes of each kernel, as ptxas reports them."""
+    """Return for each kernel its registers, and the sum of its stack bytes and spilled bytes.
+
+    ``log``: messages of ptxas, which contain these numbers.
+    """
     return {name: (int(registers), int(frame) + int(stores) + int(loads))
             for name, frame, stores, loads, registers in _USE.findall(log)}

@@ -58,8 +58,9 @@ class Robot:
         self.machine = WorkerMachine(name, incarnation, self.store,
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
-        # Whether the robot's data source gives no data. The robot's status is then `STARVED` while
-        # it computes.
+        # Whether the robot's data source gives no data. If so, the robot's heartbeats report
+        # `STARVED`
+        # instead of `COMPUTING`.
         self.starved = False
         self.alive = True
         self.granted = 0  # last iteration for which `check_start` was called
@@ -103,7 +104,7 @@ class Fleet:
         self.blast = 100
         self.deaf_links: set[str] = set()  # links that carry only heartbeats
         self.unheard: set[str] = set()     # robots whose link was dead at the last heartbeat
-        # Maps (robot, True for the direction towards the server) to the time at which the link is
+        # Maps (robot, whether the direction is towards the server) to the time at which the link is
         # free.
         self.free_at: dict = {}
         # Messages that the network has carried; `replay` delivers them again.
@@ -139,9 +140,10 @@ class Fleet:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
 
-        # Replace the server's `on_chunk` to record every chunk. A record at the network would miss
-        # some chunks: the server itself calls `on_chunk` for chunks that arrived before their
-        # transfer began.
+        # Replace the server's `on_chunk` to record every chunk. The network does not see all calls
+        # of
+        # `on_chunk`: the server itself calls it for chunks that arrived before their transfer
+        # began.
         def on_chunk(name, chunk, now):
             actions = take(name, chunk, now)
             ids, server.aggregation.last_ids = server.aggregation.last_ids, None
@@ -275,8 +277,11 @@ class Fleet:
             before = hostile.fingerprint(self.server, robot.machine)
             try:
                 handler(machine, bad)(*arguments, bad, self.now)
-                # The receiver ignored the message, because its transfer is over. An Ack or a
-                # receipt may still change the state: it lets the sender continue.
+                # The receiver ignored the message, because its transfer is over. But the handler of
+                # an Ack
+                # or a receipt may let the present transfer continue. So compare the state only
+                # after a
+                # Chunk or an End.
                 self.counts['corrupt ignored'] += 1
                 if isinstance(bad, (Chunk, End)):
                     assert hostile.fingerprint(self.server, robot.machine) == before, bad
@@ -442,8 +447,10 @@ class Fleet:
             return
         handle = handler(robot.machine, message)
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
-        # A worker that already computes the gradient when its grant arrives returns no `Compute`.
-        # So check the start here.
+        # If a worker already computes the gradient when its grant arrives, it returns no `Compute`,
+        # and
+        # `compute` does not check the granted iteration. So check here that the worker may compute
+        # it.
         machine = robot.machine
         if machine.state == COMPUTING and machine.iteration != robot.granted:
             self.check_start(robot, machine.iteration)

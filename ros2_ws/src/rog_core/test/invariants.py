@@ -9,7 +9,7 @@ from rog_core.methods.coded import Coded
 
 
 class Versions:
-    """For each segment of each member, the iteration of the newest push that the server applied.
+    """For each member and segment, the iteration of the newest applied push with this segment.
 
     The values come from the chunks that a test observes, not from the server's own versions.
     """

@@ -35,7 +35,7 @@ def decode(partition, codec, ids, data):
 
 @lru_cache(maxsize=20_000)
 def shard_gradient(elements, shard, iteration):
-    """Return G, a fixed random gradient of a shard in a round; float32 (elements,)."""
+    """Return the gradient of a shard in a round: fixed random values, float32 (elements,)."""
     return np.random.default_rng((shard, iteration)).standard_normal(elements, np.float32)
 
 

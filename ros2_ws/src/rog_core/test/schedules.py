@@ -50,7 +50,7 @@ def play(fleet, events, syncs=None, slow=5e3):
             fleet.dead_links.discard(name)
         elif event == 'fade':
             fleet.fade(name, fleet.heartbeat_limit + seconds)
-        # A gap of any length: from one lost message to several heartbeat limits.
+        # Cut the link for any time, from one lost message to several heartbeat limits.
         elif event == 'gap':
             fleet.fade(name, fleet.heartbeat_limit * seconds ** 3)
         elif event == 'deaf':

@@ -181,7 +181,7 @@ def test_values_of_the_wrong_length_are_refused(codec, change):
 
 
 def one_row(length):
-    """Return a partition with one segment of ``length`` elements, and the ids of its segments."""
+    """Return a partition with one segment of ``length`` elements, and an array with its id."""
     return partition_of([('p', (length,))], codec='ternary'), np.zeros(1, np.int64)
 
 
@@ -201,7 +201,7 @@ def test_ternary_sends_the_first_of_the_largest_of_each_block(place):
     row = np.zeros(64 * 3 + 5, np.float32)
     row[[3, 17, 60]] = 1, -4, 4      # of equal magnitudes, the first one is sent, whatever its sign
     row[[64, 127]] = 0.5, 2          # index 127 is the last element of its block
-    row[-1] = 3                      # in the last, short block; the third block holds only zeros
+    row[-1] = 3                      # the last block is short; the third block holds only zeros
     (partition, ids), left = one_row(row.size), put(row, place)
     data = TERNARY.take(partition, left, ids, None)
     assert bfloat16_decode(data[:2].view('<u2')) == 3

@@ -78,7 +78,8 @@ def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
     alone = slow.machine.iteration
     assert len(fleet.update.rounds) > 15
     assert fleet.server.members['robot1'].rows_pushed < fleet.partition.rows
-    # robot1 has worked on a recent round, so it does not finish pushes of rounds that are over.
+    # The iteration of robot1 is near the newest round. Had robot1 finished its pushes of rounds
+    # that were over, it would be further behind.
     assert alone > fleet.update.rounds[-1] - 15
     fleet.carry = carry
     check_progress(fleet, 5)
@@ -217,7 +218,10 @@ def test_rows_that_a_former_method_left_behind_are_no_part_of_a_coded_gradient()
 
 
 def test_what_is_computed_for_one_code_never_counts_for_another():
-    """Change the gradient code before any push of a round, so that the round keeps its number."""
+    """Check that no gradient computed for the old code counts after a change of the gradient code.
+
+    The code changes before any robot has pushed in a round, so the round keeps its number.
+    """
     fleet = coded('gc:0')
     fleet.run(3)
     for latter in ('hgc:0', 'gc:0', 'hgc:1'):
@@ -267,7 +271,7 @@ def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
     last = fleet.server.members['robot1'].push.transfer
     transfer = replace(last, iteration=machine.iteration, attempt=last.attempt + 1)
     fleet.deliver_to_server('robot1', End(transfer, chunks, 0.1, 0.1))
-    fleet.dead_links.add('robot1')  # so that the robot itself sends no push with this number
+    fleet.dead_links.add('robot1')  # robot1's own push of this iteration must not arrive
     fleet.run(4)
     fleet.dead_links.clear()
     check_progress(fleet, 6)

@@ -118,7 +118,7 @@ def test_a_stream_of_them(seed):
 
 
 def begun_again(fleet, member):
-    """Check that the server refuses a new push while a push is open; rows could count twice."""
+    """Check that the server refuses a second push while one is open: its rows could count twice."""
     opened = member.push.transfer
     for ahead in (1, 2):
         wrong = replace(opened, attempt=opened.attempt + ahead)

@@ -99,7 +99,10 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
 
 
 def test_who_sends_at_a_tenth_of_the_patience_is_waited_for():
-    """A robot whose push takes nine times the patience still makes progress, so the others wait."""
+    """Check that the server does not retire a slow robot whose push still makes progress.
+
+    The push takes nine times the patience.
+    """
     fleet = Dawdler()
     fleet.take_over()
     for segment in range(fleet.partition.segments):
@@ -141,7 +144,10 @@ def test_a_push_has_no_more_chunks_than_its_rows_can_fill(kind):
 
 
 def test_a_claimed_transmission_time_is_at_most_the_time_since_the_grant():
-    """The slowest robot sets the fleet's MTA time, so a lie would make all robots send all rows."""
+    """Check that a robot cannot claim a huge MTA time.
+
+    The slowest robot sets the fleet's MTA time, so this claim would make all robots send all rows.
+    """
     fleet = Dawdler('rsp:4')
     fleet.take_over()
     fleet.hear(fleet.chunk([1]))
@@ -186,7 +192,10 @@ def speed_alone():
 
 
 def share_of_speed(fleet, seconds, behave):
-    """Return the others' speed, relative to `speed_alone`, while ``behave`` acts for robot0."""
+    """Return the speed of the other robots while ``behave`` acts for robot0.
+
+    The speed is relative to `speed_alone`.
+    """
     before, began = fleet.others(), fleet.now
     while fleet.now < began + seconds:
         behave()
@@ -194,7 +203,7 @@ def share_of_speed(fleet, seconds, behave):
 
 
 def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
-    """Let robot0 repeatedly stop, retire, complete its push and become active again."""
+    """Let robot0 repeatedly stop, be retired, complete its push and become active again."""
     fleet = Dawdler()
     fleet.take_over()
 
@@ -217,7 +226,8 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
     robot = fleet.robots['robot0']
     robot.compute_time, robot.starved = 40.0, True
     run_until(fleet, lambda: fleet.member.place == RETIRED)
-    # The server waits for a computing robot ten times its usual time, but not for a starved one.
+    # Computing counts as progress for ten times the usual time of a gradient. Being starved never
+    # counts as progress.
     assert fleet.member.stood < 2 * PATIENCE
     iteration = fleet.member.iteration
     fleet.run(15.0)

@@ -201,7 +201,7 @@ def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
     worker.machine.on_server_status(51, True, 0.6)
     worker.machine.on_register_response(
         RegisterResponse(True, incarnation=51, attempt=1, sync=str(worker.method)), 0.7)
-    # The new server does not know the push, so all its rows are pending at the robot again.
+    # The new server does not know the push, so all rows of the push are pending at the robot again.
     assert np.allclose(worker.store.pending, 0.1 * 1.9)
     pull = TransferId(9 ^ 51, Kind.PULL, 0, 1)
     worker.machine.on_end(End(pull, 0, command=worker.command(1)), 0.8)

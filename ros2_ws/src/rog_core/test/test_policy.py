@@ -123,7 +123,10 @@ def test_the_controller_of_dssp_equals_a_brute_force_search(latest, interval, ot
 
 
 def test_the_controller_finds_the_example_of_the_paper():
-    """In Figure 2 of DSSP, three more iterations end exactly when the slowest worker pushes."""
+    """Check the example in Figure 2 of DSSP: the fast worker may run three more iterations.
+
+    The third of these iterations ends exactly when the slowest worker pushes.
+    """
     assert controller(10.0, 1.0, 9.0, 4.0, 4) == 3
 
 
@@ -197,7 +200,7 @@ def test_flown_uses_its_whole_range():
 
 
 def decide(method, stall, loss, robots=2, lie=None):
-    """Let all robots push until the method once chooses a new bound; return this bound.
+    """Let all robots push until the method decides about its bound; return the bound after that.
 
     ``stall``: share of the time that the robots have waited. ``lie``: the loss that one of the
     robots reports instead of ``loss``.

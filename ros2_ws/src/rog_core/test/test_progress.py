@@ -188,8 +188,8 @@ def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
 def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
     """With pipelining, a push begins as soon as the receipt of the pull is sent.
 
-    If the server dropped rows that arrive before the receipt, each time-out would double the next
-    one.
+    If the server dropped rows that arrive before the receipt, the robot would have to send them
+    again after a time-out. Each time-out would double the next time-out.
     """
     fleet = quick('rsp:6+pipeline', patience=math.inf, robots=2)
     fleet.run(20)
@@ -200,7 +200,8 @@ def test_rows_that_overtake_the_receipt_of_a_pull_are_not_lost():
 def test_while_the_server_itself_does_not_run_nobody_is_silent_or_pauses():
     fleet = quick('bsp')
     server, now = fleet.server, fleet.now + 30.0
-    # A message of robot1 was handled after the pause, before the server noticed the pause.
+    # After the server process was held up for 30 s, it handled a message of robot1 first, and only
+    # then noticed the delay.
     server.members['robot1'].advance(now - 0.1)
     ages = {name: fleet.now - m.heard for name, m in server.members.items() if name != 'robot1'}
     server.on_held_up(30.0, now)
@@ -283,7 +284,7 @@ def test_retirement_is_told_with_its_reason():
 
 
 def test_after_an_outage_both_sides_send_again_at_once():
-    """The first message from the other side ends a time-out, no matter how long it is."""
+    """Check that the first message from the other side ends a time-out, even a long time-out."""
     fleet = quick('asp', heartbeat_limit=1e3)
     robot = fleet.robots['robot0']
     robot.compute_time = 0.3

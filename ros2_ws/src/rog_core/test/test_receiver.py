@@ -109,7 +109,7 @@ def test_an_end_that_wants_all_chunks_gives_way_to_one_that_does_not():
     assert flags(receipt) == [1, 0] and taken.size == 2
     later = replace(PUSH, attempt=4)
     taker.on_chunk(chunk(0, transfer=later))
-    assert taker.due is None  # the End that was announced belonged to the former transfer
+    assert taker.due is None  # the stored End belonged to the former transfer
 
 
 def test_a_former_transfer_is_dropped_and_a_later_one_opens():

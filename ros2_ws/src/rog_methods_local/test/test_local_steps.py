@@ -174,7 +174,7 @@ def test_nobody_waits_for_more_than_a_quorum_and_its_grace():
     assert method.held_up_by('a', fleet) == method.held_up_by('b', fleet) == []
     assert method.deadline == math.inf
     assert method.grant('a', 5) == (6, Phase(2, 2, 0)) and method.grant('a', 5)[1].fragment == 0
-    # A robot that comes late waits for nobody, and continues with the round of the others.
+    # A robot that comes late waits for no robot, and continues with the present round of the fleet.
     assert method.held_up_by('c', fleet) == []
     assert method.grant('c', 4)[0] == 6
 

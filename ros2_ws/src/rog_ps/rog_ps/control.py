@@ -31,8 +31,8 @@ class Calls:
 
     A call is accepted only if its time is later than the times of all accepted calls. Times in
     the future, by the server's clock, are left out of this comparison. Otherwise one call of a
-    caller whose clock is ahead would make the later calls of all other callers look old. For the
-    same reason, a server still accepts calls after all clocks were ahead and have been set back.
+    caller whose clock is ahead would make the later calls of all other callers look old. Later
+    calls would also look old after all clocks were ahead and have been set back.
     A call with a time in the future is carried out only once.
     """
 

@@ -111,7 +111,7 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:
-    """Return the bytes of a message on the air, without the bytes that DDS and UDP add."""
+    """Return the size of a message on the air in bytes, without the bytes that DDS and UDP add."""
     if isinstance(message, RegisterRequest):
         return STATUS_BYTES + sum(16 + len(name) for name, _ in message.parameters)
     if isinstance(message, Chunk):

@@ -152,7 +152,7 @@ def read_key(path: str | Path) -> Key:
 # -- tags and signatures ---------------------------------------------------------------------------
 
 def canonical(message: Any) -> bytes:
-    """Return the bytes of all fields of a ROS message except ``tag``.
+    """Return the bytes of a ROS message: the name of its type, and all fields except ``tag``.
 
     The bytes do not depend on the version of ROS 2 or on the DDS that made the message.
     """
@@ -166,7 +166,10 @@ _SCALARS = {'boolean': '?', 'float': 'f', 'double': 'd', 'octet': 'B'} | {
 
 @lru_cache(maxsize=64)
 def _parts(kind: Any) -> list[Callable[[Any], bytes]]:
-    """Return functions that return the bytes of a message's name and fields, in this order."""
+    """Return the functions that make the parts of `canonical`, in order.
+
+    The first part is the name of the message type; the other parts are its fields.
+    """
     name = _length(kind.__name__.encode())
     parts: list[Callable[[Any], bytes]] = [lambda message: name]
     run: list[tuple[str, str]] = []

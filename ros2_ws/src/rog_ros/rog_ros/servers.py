@@ -15,7 +15,7 @@ from .message_auth import Signature
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')
-AT_ONCE = 2   # largest difference between the status counts of two servers that began together
+AT_ONCE = 2   # two servers began together if their status counts differ by at most this number
 YOUNG = 10.0  # seconds after its start in which a server can still end in favour of another one
 FRESH = 30.0  # maximum seconds between the time stamp of an authenticated status and our clock
 NAMED = 80    # maximum characters that a message shows of the name of a machine or a method

@@ -1,6 +1,6 @@
 """Measures the computing time of simulations, per virtual hour and per chunk of rows.
 
-Most events of the loop are chunks of rows. The time per chunk includes the
+Most events of a simulation are chunks of rows. The time per chunk includes the
 acknowledgement of the chunk and a share of all other events. The time to prepare the
 task (pretraining) is not counted. The bench runs some minutes of virtual time and
 extrapolates to an hour. For comparison, the bench also measures how long a gradient takes

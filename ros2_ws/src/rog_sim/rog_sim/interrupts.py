@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def interrupts_blocked() -> Iterator[None]:
     """Delay SIGINT in this thread while the context lasts.
 
-    Processes that start within the context block SIGINT, because a new process inherits the signal
-    mask of the thread that starts it.
+    A process that starts during this time also blocks SIGINT, because it inherits the signal mask
+    of the thread that starts it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

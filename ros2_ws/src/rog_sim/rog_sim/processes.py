@@ -67,8 +67,8 @@ class GradientProcesses:
     def __exit__(self, *raised: object) -> None:
         for worker in self._workers:
             worker.close()
-        # Each process ends when all copies of the parent's end of its pipe are closed. A later
-        # process inherits such copies from the parent, so join the processes in reverse order.
+        # A process ends only when all copies of the parent's end of its pipe are closed. Processes
+        # that were forked later have inherited such copies, so they must end first.
         for worker in reversed(self._workers):
             worker.join()
 

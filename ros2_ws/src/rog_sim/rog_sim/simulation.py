@@ -1,10 +1,10 @@
 """A fleet in virtual time: the state machines of `rog_core` in a discrete-event loop.
 
 The state machines are the same as on the robots, and the gradients are real. The fleet file gives
-the duration of a gradient, the rates of the links and the power. Equal seeds give equal files. At
-time 0 every robot already holds the model and starts to compute its first gradient. The run ends
-after the `minutes` of the fleet file. A real run ends with an exchange of the final model, which a
-run in virtual time omits.
+the duration of a gradient, the rates of the links and the power. Two runs with equal seeds write
+equal run records. At time 0 every robot already has the model and starts to compute its first
+gradient. The run ends after the `minutes` of the fleet file. A real run ends with an exchange of
+the final model, which a run in virtual time omits.
 """
 
 from __future__ import annotations
@@ -398,8 +398,8 @@ class Simulation:
     def _queue_up(self, name: str, uplink: bool, message: Any) -> None:
         """Queue a message for the channel.
 
-        Drop the message if the robot has no link or has dropped out. Drop a chunk that already
-        waits for the channel.
+        Drop the message if the robot has no link or has dropped out. Drop a chunk if the queue
+        already contains this chunk.
         """
         if not self._heard(name):
             return

@@ -28,13 +28,14 @@ MODELS = {'convmlp-m': PublishedModel(33307, 2123965)}
 
 
 def traffic_factor(name: str, partition: RowPartition) -> float:
-    """Return the ratio of bytes on the air to bytes of the small model's rows.
+    """Return the factor that converts bytes of the small model's rows to bytes on the air.
 
-    The ratio is the bytes of a push of the published model divided by the bytes of a push of the
+    The factor is the bytes of a push of the published model divided by the bytes of a push of the
     small model, both with one bit per element. It does not depend on the fleet's codec, so a codec
     with fewer bytes also uses less air time.
 
-    :param name: name of the published model; if empty, the ratio is 1.
+    :param name: name of the published model; if empty, the factor is 1.
+    :param partition: rows of the small model.
     :raises ConfigError: the published model is unknown.
     """
     if not name:

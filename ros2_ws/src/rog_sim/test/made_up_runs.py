@@ -68,7 +68,8 @@ def simulate(fleet, out=None, progress=None):
 
 def endless(fleet, out=None, progress=None):
     """Print that the run has started, and never end."""
-    os.write(1, b'started\n')  # one system call, because several processes share the file
+    # one system call, so that the output of other processes cannot split the line
+    os.write(1, b'started\n')
     while True:
         progress(.5)
 

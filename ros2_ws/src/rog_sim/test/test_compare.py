@@ -30,9 +30,9 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
 
 
 def written(directory, sync, seed, evaluations, before=.1, energies=()):
-    """Write a run of two robots, and return its measures.
+    """Write a run of two robots; return what `read_run_measures` reads from it.
 
-    ``evaluations``: for each robot, a list of tuples: time in seconds, iteration and metric.
+    ``evaluations``: for each robot, a list of tuples (time in seconds, iteration, metric).
     """
     with RunWriter(directory) as writer:
         writer.write(Start(0.0, '', 'a:B', sync, seed, 'toy', ['a', 'b']))

@@ -145,8 +145,8 @@ def test_a_run_that_fails_in_another_process_ends_those_that_would_never(fleet, 
 def test_a_run_that_fails_on_a_cluster_ends_the_others_there_too(fleet, tmp_path, cluster):
     """A failed run and a KeyboardInterrupt end the other runs on the cluster.
 
-    The cluster has one worker. So the test's last comparison finishes only if the endless run has
-    ended there.
+    The cluster has one worker. So the last call of ``run`` returns only if the endless runs no
+    longer use this worker.
     """
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], cluster=cluster)

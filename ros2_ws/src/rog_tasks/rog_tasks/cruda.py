@@ -97,9 +97,9 @@ class Cruda(Classification):
 
 
 def _source_of(model: nn.Module) -> str:
-    """Return the code of a model's classes, without PyTorch's classes.
+    """Return the source code of a model's classes, but not of PyTorch's classes.
 
-    The text is empty if the code is not available.
+    The text is empty if the source code is not available.
     """
     own = {type(module) for module in model.modules()
            if not type(module).__module__.startswith('torch.')}

@@ -20,7 +20,7 @@ class TaskFailed(TaskError):
 
 
 class SourceClosed(Exception):
-    """The run has ended: calls no longer wait for a camera, and no more batches come."""
+    """The run has ended: no more batches come, and waiting calls raise this error."""
 
 
 def some(names: Sequence[str], most: int = 10) -> str:

@@ -27,8 +27,8 @@ def image_folder(root: str = 'data', size: int = 32, memory: float = 2048.0) -> 
     :param root: folder that holds ``train`` and ``test``. Each of them is a folder or an
         archive: ``.tar``, ``.tar.gz``, ``.tgz``, ``.zip``. The class of an image is the
         folder that holds the image.
-    :param memory: largest size of the decoded images, in MiB; also the largest size of the
-        encoded images of a compressed tar.
+    :param memory: maximum total size, in MiB, of all decoded images; also of the encoded
+        images of one compressed tar.
     :raises DataError: something is missing or invalid: ``train`` or ``test``, a class, a
         file that is not an image, or a link in an archive. The message names it.
     """

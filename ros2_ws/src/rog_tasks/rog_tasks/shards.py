@@ -60,8 +60,8 @@ def require_labels(shards: list[Indices], labels: NDArray[np.int64], classes: in
     """Check that every robot has samples and that every class is in at least one shard.
 
     :param shards: indices into ``labels`` (n,), one array per robot.
-    :raises DataError: robots have no samples, or no robot has some of the labels. The
-        message names these robots or labels.
+    :raises DataError: a robot has no samples, or a label is in no shard. The message names
+        the robots or labels.
     """
     empty = [str(rank) for rank, shard in enumerate(shards) if not len(shard)]
     if empty:

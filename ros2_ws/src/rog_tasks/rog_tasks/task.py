@@ -140,7 +140,7 @@ class _Plain(Task):
 
 def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0,
               batch_size: int | None = None) -> Task:
-    """Make the task whose class ``spec`` names as ``package.module:Class``.
+    """Make the task of the class ``spec``, which is a text ``package.module:Class``.
 
     :param options: keyword arguments of the constructor.
     :param seed: passed as ``seed`` if the constructor has such a parameter.
@@ -166,7 +166,11 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
 
 
 def check_task(spec: str, options: Mapping[str, Any] | None = None) -> None:
-    """Import the task's class and raise the errors of `load_task`, but do not make the task."""
+    """Check the task's class and its options, but do not make the task.
+
+    :raises TaskError: the module, the class or a method is missing, or the constructor does not
+        accept an option.
+    """
     _arguments(_found(spec), spec, dict(options or {}), 0)
 
 
@@ -217,7 +221,12 @@ def measure(task: Task, model: 'nn.Module') -> float:
 
 
 def measure_clean(task: Task, model: 'nn.Module') -> float:
-    """Return the metric of `Task.evaluate_clean`, as `measure` does; NaN if data never change."""
+    """Return the result of `Task.evaluate_clean` for a model; NaN if the data never change.
+
+    The model is measured without gradients and in evaluation mode.
+
+    :raises TaskError: the task does not return a metric.
+    """
     return _metric(task.evaluate_clean, model, 'evaluate_clean')
 
 

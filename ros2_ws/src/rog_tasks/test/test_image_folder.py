@@ -319,9 +319,9 @@ def test_a_model_is_pretrained_once_and_kept(tmp_path):
 
 
 def test_a_part_of_the_test_images_has_all_classes(tmp_path):
-    """A limited number of test images still contains all classes.
+    """A limited set of test images still contains images of all classes.
 
-    The images are sorted by class, so the first four would all have the same class.
+    The images are sorted by class, so the first four images all have the same class.
     """
     task = Cruda(data='image_folder', data_options={'root': made(tmp_path, test=class_files(8))},
                  pretrain_epochs=0, test_limit=4)

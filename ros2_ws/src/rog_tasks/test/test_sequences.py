@@ -427,13 +427,14 @@ def test_a_scannet_recording_goes_by_the_numbers_of_its_frames(tmp_path):
 
 
 def test_7_scenes_has_a_colour_camera_beside_that_of_the_depth(tmp_path):
-    """The reader allows for a colour camera that is beside the depth camera.
+    """The reader corrects for the distance between the colour camera and the depth camera.
 
     A red square is 1 m ahead. The colour camera sees it 25 mm further left, and smaller.
     """
     for number in range(2):
         pixels = np.zeros((480, 640, 3), np.uint8)
-        # 525 pixels per metre; the square's centre is in column 320 - 525 * 0.025
+        # at a distance of 1 m, one metre is 525 pixels; the square's centre is in column
+        # 320 - 525 * 0.025
         pixels[188:293, 255:360] = (255, 0, 0)
         Image.fromarray(pixels).save(tmp_path / f'frame-{number:06}.color.jpg', quality=95)
         grey_png(tmp_path / f'frame-{number:06}.depth.png', np.full((480, 640), 1000))

@@ -48,7 +48,7 @@ def state_of_run(directory: Path) -> tuple[FleetState, float]:
               'robots': [RobotStatus(robot=name, state='training') for name in names]}
     state, reports = FleetState(), {name: RobotReport(name) for name in names}
     state.on_fleet(FleetStatus(state='training', **fields), 0.0)
-    state.events.clear()  # drop the events of the status above, which the run did not record
+    state.events.clear()  # drop the events that `on_fleet` has added: the run did not record them
     for event in events:
         if isinstance(event, Fault):
             state.events.append(Event(event.t, shown(event.robot, NAME),

@@ -23,7 +23,7 @@ from .source import Source
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-# seconds for which an ending server waits before it closes the connections that are still open
+# when the server shuts down: seconds before it closes the connections that are still open
 LINGER = 1
 PATIENCE = 30  # seconds of silence after which a browser counts as gone
 # With this policy the browser loads nothing from other servers, whatever the page contains.

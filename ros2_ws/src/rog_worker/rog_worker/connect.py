@@ -29,7 +29,8 @@ class Connection:
 
     def __init__(self, robot: str) -> None:
         self.node = WorkerNode(namespace=robot, parameter_overrides=[
-            Parameter('autostart', value=True)])  # `optimizer` needs the node's settings
+            # configure the node now, because `optimizer` needs its settings
+            Parameter('autostart', value=True)])
         self._spinning = Spinning(self.node)
 
     def optimizer(self, model: torch.nn.Module, **options: Any) -> RogOptimizer:

@@ -14,7 +14,7 @@ with importing():
     from fleet_ros.exposure import look_before
     from fleet_ros.process import fail, run, spin_until
 
-# maximum seconds for which an ending process repeats its receipt or finishes a gradient
+# when the process ends: maximum seconds for which it repeats its receipt or finishes a gradient
 LINGER = 1.0
 
 

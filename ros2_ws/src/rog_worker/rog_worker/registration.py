@@ -18,7 +18,7 @@ from rog_ros.message_auth import Key, SealError, Session, check, derived, only_p
 if TYPE_CHECKING:
     from .node import WorkerNode
 
-PATIENCE = 3  # a refused robot gives up after this number times the heartbeat limit
+PATIENCE = 3  # a refused robot gives up after `PATIENCE` times the heartbeat limit
 
 
 class Registration:
@@ -32,7 +32,8 @@ class Registration:
         # None: the fleet has no key, or the server has not accepted this robot yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the server's last status in this session
-        self.process = 0           # public number of the server's process
+        # number of the server's process (`process_of`); it is not the secret incarnation
+        self.process = 0
         self._client = node.create_client(Register, node.settings.server_namespace + '/register')
         self._request: Any = None  # future of the latest call
         self._refused_since = math.inf

@@ -1,4 +1,4 @@
-"""The robot's node, which trains the task of its settings on a separate thread."""
+"""The robot's node, which trains the task that its settings name, on a separate thread."""
 
 from __future__ import annotations
 

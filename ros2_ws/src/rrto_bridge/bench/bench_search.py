@@ -2,8 +2,8 @@
 
 Prints one JSON line. `seconds`: processor time of the whole search over logs of 10^3 to
 10^6 calls. `exponent`: slope of log(time) over log(length); 1 means that the time is
-linear. The search finds no sequence in these logs, so it never ends early. There are
-three kinds of logs:
+linear. The search finds no sequence in these logs, so it always reads the whole log.
+There are three kinds of logs:
 
 - `steady`: there are two kinds of passes, each of 229 calls like those of ResNet-50.
   The two kinds alternate in Thue-Morse order.
@@ -12,8 +12,8 @@ three kinds of logs:
 - `wanted`: each call is a wanted call, whose value the program needs at once.
 
 `append_s`: seconds for appending the same calls to a list, for comparison. `--cases`:
-number of generated logs on which the oracle of test/ checks the answers of the search.
-The search must accept half of these logs and refuse the other half.
+number of generated logs on which test/oracle.py checks the answers of the search. The
+search must accept half of these logs and refuse the other half.
 """
 
 import argparse

@@ -139,7 +139,7 @@ class _Air:
     def __init__(self, traces: Mapping[str, LinkTrace], start: float):
         n = len(traces)
         self.time = start
-        # air time that each active flow received, summed since the start
+        # air time received so far by a flow that has been active since the start
         self.used = 0.0
         self.active = 0               # number of flows that have data and a rate above 0
         self.flows = [tuple(_Flow(name, uplink, index) for uplink in (True, False))

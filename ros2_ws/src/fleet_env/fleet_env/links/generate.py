@@ -52,8 +52,8 @@ _OUTDOOR = (0, 0, .82, 2.06, 4.25, 4.94, 9.71, 43.0, 90.8, 133.3, 189.0, 212.7, 
 # The time constants of `indoor` and `outdoor` are fitted to two published properties.
 # First, the rate changes by 20 % every .4 s and by 40 % every 1.2 s. Second, the
 # autocorrelation at .5 s and at 10 s is .78 and .58 indoors, and .93 and .90 outdoors.
-# Outdoors this means fades of one or two minutes, because the rate is below 10 Mbit/s for
-# 38 % of the time.
+# Outdoors the autocorrelation falls slowly, and the rate is below 10 Mbit/s for 38 % of
+# the time. So a fade of `outdoor` lasts one or two minutes.
 # The time constants of `outdoor_fades` are fitted to ROG's outdoor record. In this record
 # the autocorrelation at 10 s is .11, and a fade lasts 4.9 s on average and at most 25 s.
 PROFILES: dict[str, LinkProfile] = {

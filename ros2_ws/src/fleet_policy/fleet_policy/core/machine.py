@@ -263,7 +263,7 @@ class PolicyMachine:
         return share
 
     def _most_left(self, latency: float) -> float:
-        """Return for how many seconds the queue can still last, at most, when a request is sent.
+        """Return the longest time, in seconds, for which the queue can last when a request is sent.
 
         ``latency``: seconds from a request to its answer.
         """
@@ -317,7 +317,7 @@ class PolicyMachine:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether the action that is executed is older than the setting `stale`."""
+        """Return whether the action executed now is more than `settings.stale` seconds old."""
         return self.command.kind == ACT and self.command.age > self.settings.stale
 
     def begin_report(self) -> None:

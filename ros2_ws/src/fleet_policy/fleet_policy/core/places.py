@@ -25,7 +25,7 @@ class Place:
         self.available = True
         self.reason = ''  # why the place is unavailable, or why the last failed request failed
         self.counts: Counter[str] = Counter()
-        self.newest = -math.inf              # time of the latest observation in a request
+        self.newest = -math.inf              # time of the newest observation that was sent
         self.sent = -math.inf                # time of the latest request
         self._under_way: dict[int, float] = {}   # maps a request to its time of sending
         self._latencies: deque[float] = deque(maxlen=KEPT)
@@ -49,17 +49,17 @@ class Place:
 
     @property
     def longest(self) -> float:
-        """Return the longest of the latest latencies; infinity before the first answer."""
+        """Return the longest of the latest latencies; infinity if no latency is known yet."""
         return max(self._latencies, default=math.inf)
 
     @property
     def usual(self) -> float:
-        """Return the median of the latest latencies; NaN before the first answer."""
+        """Return the median of the latest latencies; NaN if no latency is known yet."""
         return median(self._latencies) if self._latencies else math.nan
 
     @property
     def latency(self) -> float:
-        """Return the last latency; NaN before the first answer."""
+        """Return the last latency; NaN if no latency is known yet."""
         return self._latencies[-1] if self._latencies else math.nan
 
     def can(self, now: float) -> bool:
@@ -81,7 +81,7 @@ class Place:
         self.reason = ''
 
     def measured(self, seconds: float) -> None:
-        """Record the duration of an inference that the node made by itself, as at its start."""
+        """Record the duration of an inference that the node made only to measure it."""
         self._latencies.append(seconds)
 
     def failed(self, request: int, reason: str, now: float) -> None:

@@ -103,7 +103,7 @@ def bar(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def print_table(head: list[str], rows: list[list[str]], title: str = '') -> None:
-    """Print a table: numbers align to the right, texts to the left and wrap if space is short."""
+    """Print a table: numbers right-aligned; texts left-aligned, wrapped if space is short."""
     from rich.console import Console
     from rich.table import Table
     table = Table(title=title or None, title_justify='left', box=None, pad_edge=False)

@@ -33,10 +33,11 @@ class Contents:
         self._next = 0
 
     def look(self, nbytes: int) -> str:
-        """Check a sample of each weight, and the next ``nbytes`` bytes of all weights together.
+        """Check a sample of each weight, and about ``nbytes`` further bytes.
 
-        Return the name of a weight that has changed, or ''. Successive calls together check all
-        bytes.
+        These bytes follow the bytes that the previous call checked. The bytes of all weights
+        count as one sequence, so successive calls together check all bytes. Return the name of a
+        weight that has changed, or ''.
         """
         for (name, part), known in zip(self._samples, self._sums[0], strict=True):
             if zlib.crc32(part) != known:

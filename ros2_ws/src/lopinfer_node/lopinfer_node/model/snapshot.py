@@ -81,7 +81,7 @@ class Snapshot:
                 self._running -= 1
 
     def settle(self) -> None:
-        """Make the present state of the model the state with which later checks compare."""
+        """Record the present state of the model; later checks compare with this state."""
         if not self._taken.unchanged():
             self._taken = _Taken(self._model, self._taken.ignored)
 
@@ -269,6 +269,6 @@ def _plain(value: Any) -> bool:
 
 
 def _keeps(value: Any) -> bool:
-    """Return whether a value must be a stored result if the model's code does not read it."""
+    """Return whether a value counts as a stored result if the model's code does not read it."""
     return not isinstance(value, (torch.Tensor, np.ndarray, torch.nn.Module, type, tuple, float,
                                   complex, *_VALUES))

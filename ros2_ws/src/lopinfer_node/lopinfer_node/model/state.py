@@ -25,9 +25,10 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Undo what the model's code stored in its modules during the block.
 
     After the block, the attributes of modules and of the objects in modules refer to the same
-    objects as before the block. So do the items of all lists, dictionaries, sets and deques in
-    them. Tensors that are not parameters have their former values again. Otherwise, a model that
-    caches a result would keep a tensor of the tracer, which has no values.
+    objects as before the block. The lists, dictionaries, sets and deques in these attributes also
+    contain the same items as before. Tensors that are not parameters have their former values
+    again. Otherwise, a model that caches a result would keep a tensor of the tracer, which has no
+    values.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}

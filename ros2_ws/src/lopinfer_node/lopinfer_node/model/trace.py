@@ -360,8 +360,9 @@ class _Reader:
                   bound: dict[str, Any], place: str) -> None:
         """Record an in-place call as a pure call; after `y = x.relu_()`, x refers to the result y.
 
-        Raises `_Aliased` for a write through a view, which needs a functional graph. A write to an
-        input of the model does not change the caller's tensor.
+        Raise `_Aliased` if the call writes through a view. Such calls can be recorded only after
+        the graph has been made functional. A write to an input of the model does not change the
+        caller's tensor.
         """
         written = bound.get('input', bound.get('self'))
         if isinstance(written, Weight):

@@ -80,7 +80,7 @@ class Work(NamedTuple):
     smallest interval [lo, hi) with everything that the consumers on a side need. `crosses`:
     whether a side sends a part of the tensor; `sent_from`, `sent_to`, `arrival`: the times
     of this transfer, in the row of the sending side. `begin`, `end`: times of the
-    computation. If there is no such transfer or computation, its times are stale. `cause`:
+    computation. If a side does not send or compute, its times have no meaning. `cause`:
     the node whose transfer the operator waited for; -1 if the operator waited for the
     processor. `queue`: the node whose transfer had to end before this node's transfer could
     begin; -1 if the transfer waited for its producer. `previous`: the operator that the

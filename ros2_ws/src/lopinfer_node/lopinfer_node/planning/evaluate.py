@@ -1,9 +1,9 @@
-"""Estimate the requests of each method over a recorded link, with a calibrated timeline.
+"""Estimate the latency and energy of the requests of each method over a recorded link.
 
-The estimate follows thesis 4.6.1. Requests follow each other without a pause, as in the published
-runs. A request that starts during sample i of the trace uses the plan for the rate of sample i - 1,
-which is the last rate that could be measured before the request. The request then runs at the rate
-of sample i.
+The estimate follows thesis 4.6.1 and uses a calibrated timeline. Requests follow each other
+without a pause, as in the published runs. A request that starts during sample i of the trace uses
+the plan for the rate of sample i - 1, which is the last rate that could be measured before the
+request. The request then runs at the rate of sample i.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
 
 def replay(graph: Graph, table: Sequence[Plan], costs: Costs, trace: LinkTrace,
            foresight: bool = False, latency: float = LATENCY) -> Outcome:
-    """Estimate the requests of one method, one after the other, in one period of a recorded link.
+    """Estimate latency and energy of one method's requests in one period of a recorded link.
+
+    The requests run one after the other.
 
     :param table: one plan per bandwidth of `table.BANDWIDTHS`.
     :param trace: recorded rates in Mbit/s; the share `EFFICIENCY` of a rate is left for tensors.

@@ -26,8 +26,8 @@ from .timeline import Costs, Link
 # boundary at this position
 WIDTH = 6
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
-# At a boundary, the results that later operators need have together at most ALIVE times the
-# bytes of the model's inputs.
+# A position can have a boundary only if all tensors that are alive there have together at most
+# ALIVE times the bytes of the model's inputs. A tensor is alive from its operator to its last use.
 ALIVE = 4
 # the refinement may continue from a plan that is worse than its present plan by about this share
 HEAT = 0.03

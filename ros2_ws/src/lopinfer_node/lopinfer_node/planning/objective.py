@@ -15,8 +15,8 @@ class Objective:
     (s), it minimises the energy among the plans that meet the deadline, or the latency if no plan
     meets it.
 
-    :raises ValueError: both are given, `weight` is negative or not finite, or `deadline` is not
-        above 0 or not finite.
+    :raises ValueError: both `weight` and `deadline` are given, `weight` is negative or not finite,
+        or `deadline` is not above 0 or not finite.
     """
 
     weight: float = 0.0

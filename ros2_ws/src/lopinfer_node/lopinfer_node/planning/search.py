@@ -207,8 +207,8 @@ def _extend(p, most, least, last, position, way):
 def _expand(p, w, most, least, last, position, parent, before, ways, values):
     """Evaluate the boundaries that one beam can get at one position.
 
-    Return the number of these boundaries. `before`: the last extension of the beam. After
-    an upward boundary, the next upward boundary must not have a larger fraction.
+    Return the number of these boundaries. `before`: the row of `ways` by which the beam was last
+    extended. After an upward boundary, the next upward boundary must not have a larger fraction.
     """
     made = 0
     for choice in range(6 * STEPS):

@@ -33,7 +33,7 @@ BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # default bandwidths of a table
 # EFFORT / (number of operators) evaluations refine one bin (entry of the table); this takes about
 # 0.1 s
 EFFORT = 1_500_000
-LEAST = 5000           # minimum number of evaluations of a bin, which applies to large graphs
+LEAST = 5000           # least number of evaluations that refine a bin, used for large graphs
 
 
 class PlanTable(Sequence[Plan]):
@@ -41,9 +41,15 @@ class PlanTable(Sequence[Plan]):
 
     A measured rate below the second bandwidth gets the first plan.
 
-    The file is JSON: `format`, `graph` (the graph's digest), `bandwidths` (bytes/s), `latency` (s),
-    `plans` (the distinct plans, each `Plan.own` as a flat list of integers, (2, nodes, 2) in
-    row-major order), `bins` (for each bandwidth the position of its plan in `plans`).
+    The file is JSON with these fields:
+
+    - `format`;
+    - `graph`: digest of the graph;
+    - `bandwidths`: bytes/s;
+    - `latency`: seconds;
+    - `plans`: the distinct plans. Each plan is `Plan.own`, of shape (2, nodes, 2), as a flat list
+      of integers in row-major order;
+    - `bins`: for each bandwidth, the position of its plan in `plans`.
     """
 
     def __init__(self, graph: Graph, bandwidths: Sequence[float], latency: float,

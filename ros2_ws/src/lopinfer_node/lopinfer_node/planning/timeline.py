@@ -51,8 +51,9 @@ class Link:
     """Rates of the link in bytes/s, and the other costs of a transfer.
 
     With rate 0 the link is dead. `latency`: delay of each direction, in seconds; during the
-    delay the link is free for other transfers. `message`: seconds that each transfer occupies the
-    link in addition to the time for its bytes; sender and receiver together need this time.
+    delay the link is free for other transfers. `message`: seconds for which each transfer occupies
+    the link in addition to the time for its bytes. These seconds include the costs at the sender
+    and at the receiver.
     """
 
     up: float
@@ -145,10 +146,11 @@ class _Schedule:
         self.start = np.full((2, len(graph)), np.nan)
         self.end = np.full((2, len(graph)), np.nan)
         self.rows = np.zeros((len(plan.transfers), 4))
-        # The critical path needs these dictionaries. `waited` maps (side, node) to the transfer for
-        # which this computation waited. `before` maps (side, node) to the node that the side
-        # computed before this node. `queue` maps a transfer to the earlier transfer for which it
-        # waited. None means that there was no wait, or no earlier node.
+        # The critical path needs these dictionaries. A computation is a pair (side, node).
+        # `waited` maps a computation to the transfer for which the computation waited. `before`
+        # maps a computation to the node that the same side computed immediately before. `queue`
+        # maps a transfer to the earlier transfer for which it waited. None: no wait, or no
+        # earlier node.
         self.waited: dict[tuple[int, int], int | None] = {}
         self.before: dict[tuple[int, int], int | None] = {}
         self.queue: dict[int, int | None] = {}

@@ -17,7 +17,7 @@ _ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
 
 
 def byte_array(data: Buffer) -> array[int]:
-    """Return the bytes as an `array`, because rclpy does not check the elements of an `array`."""
+    """Return the bytes as an `array`, which rclpy accepts without a check of each element."""
     made = array('B')
     made.frombytes(data)
     return made

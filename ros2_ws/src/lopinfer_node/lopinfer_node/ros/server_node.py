@@ -17,7 +17,7 @@ from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
-DRAIN = 2.0  # maximum seconds that the node waits for running requests after its shutdown
+DRAIN = 2.0  # maximum seconds that an ending node waits for requests in progress
 
 
 class ServerNode(ManagedNode):
@@ -64,9 +64,9 @@ class ServerNode(ManagedNode):
         self.server.pause(True)
 
     def shutdown(self) -> None:
-        """Refuse new requests, and let the process end when the running requests are finished.
+        """Refuse new requests, and let the process end when no request is in progress any more.
 
-        The process waits for these requests at most `DRAIN` seconds.
+        The process waits for requests in progress at most `DRAIN` seconds.
         """
         if self.configured:
             self.server.pause(True)
@@ -75,8 +75,8 @@ class ServerNode(ManagedNode):
 
     @property
     def drained(self) -> bool:
-        """Return whether the process may end: after `shutdown`, with no running request.
+        """Return whether the process may end: after `shutdown`, when no request is in progress.
 
-        After `DRAIN` seconds the process may end even if a request is running.
+        `DRAIN` seconds after `shutdown`, the process may end even if a request is in progress.
         """
         return self.done and (time.monotonic() >= self._ends_at or not self.server.busy)

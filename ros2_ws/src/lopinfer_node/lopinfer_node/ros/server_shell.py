@@ -169,8 +169,7 @@ class Server:
         reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
                                               request.size, request.offset, bytes(request.data)),
                                 served)
-        # the set of stored models changes at the end of an upload, and at its first part, which may
-        # delete an old model
+        # the last part of an upload adds a model; the first part may delete an old model
         if reply.complete or not request.offset:
             with self._changed:
                 self.machine.on_stored(self.store.digests())
@@ -199,9 +198,10 @@ class Server:
         self._step(self.machine.on_time)
 
     def _step(self, event: Callable[[float], Sequence[Action]]) -> None:
-        """Pass an event to the state machine, perform its actions, and wake the computing thread.
+        """Pass an event to the state machine, and perform the actions that it returns.
 
-        Messages are published outside the lock, because publishing may block.
+        Then wake the computing thread. Messages are published outside the lock, because publishing
+        may block.
         """
         with self._changed:
             self._act(event(time.monotonic()))
@@ -262,8 +262,8 @@ class Server:
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # an error in one model concerns only the clients of this model
             reason = f'the model cannot be served: {error}'
-            # Delete only a model that is itself at fault. Any other error is a fault of this
-            # machine (no more files or processes), or comes from the end of the server.
+            # Delete only a model that is itself at fault. All other errors are faults of this
+            # machine (no more files or processes), or occur because the server is ending.
             if isinstance(error, ModelError) and not self._closing:
                 self.store.remove(digest)
         if reason:
@@ -285,7 +285,7 @@ class Server:
         trial = self._trier(folder)
         try:
             trial.save(path)
-        except OSError as error:   # not stored, so the trial runs again when it is needed next
+        except OSError as error:   # the trial is not stored, so it runs again when it is needed
             self.node.get_logger().warning(f'cannot keep the measurements of the model: {error}')
         return trial
 

@@ -48,7 +48,10 @@ class PlannedTable:
     programs: Sequence[AnyProgram] = ()
 
     def ways(self, up: int, down: int) -> list[tuple[int, float]]:
-        """Return plans (index, estimate) for a pair of bandwidths, the chosen plan first."""
+        """Return plans as (index, estimate), the chosen plan first.
+
+        ``up``, ``down``: indices in `bandwidths`.
+        """
         others = zip(self.others[:, up, down], self.other_estimates[:, up, down], strict=True) \
             if len(self.others) else ()
         return [(int(plan), float(seconds)) for plan, seconds in (
@@ -94,7 +97,7 @@ class PlanChoice:
         return expected[best]
 
     def choose_alone(self) -> None:
-        """Choose the plan for a dead link, because the robot computes the request alone."""
+        """Choose the plan for a dead link: the robot computes the whole request alone."""
         self.plan, self.estimate = self._alone()
 
     def shares(self) -> bool:
@@ -114,11 +117,12 @@ class PlanChoice:
         """Return for how many seconds the request waits for the server.
 
         Without measurements, the request waits for twice the expected time, or for the expected
-        time plus ``deadline``, whichever is longer. A request that waits so long and then runs
-        alone takes about three times the expected time. After enough measurements the request
-        waits less, because an answer that takes longer than all recent answers is unlikely to
-        come soon. But within this limit it waits at least as long as the robot alone would compute,
-        because after giving up, the robot must spend this computing time anyway.
+        time plus ``deadline``, whichever is longer. If the robot then needs about the expected
+        time to finish alone, the request takes about three times the expected time. After enough
+        measurements the request waits less, because an answer that takes longer than all recent
+        answers is unlikely to come soon. But within this limit it waits at least as long as the
+        robot alone would compute, because after giving up, the robot must spend this computing
+        time anyway.
 
         :param known: expected time in seconds.
         :param deadline: seconds beyond the expected time.

@@ -162,7 +162,8 @@ class ClientMachine:
         self._not_before = -math.inf       # time before which the server is not used
         self._number = 0
         self._request: Execution | None = None
-        self.changed = False  # `work` or `state` may have changed; the shell resets this flag
+        # whether `work` or `state` may have changed; the shell resets this flag
+        self.changed = False
         self._abandoned = False
         # expected latency in s: estimate corrected by measurements, plus the time of the check
         self._expected = math.nan

@@ -40,7 +40,7 @@ class AnyRun(Protocol):
 
     @property
     def outputs(self) -> Callable[[], Any]:
-        """Return the function that returns the model's outputs after the device's last step."""
+        """Return a function that gives the model's outputs; call it after the last step."""
 
     @property
     def finish_alone(self) -> Callable[[], Any]:
@@ -88,7 +88,7 @@ class Execution:
         return True
 
     def runnable(self) -> range:
-        """Return the next steps that may run, up to the first step that sends a transfer.
+        """Return the next steps that may run, up to and including the first that sends a transfer.
 
         The range may be empty.
         """

@@ -121,7 +121,7 @@ class LinkEstimate:
         self.rate, self.known = max(self.rate, MIN_RATE), True
 
     def timed_out(self, now: float) -> None:
-        """Reduce the rate estimate, and so the window, and extend the time-out.
+        """Reduce the estimated rate, which also reduces the window, and extend the time-out.
 
         Call this when a piece was not acknowledged in time.
         """

@@ -16,8 +16,7 @@ from ..errors import RemoteError
 from .link import LinkEstimate
 from .wire import MASK_BITS, PROBE, Ack, Buffer, Piece, bounds, parts_of
 
-# if a packet is acknowledged, earlier packets count as lost if their numbers are lower by at
-# least REORDER
+# when packet n is acknowledged, unacknowledged packets up to n - REORDER count as lost
 REORDER = 3
 
 

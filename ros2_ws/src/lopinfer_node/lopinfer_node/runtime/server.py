@@ -207,7 +207,8 @@ class ServerMachine:
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
-        self.paused = False         # if True, new requests are refused; the others run to their end
+        # if True, new requests are refused, but requests in progress run to their end
+        self.paused = False
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
@@ -240,7 +241,7 @@ class ServerMachine:
         if model.status == PREPARING:
             return self._preparing(), []
         if model.status == REFUSED:
-            del self._models[request.digest]  # then the next call of `Open` tries the model again
+            del self._models[request.digest]  # so the next call of `Open` tries the model again
             return OpenReply(REFUSED, model.reason), []
         session, actions = self._join(request, now)
         return OpenReply(READY, '', self.incarnation, bool(session.plans), model.fixed,

@@ -88,8 +88,9 @@ def encode_plans(own: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
 
 
 def decode_plans(bins: Iterable[int], flat: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Return the list ``own`` from the result of `encode_plans`; ``nodes``: nodes of the graph.
+    """Return the list of plans, one for each bin, that `encode_plans` has encoded.
 
+    ``bins``, ``flat``: the result of `encode_plans`. ``nodes``: number of nodes of the graph.
     Raises RemoteError if the numbers are invalid.
     """
     positions, each = list(bins), 4 * nodes

@@ -18,9 +18,9 @@ def computing_time() -> float:
     """Return the time, in seconds, of a clock that measures how long this program computes.
 
     If PyTorch computes with one thread, the clock is the processor time of the calling
-    thread. This clock excludes the time of other processes, so that time does not make the
-    pauses longer. If several threads compute, the clock is the wall clock, because the
-    calling thread only waits for the others.
+    thread. Other processes do not advance this clock, so they do not make the pauses longer. If
+    several threads compute, the clock is the wall clock, because the calling thread only waits
+    for the others.
     """
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 

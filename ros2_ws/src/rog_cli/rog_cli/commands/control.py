@@ -75,7 +75,7 @@ def _wait(monitor: Monitor, end: float, otherwise: str) -> None:
 
 
 class Controls:
-    """Calls the control services of the server whose statuses a monitor receives.
+    """Calls the control services of a server; ``monitor`` receives the statuses of this server.
 
     The calls do not block.
 
@@ -101,7 +101,8 @@ class Controls:
     def call(self, service: str, **values: str) -> Any:
         """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
 
-        With a key, the future accepts only an answer to this call that is signed with the key.
+        If the fleet has a key, the future ignores every answer that is not signed with this key, or
+        that belongs to another call.
         """
         self.silence = SILENT_SERVER
         request = SERVICES[service].Request(server=self._monitor.fleet.incarnation,

@@ -164,7 +164,7 @@ class Curve:
         self._every, self._left = 1, 0
 
     def add(self, t: float, value: float) -> None:
-        """Add a point if both numbers are finite; a long curve skips all but every n-th point."""
+        """Add a point if both numbers are finite; a long curve keeps only every n-th point."""
         if not (math.isfinite(t) and math.isfinite(value)):
             return
         if self._left:
@@ -184,9 +184,10 @@ CURVES = {'accuracy': 'accuracy, %', 'link': 'link, Mbit/s', 'rows': 'rows in a 
 class FleetState:
     """The state of a fleet, which the received statuses update.
 
-    ``now`` is the receiver's time in seconds, from any origin. Three values are in no status.
-    ``above``: text that says which robot of a parent fleet this fleet is. ``minutes``: duration of
-    the run, 0 if unknown. ``starting``: whether this program has started the server.
+    ``now`` is the receiver's time in seconds, from any origin. The statuses do not contain the
+    following three values. ``above``: text that says which robot of a parent fleet this fleet is.
+    ``minutes``: duration of the run, 0 if unknown. ``starting``: whether this program has started
+    the server.
 
     When another run begins, all events and curves are dropped, because the times of the new run
     start at 0 again.
@@ -259,8 +260,8 @@ class FleetState:
         state = seen.state if seen is not None and (own is None or seen.state in APART) \
             else own.state if own is not None else '?'
         state = doing = shown(state, NAME)
-        # Either status may be old. So show for which robots this robot waits only if the robot's
-        # status and the server's status both say that it waits.
+        # The robot's status or the server's status may be old. So show for which robots this robot
+        # waits only if both statuses say that it waits.
         if seen is not None and seen.waiting_for and state == 'waiting':
             doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
         why = '' if seen is None else shown(seen.why)
@@ -302,7 +303,7 @@ def changes(former: Any, message: Any) -> Sequence[Event]:
                 filter(None, (robot.state, shown(robot.why))))))
         elif robot.state not in APART and was in APART:
             found.append(Event(t, shown(robot.robot, NAME), 'is back'))
-        # without a former status, the robot may have joined long ago
+        # without a former status, the robot may have joined long ago, so there is no event
         elif not was and former is not None:
             found.append(Event(t, shown(robot.robot, NAME), 'has joined'))
     return found

@@ -185,7 +185,7 @@ def place(namespace: str) -> str:
 
 def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interruption,
           plain: bool) -> None:
-    """Show a fleet that runs on this machine until its run ends or a signal comes.
+    """Show a fleet on this machine; return when its run ends or when a signal comes.
 
     The function also returns when a robot fails before it joins.
     """

@@ -1,6 +1,6 @@
 """Starts a fleet's processes as forks of a process that has loaded PyTorch and the kernels.
 
-A fork takes milliseconds. Without it, each process loads PyTorch, which takes one core four
+A fork takes milliseconds. Without forks, each process loads PyTorch, which takes one core four
 seconds. Forked processes also share the loaded code in memory.
 
 `python -m rog_cli.launching.fork_server FD` is the fork server. FD is the number of a
@@ -141,7 +141,7 @@ class ForkServer:
 
 
 def _adopt(wanted: bool) -> None:
-    """Choose whether this process becomes the parent of descendants whose parent process ends."""
+    """Choose whether this process becomes the new parent of its orphaned descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 

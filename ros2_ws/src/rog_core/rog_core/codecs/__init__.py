@@ -81,8 +81,9 @@ def _plugged(name: str) -> Codec:
 def codec_on_wire(number: int, own: Codec) -> Codec:
     """Return the codec for a number in a message; raise `RemoteProtocolError` if there is none.
 
-    ``own``: the receiver's codec. It is returned if it has this number, because a number alone does
-    not identify a codec of another package, or the sparsity of a codec.
+    ``own``: the receiver's codec, which is returned if it has this number. The number alone is
+    not enough: codecs of other packages may have equal numbers, and `SparseTernary` has one number
+    for all sparsities.
     """
     if number == own.number:
         return own

@@ -365,9 +365,9 @@ def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
 
 
 def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
-    """Return a copy of the segments ``ids`` of ``values - mirror``; they follow one another.
+    """Return a copy of ``values - mirror`` that contains only the segments ``ids``, without gaps.
 
-    If ``mirror`` is None, return a copy of these segments of ``values``.
+    If ``mirror`` is None, copy these segments of ``values``.
     """
     index = elements(partition, ids, values)
     return values[index] if mirror is None else values[index] - mirror[index]

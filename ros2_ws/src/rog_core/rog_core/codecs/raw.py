@@ -111,7 +111,10 @@ def _gather(values, mirror, offsets, ids, out):
 
 @njit(nogil=True, cache=True)
 def _add(values, offsets, ids, factor, dense):
-    """Add ``factor * dense`` to the segments ``ids``; they follow one another in ``dense``."""
+    """Add ``factor * dense`` to the segments ``ids`` of ``values``.
+
+    ``dense``: the numbers for the first of these segments, then for the second, and so on.
+    """
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]
@@ -123,7 +126,10 @@ def _add(values, offsets, ids, factor, dense):
 
 @njit(nogil=True, cache=True)
 def _store(values, offsets, ids, dense):
-    """Copy ``dense`` to the segments ``ids``; they follow one another in ``dense``."""
+    """Copy ``dense`` to the segments ``ids`` of ``values``.
+
+    ``dense``: the numbers for the first of these segments, then for the second, and so on.
+    """
     at = 0
     for i in range(ids.size):
         row = values[offsets[ids[i]]:offsets[ids[i] + 1]]

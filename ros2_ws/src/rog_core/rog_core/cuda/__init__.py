@@ -19,8 +19,8 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 THREADS = 256  # threads per block; one block works on one segment
 # Maximum number of bytes that one kernel launch encodes. This limits the pinned memory: on a
-# Jetson, pinned memory runs out first. A push of the model ConvMLP-M fits into one launch with
-# every codec except raw; for example, it takes 8.7 MB with the codec e3m0.
+# Jetson, pinned memory runs out before other memory. A push of the model ConvMLP-M fits into one
+# launch with every codec except raw; for example, a push takes 8.7 MB with the codec e3m0.
 AT_ONCE = 16 << 20
 ALIGNED = 16  # each array of an upload begins at a multiple of this number of bytes
 # The kernels must round like the CPU: no fused multiply-add, and denormals do not become 0.
@@ -52,7 +52,7 @@ def usable(values: Array) -> bool:
 
 
 def at_once(values: Array) -> int:
-    """Return the maximum number of bytes for one call of `rog_core.transfer.sender.Rows.encode`.
+    """Return how many bytes `rog_core.transfer.sender.Rows.encode` should return at most per call.
 
     The value is 0 if the CUDA kernels cannot process ``values``.
     """
@@ -118,7 +118,10 @@ def _stream(pointer: int, device: int) -> Any:
 
 
 def sums(name: str, offsets: np.ndarray, like: Array, *arguments: Any) -> np.ndarray:
-    """Run a kernel of `sums.cu`; return the sums, float32 (segments,), on the host."""
+    """Run the kernel sums_``name`` of `sums.cu`; return the sums, float32 (segments,), on the host.
+
+    ``offsets`` int64 (segments + 1,): the elements at which the segments begin and end.
+    """
     segments = offsets.size - 1
     found = empty(4 * segments, like).view(like.dtype)
     launch('sums', f'sums_{name}', segments, like, offsets, found, *arguments)

@@ -76,7 +76,7 @@ class Team:
             raise ConfigError(f'momentum is {self.momentum}; it must be at least 0 and below 1')
 
     def require_alone(self, text: str) -> None:
-        """Raise `ConfigError` if a parent fleet can change the model; ``text``: the method."""
+        """Raise `ConfigError`, which names the method ``text``, if the fleet has a parent fleet."""
         if self.above:
             raise ConfigError(f"'{text}' computes the gradients of a round on one model, which the "
                               'parent fleet may change meanwhile; choose another method, or train '
@@ -98,7 +98,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Contribute:
-    """A change to make now: apply the whole push of a robot, which the method has stored."""
+    """A change to make now: apply a robot's whole push, which the method has stored."""
 
     robot: str
 
@@ -217,8 +217,8 @@ class Method:
         """Whether staleness is counted for every row.
 
         Otherwise staleness is counted for each robot, in iterations. The two counts differ only
-        if transfers leave rows unsent. Such transfers are possible with this method, or came
-        from the previous method if the method was changed.
+        if some transfers left rows unsent. After a change of the method, transfers of the
+        previous method can be among them.
         """
         return not self.early
 
@@ -254,13 +254,13 @@ class Method:
         ``least``: lower limit of the bound. After a change to a method with a smaller bound, the
         old bound still applies until every robot has pushed under the new method.
         """
-        if self.at_barrier(robot, fleet):  # at a barrier only iterations count, not rows
+        if self.at_barrier(robot, fleet):  # a barrier counts iterations, not rows
             own = fleet[robot].iteration
             return [name for name, other in fleet.items() if other.iteration < own]
         behind = self.behind(robot, fleet, max(self.bound_of(robot), least))
         here = fleet[robot]
         if robot in behind and here.iteration - here.slowest < max(self.bound, least):
-            # a robot does not wait for its own rows, which may be as old as `sending` allows
+            # The robot's own rows are no reason to wait: `sending` allows rows of this age.
             behind.remove(robot)
         return behind
 

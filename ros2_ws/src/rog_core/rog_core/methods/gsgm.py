@@ -59,8 +59,8 @@ class Gsgm(Rolling):
 
     def bounds(self) -> tuple[float, float]:
         """See `Method.bounds`."""
-        # Without T the bound is 2. A robot that is 2 iterations ahead has a push in the queue and
-        # waits anyway, so this bound stops no other robot.
+        # Without T the bound is 2, which delays no robot further: a robot that is 2 iterations
+        # ahead has a push in the queue, so it waits for the white list anyway.
         bound = self.spec.threshold(2) if self.spec.arguments else 2
         return bound, bound
 

@@ -95,7 +95,8 @@ def add_momentum(partition: Segments, master: Array, velocity: Array, total: Arr
                  ids: np.ndarray, rate: float, mu: float) -> None:
     """Apply to the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
 
-    ``master``, ``velocity`` (v) and ``total`` are flat float32 (elements,).
+    ``master``, ``velocity`` (v) and ``total`` are flat float32 (elements,). ``mu`` is the
+    coefficient of the momentum.
     """
     if isinstance(master, np.ndarray):
         _add_momentum(partition.offsets, ids, master, velocity, total, np.float32(mu),

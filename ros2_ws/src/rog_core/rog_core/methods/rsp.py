@@ -22,10 +22,11 @@ ROUNDS = 4                          # pushes of each robot between two changes o
 class Rsp(Outer):
     """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
 
-    With ``local=H`` an iteration is H local steps, and staleness counts these iterations. The
-    change of the model by the local steps is pushed like a gradient, and ATP chooses the rows. A
-    robot's own model is the fleet's model plus the local steps that it has made and not pushed
-    yet. The server makes the outer step of `Outer`, row by row. This option is not from a paper.
+    With ``local=H``, an iteration is H local steps, and staleness counts these iterations. A robot
+    pushes the change of its model (before the local steps minus after them), and ATP chooses the
+    rows. A robot's own model is the fleet's model plus the local steps that it has made and not
+    pushed yet. The server makes the outer step of `Outer`, row by row. This option is not from a
+    paper.
 
     Source of rsp:T: ROG, Sections III and IV; the paper names adaptation as future work. After
     every `ROUNDS` pushes of each robot, `rsp:auto` computes the share of time in which the fleet

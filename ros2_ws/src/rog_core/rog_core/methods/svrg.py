@@ -40,7 +40,7 @@ class Svrg(Method):
         self._since = 0  # highest iteration pushed or granted before this method began
 
     def is_full(self, iteration: int) -> bool:
-        """Return whether this iteration computes a full gradient."""
+        """Return whether robots compute a full gradient in this iteration."""
         return iteration > 0 and (iteration - 1) % (self.period + 1) == 0
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
@@ -75,10 +75,9 @@ class Svrg(Method):
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:
         """See `Method.full_gradient_for`.
 
-        Returns None also in two other cases. In the first case, the robot does not have the model
-        of the barrier. In the second case, ``iteration`` is from before this method began, so not
-        all
-        robots computed a full gradient.
+        Returns None if robots compute no full gradient in ``iteration``, or if this robot does not
+        have the model of that iteration. Also returns None if ``iteration`` is from before this
+        method began: then not all robots computed a full gradient.
         """
         if not (current and iteration > self._since and self.is_full(iteration)
                 and self._sum.is_of(iteration)):

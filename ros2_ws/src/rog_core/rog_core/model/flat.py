@@ -15,8 +15,9 @@ from .partition import RowPartition, partition_of
 
 
 class FlatModel:
-    """Makes the parameters and gradients of a model views of two flat float32 tensors, (elements,).
+    """Stores the parameters of a model and their gradients in two flat float32 tensors (elements,).
 
+    The model's own parameters and gradients become views of these tensors.
     ``shared``: whether the memory of these tensors is shared with processes that are forked later.
     Raises `ConfigError` if `trainable` refuses the model.
     """
@@ -129,7 +130,7 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 def rows_of(named: list[tuple[str, torch.nn.Parameter]], granularity: str, codec: str
             ) -> RowPartition:
-    """Divide the parameters that `trainable` has returned into rows."""
+    """Divide ``named``, the parameters that `trainable` has returned, into rows."""
     return partition_of([(n, p.shape) for n, p in named], granularity, codec)
 
 

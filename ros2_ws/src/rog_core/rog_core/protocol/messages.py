@@ -189,7 +189,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class RegisterRequest:
-    """A worker's request to join; its pushes up to number ``attempt`` are over.
+    """A worker's request to join; the worker's pushes up to number ``attempt`` are over.
 
     ``number`` counts the requests of this worker process. The shell gives the worker only
     the answer to its latest request. ``pull``: receipt of the worker's last pull; None if
@@ -261,7 +261,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Stop:
-    """Action: the run is over for this machine. ``error`` is empty for a clean end."""
+    """Action: the run is over for this state machine. ``error`` is empty for a clean end."""
 
     error: str = ''
 

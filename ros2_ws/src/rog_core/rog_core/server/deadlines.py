@@ -78,9 +78,10 @@ class Deadlines:
     def back_at(self, member: Member) -> float:
         """Return the time at which a retired member in the state waiting becomes active again.
 
-        Returns infinity for all other members. At the returned time, `Member.owed` has fallen to
-        `OWED` times the patience. So, in the long run, other robots wait for this member at most
-        1/`SHARE` of the time.
+        Returns infinity for all other members. `Member.owed` is the patience that the member has
+        used up: it grows while others wait for the member, and falls by 1 s in every `SHARE` s. At
+        the returned time, it has fallen to `OWED` times the patience. So, in the long run, other
+        robots wait for this member at most 1/`SHARE` of the time.
         """
         if member.place != RETIRED or member.state != WAITING:
             return math.inf
@@ -105,8 +106,8 @@ class Deadlines:
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:
         """Return a map from each member to a time that is not later than the result of `due`.
 
-        When an event postpones the due time of a member, the map may keep the former, earlier time
-        until then. So most changes of a member need no new computation.
+        If an event postpones the due time of a member, the map may keep the former, earlier time.
+        So most changes of a member need no new computation.
         """
         if self._due is None:
             self._due = {robot: self.due(member) for robot, member in members.items()}

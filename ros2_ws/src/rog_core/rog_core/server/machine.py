@@ -56,7 +56,7 @@ class ServerMachine(Shared):
 
     def on_register(self, request: RegisterRequest, now: float
                     ) -> tuple[RegisterResponse, list[Action]]:
-        """Answer a registration; if the server refuses it, no state changes."""
+        """Answer a registration; a refusal leaves the server unchanged."""
         return self.membership.on_register(request, now)
 
     def on_heartbeat(self, robot: str, incarnation: int, now: float, loss: float = math.nan,

@@ -28,7 +28,7 @@ from ..transfer.sender import Sender
 from .mirror import Mirror
 
 BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for a message of the member
-USUAL = 10  # a gradient counts as progress only up to USUAL times the time that it usually takes
+USUAL = 10  # computing counts as progress for at most USUAL times the usual time of a gradient
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # at least 1/LEFT of the fleet's patience is always left for each member
 SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time

@@ -35,7 +35,7 @@ class Membership:
 
     def on_register(self, request: RegisterRequest, now: float
                     ) -> tuple[RegisterResponse, list[Action]]:
-        """Answer a registration; if the server refuses it, no state changes."""
+        """Answer a registration; a refusal leaves the server unchanged."""
         shared, robot = self.shared, request.robot
         refused = self._refusal(request, now)
         if refused is not None:

@@ -41,7 +41,7 @@ SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
 UNKNOWN = 1e6   # the usual norm before the first push if all values of the model are zero
 # a larger norm is refused even if there is no limit, so that sums in float32 stay finite
 LARGEST = 1e18
-LAST = 8        # for ``clip`` only the last LAST pushes of each robot count
+LAST = 8        # number of last pushes of each robot whose norms count for ``clip``
 MAJORITY = 3    # with fewer robots in the fleet than this, ``clip`` scales nothing
 _KINDS = Kind.PUSH, Kind.ANCHOR
 

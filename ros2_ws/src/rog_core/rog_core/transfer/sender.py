@@ -66,7 +66,10 @@ class Rows(Protocol):
 
 
 class RawRows:
-    """Provides ``values``, float32 (elements,), uncompressed; ``partition``: a `raw_partition`."""
+    """Provides ``values``, float32 (elements,), uncompressed.
+
+    ``partition``: made by `RowPartition.raw_partition`.
+    """
 
     def __init__(self, partition: RowPartition, values: Array) -> None:
         self._partition, self._values = partition, values
@@ -77,7 +80,7 @@ class RawRows:
         return at_once(self._values)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode the segments ``ids`` as raw float32; see `Rows.encode`."""
+        """Encode the segments ``ids`` as raw float32, whatever ``codec`` is; see `Rows.encode`."""
         return RAW.snapshot(self._partition, self._values, ids)
 
 
@@ -99,7 +102,7 @@ class Sender:
     receipt: Receipt | None = None
     closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
-    _window: int = 0          # number of the window of the plan that is divided into chunks next
+    _window: int = 0          # number of the plan's next window to divide into chunks
     _ready: deque[Part] = field(default_factory=deque)  # encoded windows, from number `_window` on
     _fresh: int = 0           # number of chunks sent at least once
     _mandatory: int = 0       # number of chunks made so far from mandatory windows
@@ -138,8 +141,8 @@ class Sender:
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
 
-        If a receipt comes before the second End, it answers the first End, or the receiver has
-        ended the transfer early.
+        In the state SENDING, a receipt has one of two causes: it answers the End that followed the
+        last chunk, or the receiver has ended the transfer early.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False

@@ -78,7 +78,7 @@ class Computation(Generic[S]):
         raise NotImplementedError
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """Handle the end of a push: add the rows that have not arrived to ``store`` again."""
+        """Handle the end of a push: put the rows that have not arrived back into ``store``."""
         store.put_back(push.codec, push.untaken())
 
 
@@ -89,7 +89,11 @@ class OfGradient(Computation[Gradient]):
     """
 
     def batches(self, source: Source) -> int:
-        """See `Computation.batches`: an anchor needs a second gradient, at the anchor's model."""
+        """See `Computation.batches`.
+
+        If there is an anchor (see `OfGradient`), the batch needs two gradients: at the present
+        model, and at the anchor's model.
+        """
         return 1 if source.store.anchor is None else 2
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
@@ -213,7 +217,7 @@ class OfPhase(OfLocal):
     """Makes local steps that continue the previous phase."""
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """See `Computation.begin`: predict no steps, because ``drift`` has the steps under way."""
+        """See `Computation.begin`; steps under way need no prediction: ``drift`` contains them."""
         fresh = store.drift is None
         store.publish_own()
         return Compute(iteration, self.step, fresh)

@@ -1,4 +1,4 @@
-"""Orders a worker's gradients to be computed; keeps and pushes the computed gradients."""
+"""Orders the computation of a worker's gradients; keeps and pushes the computed gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .shared import Shared
 
 
 class Pushes:
-    """Orders gradients to be computed; keeps and pushes the computed gradients."""
+    """Orders the computation of gradients; keeps and pushes the computed gradients."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared

@@ -28,8 +28,8 @@ MAX_REGISTER_INTERVAL = 4.0
 class Registration:
     """Registers the worker with the server.
 
-    When the server has answered, a push that is still open is ended by ``pushes``. ``due``: time of
-    the next attempt, in seconds.
+    When the server has answered, ``pushes`` ends a push that is still open. ``due``: time of the
+    next attempt, in seconds.
     """
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
@@ -43,7 +43,8 @@ class Registration:
         """Ask the server to let this worker join."""
         shared = self.shared
         shared.settle(now)
-        # Iteration 0: the gradient that is being computed fits no iteration that will be granted.
+        # Iteration 0 is never granted. So the gradient that is being computed fits a later grant
+        # only if its step is exchangeable (`Step.exchangeable`).
         shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
         self.due = now + self._interval

@@ -47,8 +47,8 @@ class Layout:
 
     ``aside``: None if one camera takes depths and colours. Otherwise a second camera takes
     the colours, and ``aside`` holds two numbers of this second camera. The first is its
-    focal length in pixels, at the width of ``camera``. The second is its distance in metres
-    to the right of ``camera``.
+    focal length in pixels, for images as wide as the images of ``camera``. The second is its
+    distance in metres to the right of ``camera``.
     """
 
     frames: Callable[[Path], list[_Frame]]

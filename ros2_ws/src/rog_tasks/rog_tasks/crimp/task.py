@@ -41,8 +41,8 @@ class Crimp(Task):
 
     The metric of a robot is 1 - e / e0. Here e is the error of its whole trajectory after
     rigid alignment, and e0 is this error for a robot that never moves. So 1 means exact,
-    and 0 means as wrong as a robot that never moves. On the part of its trajectory that it
-    has not driven yet, a robot counts as standing still.
+    and 0 means as wrong as a robot that never moves. If a robot has driven only a part of
+    its trajectory, it counts as standing still for the rest.
 
     The server's model belongs to no robot. Its metric is 1 - e / `FAR`, where e is the
     error of the map's depth. So 1 means exact, and 0 means an empty map. With a recording,
@@ -65,8 +65,8 @@ class Crimp(Task):
         4:3.
     :param every: number of training steps from one new frame to the next.
     :param stride: use one of every ``stride`` frames of a recording.
-    :param rays: number of pixels from which a training step learns; a pose is found from as
-        many pixels.
+    :param rays: number of pixels from which a training step learns. The search for a pose uses
+        the same number of pixels.
     :param cell: side of the finest cells of the map, in metres; the coarse cells are four
         times as long.
     :raises TaskError: an option is invalid; the message names it.

@@ -80,7 +80,7 @@ class CameraSource(Source):
                 self._changed.notify_all()
 
     def hint(self, text: str) -> None:
-        """Set the hint on a missing topic that each report contains; '' if no topic is missing."""
+        """Set the text that fault reports add about missing topics; '' if no topic is missing."""
         with self._changed:
             self._hint = text
 

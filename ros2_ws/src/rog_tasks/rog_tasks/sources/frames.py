@@ -135,9 +135,10 @@ class Frames:
             self.newest_arrived = frame.time
 
     def rewind(self) -> None:
-        """Label or drop all pending images, and forget all labels, before the next playback.
+        """Label or drop all pending images, and forget all labels.
 
-        The times of the messages start again at the beginning of the recording.
+        Call this method before the recording is played again, because each playback gives the
+        messages the same times.
         """
         self.settle(math.inf)
         self._label_times.clear()

@@ -92,7 +92,8 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
             small = _in_8_bits(image).convert(mode).resize((size, size),
                                                            Image.Resampling.BILINEAR)
             small = small if turn is None else small.transpose(turn)
-    except Exception as error:  # pillow's decoders raise almost any type for damaged data
+    # for damaged data, Pillow's decoders raise errors of almost any type
+    except Exception as error:
         raise _undecodable(picture, error) from error
     return np.asarray(small, np.uint8).reshape(size, size, channels).transpose(2, 0, 1)
 

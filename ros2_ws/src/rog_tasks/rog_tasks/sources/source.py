@@ -79,7 +79,7 @@ class Source(ABC):
     def shard(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Yield the images of robot ``rank`` of ``world`` once, in batches and in a fixed order.
 
-        :raises TaskError: the source has no shard, for example a live topic.
+        :raises TaskError: the source is a recording or a live topic, which has no shards.
         """
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -37,8 +37,7 @@ def parse(text: str, what: str, kinds: dict[str, tuple[str, ...]], **defaults: A
     :param what: word for the text in messages to the user: ``images``, ``labels``.
     :param kinds: maps each kind to the names of its options. A kind that needs a target
         ends in a colon.
-    :param defaults: default values of options that differ from the defaults of
-        :class:`Spec`.
+    :param defaults: default values that replace the defaults of :class:`Spec`.
     :raises TaskError: the text is invalid; the message says what is wrong and what is
         possible.
     """

@@ -1,4 +1,4 @@
-"""`rrto bench`: measure one model's latency in every mode, over links with several round trips."""
+"""`rrto bench`: measure a model's latency in every mode, over several emulated links."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-# These modes make a round trip per call, so they are slow. Therefore the bench times only a tenth
-# as many inferences in them as in the other modes.
+# These modes are slow, because each call makes a round trip. Therefore the bench times only a
+# tenth of the usual number of inferences.
 SLOW = ('cached', 'rpc')
 
 

@@ -1,8 +1,8 @@
 """`python -m rrto_bridge.cli.measure MODEL SIZE COUNT [native]`: time the inferences of one model.
 
-This is an ordinary program. With `native`, it must run under `rrto run`. Then the program does not
-run the model's code: it only sends each input to the server and receives the output, like an
-application that is written for the server.
+This is an ordinary program. With `native`, it must run under `rrto run`, and it runs the
+model's code only in the first `WARM` inferences. Afterwards it only sends each input to the server
+and receives the output, like an application that is written for the server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-# Number of inferences at the start that are not timed; the client finds the sequence in them.
+# Number of first inferences that do not count in the median and the worst time; the client finds
+# the sequence in them.
 WARM = 8
 
 
@@ -80,8 +81,8 @@ def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 def main(arguments: list[str]) -> None:
     """Print one line of JSON: median, worst and all times of inferences in ms.
 
-    ``every_ms`` begins with the times of the `WARM` inferences. The median and the worst time are
-    computed without these times.
+    ``every_ms`` also contains the times of the first `WARM` inferences. The median and the worst
+    time are computed without them.
     """
     name, size, count = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(1)

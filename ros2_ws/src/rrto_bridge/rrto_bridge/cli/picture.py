@@ -23,8 +23,8 @@ def draw(every: Mapping[str, Sequence[float]], trip: float, path: Path) -> None:
     """Draw one line per mode.
 
     :param every: maps each mode to the times of its inferences, in ms. The first `WARM` inferences
-        of mode `native` are not drawn: in these, the model's own code runs, so that the client can
-        find the sequence.
+        of mode `native` are not drawn: they run the model's code, to record the sequence that the
+        later inferences replay on the server.
     :param trip: round trip of the link in ms, drawn as a line.
     """
     with styled():

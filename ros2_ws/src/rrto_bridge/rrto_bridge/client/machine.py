@@ -3,16 +3,17 @@
 The code has no I/O, no clock and no thread. If the client already knows the result of a call,
 `issue` returns the result. Otherwise `issue` returns a ticket, by which `result` later finds the
 result. The shell sends the messages that `outgoing` returns. It passes each arriving message to
-`on_message`, until `settled` returns True for the ticket. Modes:
+`on_message`, until `settled` returns True for the ticket.
+
+A call runs an operator. A query asks for a fact about the device, such as its name. A free
+releases tensors. Modes:
 
 - rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
-- cached: the client answers repeated queries from memory. Frees and views travel with the next
-  request. The thesis calls this mode semi-RRTO.
+- cached: the client answers repeated queries from memory. It sends frees and views together with
+  the next request. The thesis calls this mode semi-RRTO.
 - async: the client does not wait for a result that it knows from an earlier call with equal scalars
   and metas, or that it can predict (see predict.py). It waits for all other results. The system
   LUPINE works like this.
-
-A query asks for a fact about the device, such as its name. A free releases tensors.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ def migrate(context: Context, to: PerCall) -> None:
     """Create the tensors of `context` on the server of the engine `to`.
 
     This server must have no tensors of the program. Tensors that share memory also share it on the
-    server. A weight is sent only if the server has not kept it. Raises RrtoError.
+    server. A weight is sent only if the server has not kept it. Raises RrtoError, for example if
+    the server is lost or if tensors of different types share memory.
     """
     storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
     for handle, tensor in context.tensors.items():
@@ -39,7 +40,8 @@ def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
         raise RrtoError('tensors of different types share memory')
     whole = first.untyped_storage().nbytes() // first.itemsize
     meta, data = pack(first.as_strided((whole,), (1,), 0))
-    # Call the methods of PerCall: `to` may be a Replaying, whose methods would record these calls.
+    # Call the methods of the base class PerCall: if `to` is a Replaying, its own methods would
+    # record these calls.
     base = PerCall.upload(to, meta, data, True)
     for handle, tensor in sharing:
         to.repeat(_view(base, handle, meta_of(tensor)))

@@ -101,8 +101,8 @@ def _fill(like: Any, metas: Iterator[Meta | None]) -> Any:
 
 
 def _kind(call: Call, inputs: tuple[Meta | None, ...]) -> Any:
-    # Maps a handle to the index of the first argument with this handle. The kind must say which
-    # arguments are the same tensor, because an operator may return one of its arguments.
+    # Key: handle. Value: index of the first argument with this handle. So the kind shows which
+    # arguments are the same tensor. If an operator returns an argument, the answer depends on this.
     first: dict[int, int] = {}
     same = tuple([first.setdefault(handle, k) for k, handle in enumerate(call.inputs())])
     return call.op, _form(call.arguments), _form(call.keywords), same, tuple(

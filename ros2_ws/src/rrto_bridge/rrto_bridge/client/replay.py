@@ -40,8 +40,8 @@ class Decision:
     """How to handle a call: first perform `actions`; then, if `step` is None, send the call.
 
     If `step` is not None, the call is virtual: its results have the handles `handles` and the metas
-    of `step`. If `wait` is (run, index), the program must wait for the `Value` with this run number
-    and this index.
+    of `step`. If `wait` is (run, index), the program must wait for the `Value` that has this `run`
+    and this `index`.
     """
 
     actions: list[Action]
@@ -59,14 +59,15 @@ class _Run:
     rivals: list[Known]
     base: int
     started: bool = False              # whether `Start` was sent
-    done: bool = False                 # whether the program has made all calls of the leader
-    values: int = 0                    # number of wanted calls so far
+    done: bool = False                 # whether the program has made all calls of the sequence
+    values: int = 0                    # number of calls whose value the program has needed
     bound: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     # (number of sent items of `inputs`, number of sent items of `bound`)
     sent: tuple[int, int] = (0, 0)
     dead: set[int] = field(default_factory=set)  # handles of this run that the program has freed
-    # Maps the position of a step whose shape depends on data to the metas that the server returned.
+    # Key: position of a step whose result has a shape that depends on data. Value: the metas of the
+    # result, as the server returned them.
     returned: dict[int, tuple[Meta | None, ...]] = field(default_factory=dict)
 
     def alive(self, count: int) -> tuple[int, ...]:
@@ -94,7 +95,7 @@ class ReplayClient:
         self.partial = PartialSequences(self.search.repetitions)
         # If the program's next call matches this step, the caller uses `advance` instead of `call`.
         self.expected: Step | None = None
-        self.base = 0                      # handle of slot 0 of the open run
+        self.base = 0                      # handle of the first tensor that the open run creates
         self.runs = self.finished = 0      # numbers of opened runs and of completed runs
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
@@ -152,9 +153,9 @@ class ReplayClient:
         return actions
 
     def received(self, value: Value) -> list[Action]:
-        """Process the value of the wanted call for which the program has waited.
+        """Process the value for which the program has waited.
 
-        End the run if a tensor of this call does not have the shape that the sequence contains.
+        End the run if the meta of a returned tensor differs from its meta in the sequence.
         """
         run = self._run
         actions: list[Action] = []
@@ -265,9 +266,9 @@ class ReplayClient:
         return False
 
     def _lead(self, run: _Run, leader: Known, call: Call, actions: list[Action]) -> None:
-        """Make `leader` the run's leader; it matches the call.
+        """Make `leader` the sequence that the run follows; `leader` matches the call.
 
-        Drop rivals that do not match the call.
+        Drop the rivals (other possible sequences) that do not match the call.
         """
         position = self._position
         run.bound += self._tree.bind(leader, position, call, run.base, run.bound) or ()
@@ -289,7 +290,8 @@ class ReplayClient:
     def _virtual(self, run: _Run, data: Any, actions: list[Action]) -> Decision:
         """Record that the call is the next step of the leader; return the decision.
 
-        The call is not sent. Its results are handles, whose tensors exist only on the server.
+        The leader is the sequence that the run follows. The call is not sent. Its results are
+        handles, whose tensors exist only on the server.
         """
         position = self._position
         steps = run.leader.sequence.steps
@@ -316,8 +318,8 @@ class ReplayClient:
     def _stop_is_near(self, run: _Run) -> bool:
         """Return whether to send nothing yet, because a step that needs a message follows soon.
 
-        A step needs a message if it needs data from the client, or if a rival differs from the
-        leader at this step.
+        A step needs a message in two cases: it needs data from the client, or another possible
+        sequence (a rival) differs at this step from the sequence that the run follows (the leader).
         """
         sequence = run.leader.sequence
         branches = {run.leader.common[r.sequence.number] for r in run.rivals}
@@ -329,9 +331,10 @@ class ReplayClient:
         return False
 
     def _send(self, run: _Run, actions: list[Action]) -> None:
-        """Send the inputs and bound handles that the server does not have yet.
+        """Send the inputs, and the handles of `Bound` tensors, that the server does not have yet.
 
-        If the server has not started the run, the message also starts it.
+        A `Bound` tensor exists before the run, and is another tensor in each run. If the server has
+        not started the run, the message also starts it.
         """
         inputs, bound = tuple(run.inputs[run.sent[0]:]), tuple(run.bound[run.sent[1]:])
         if not run.started:
@@ -377,8 +380,8 @@ class ReplayClient:
         self._close()
         for call in calls[:-1]:
             self._observe(call, actions)
-        # Record first that the program has freed these tensors. Otherwise a sequence that the last
-        # call completes would keep these tensors.
+        # The last call may complete a sequence, which lists the tensors that the program still
+        # holds. Tensors that the program has freed must not be in this list, so record them first.
         for handle in run.dead - last:
             self._forget(handle)
         self._observe(calls[-1], actions)

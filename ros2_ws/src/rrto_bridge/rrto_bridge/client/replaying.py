@@ -128,7 +128,7 @@ class Replaying(PerCall):
         return super().random(state)
 
     def memory(self, handle: int) -> tuple[int, int, int]:
-        """Return facts about a tensor's memory.
+        """Return facts about a tensor's memory; see `PerCall.memory`.
 
         First end the open run, so that the tensors of this run exist.
         """

@@ -54,9 +54,11 @@ from .settings import START_LIMIT, STARTING
 SWITCH = 0.0005       # seconds after which a busy Python thread yields to the node's thread
 LINGER = 0.0005  # minimum time in seconds between two messages while the program waits for no reply
 TURN = 30.0  # time in seconds within which the server must have started a process for the program
-# maximum number of requests to open a session; together they wait at most 2 * `LIMIT` seconds
+# Maximum number of requests to open a session. The program waits at most 2 * `LIMIT` seconds for
+# the answers to all of them together.
 ASKED = 4
-GRACE = 0.5           # seconds to wait for a Ctrl+C that has possibly also ended the server
+# seconds to wait after the server has ended: the same Ctrl+C may also end this program
+GRACE = 0.5
 LOOK = 2.0            # seconds between searches for a server, after the server was lost
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
@@ -103,7 +105,7 @@ class Link(Port):
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
-        # Each item wakes `receive`, because a message has arrived or the link is lost.
+        # An item is added when a message has arrived or the link is lost. The item wakes `receive`.
         self._arrived: SimpleQueue[None] = SimpleQueue()
         self._changed = threading.RLock()      # protects `sender`, `receiver` and `_link`
         self._heard = self._flushed = self._looked = time.monotonic()

@@ -21,7 +21,8 @@ aten = torch.ops.aten
 UNINITIALISED = frozenset(('empty', 'empty_strided', 'empty_like', 'empty_permuted', 'new_empty',
                             'new_empty_strided'))
 
-# Maps an operator to a method of the tensor that returns the same result but reads no values.
+# Maps an operator to a method of torch.Tensor. The method returns the same result as the operator,
+# but reads no values.
 _ASKED: dict[str, Call] = {'is_conj': torch.Tensor.is_conj, 'is_neg': torch.Tensor.is_neg}
 
 
@@ -79,11 +80,11 @@ def _recurrent(function: Call, device: torch.device) -> Call:
     """Wrap an operator such as an LSTM, so that it computes the same values as in the program.
 
     The wrapper has two more arguments. `learnt`: whether the weights require gradients in the
-    program. `graded`: whether gradients are enabled there. On a CPU, PyTorch multiplies weights
-    that require gradients with another routine, even without a backward pass. The weights on the
-    server were made in inference mode, so they cannot require gradients. Therefore the wrapper uses
-    copies that require gradients. If gradients are enabled, PyTorch also uses another library to
-    compute an LSTM.
+    program. `graded`: whether gradients are enabled in the program. Even without a backward pass,
+    these two facts change the values. On a CPU, PyTorch uses another routine for the matrix
+    products if the weights require gradients. If gradients are enabled, PyTorch also uses another
+    library to compute an LSTM. The weights on the server were made in inference mode, so they
+    cannot require gradients. Therefore the wrapper uses copies that require gradients.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:

@@ -188,10 +188,11 @@ class Context:
                 first: int) -> Any:
         """Run an operator; its new tensors get the handles first, first + 1, ... in order.
 
-        Returns the operator's result with replacements. A new tensor becomes its Meta. A tensor
-        that is tensor argument number k becomes the pair (Special(GIVEN, k), Meta). A list becomes
-        a tuple. No result becomes (). Scalars, and None in a list, stay unchanged. Raises Refused,
-        RemoteError, OutOfMemory, or any error of the operator; then no handle is created.
+        Returns the operator's result with replacements. A new tensor becomes its Meta. If the
+        operator returns its tensor argument number k, this tensor becomes the pair (Special(GIVEN,
+        k), Meta). A list becomes a tuple. If the operator returns None, the result is (). Scalars,
+        and None in a list, stay unchanged. Raises Refused, RemoteError, OutOfMemory, or any error
+        of the operator; then no handle is created.
         """
         if op in (HTOD, DTOH):
             raise RemoteError(f'{op} is not an operator')

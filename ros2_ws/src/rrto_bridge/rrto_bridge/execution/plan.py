@@ -233,7 +233,7 @@ class Plan:
         return self._shares.get(place, {place})
 
     def note_releases(self, sequence: Sequence) -> None:
-        """Record for each instruction which tensors, and whose memory, to release after it.
+        """Record in each instruction the registers and the memory to release after the step.
 
         A tensor is released after the step that uses it last, unless the sequence keeps the tensor.
         """

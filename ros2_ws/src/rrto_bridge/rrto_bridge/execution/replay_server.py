@@ -45,7 +45,7 @@ class _Run:
         self.begin(plan)
 
     def keep(self, inputs: tuple[Any, ...]) -> None:
-        """Keep these inputs until the run ends, and count them as the client's memory."""
+        """Keep `inputs` until the run ends, and count them as the client's memory."""
         if self.short is not None:
             return
         try:
@@ -214,7 +214,7 @@ class _Run:
         return value
 
     def answer(self, step: Instruction, value: Any) -> Value:
-        """Return the `Value` of a wanted step for the client."""
+        """Return the `Value` of a wanted step: the answer that the program needs at once."""
         metas: tuple[Meta | None, ...] = ()
         if step.metas:
             row: list[Meta | None] = list(step.metas)
@@ -281,7 +281,7 @@ class ReplayServer:
         return None
 
     def advance(self, limit: int) -> Iterator[Value]:
-        """Execute at most `limit` steps of the open run; yield the value of each wanted step.
+        """Execute at most `limit` steps of the open run; yield each value that the program needs.
 
         Yield each value as soon as it exists, so that the program does not wait for later steps.
         """

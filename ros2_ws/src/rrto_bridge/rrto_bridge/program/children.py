@@ -69,8 +69,8 @@ def adapted(command: Sequence[str], environment: Mapping[str, str], ours: Mappin
 def _started(command: list[str]) -> int:
     """Return the index at which the started command begins: 2 for `timeout 5 python x.py`.
 
-    `command` begins with a command of `_BEFORE`. The started command must be a Python, `env` or a
-    command of `_BEFORE`. If it is another program, return the length of `command`.
+    `command` begins with a command of `_BEFORE`. If the started command is not a Python, `env` or a
+    command of `_BEFORE`, return the length of `command`.
     """
     for at, word in enumerate(command[1:], 1):
         name = os.path.basename(word)

@@ -63,8 +63,8 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                # While this thread waited, other threads made calls. The expected step may be
-                # another one now, so dispatch the operator again.
+                # While this thread waited, other threads made calls. So replay may expect another
+                # step now: dispatch the operator again.
                 return self.dispatch(function, args, kwargs)
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.
@@ -288,7 +288,8 @@ class Device:
     def ask(self, function: Any, tensor: RemoteTensor) -> Any:
         """Run an operator such as `is_conj` on the server.
 
-        PyTorch alone would examine the wrapper in this process instead of the tensor on the server.
+        PyTorch itself would examine the `RemoteTensor` object in this process instead of the tensor
+        on the server.
         """
         with self.connection.lock:
             return self.run(function, (tensor,), {})

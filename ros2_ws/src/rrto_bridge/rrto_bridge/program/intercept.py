@@ -54,7 +54,8 @@ def install(device: Device) -> None:
                 kernels.impl(name, partial(_from_backend, overload(name)), key)
         _record_traces(kernels)
     _KEPT.extend((backend, kernels))
-    # In PyTorch's CUDA build TorchScript would compile kernels for this machine's GPU.
+    # With a CUDA build of PyTorch, TorchScript would otherwise compile kernels for this machine's
+    # GPU.
     torch._C._jit_override_can_fuse_on_gpu(False)
     cuda_api.install(device)
     signals.install(lambda: device.connection.busy(), RemoteTensor.__del__.__code__)

@@ -143,9 +143,11 @@ class Lifetimes:
         """Free on the server the tensors that the program no longer references.
 
         If fewer than `engine.batch` tensors wait to be freed, free them only if ``at_once`` is
-        True. The journal stores the calls from which the client can compute its tensors again. If a
-        tensor depends on a long chain of these calls, first fetch the tensor's values. In the
-        journal, the values then replace the chain.
+        True.
+
+        Before that, shorten the journal, which stores the calls from which the client can compute
+        its tensors again. If a tensor in the journal depends on a long chain of calls, fetch the
+        tensor's values; in the journal, these values replace the chain.
         """
         connection = self._connection
         engine = connection.engine

@@ -117,9 +117,9 @@ def _crosses(facts: Operator, argument: Any, tensor: torch.Tensor, args: Any) ->
 
 
 def _is_read(facts: Operator, argument: Any, tensor: torch.Tensor) -> bool:
-    """Return whether an operator on CPU tensors accepts a remote tensor as this argument.
+    """Return whether an operator that writes to CPU tensors accepts a remote tensor as `argument`.
 
-    The operator only reads such an argument: it is an index, or is read with `item()`.
+    It does in two cases: the argument is an index, or the operator reads one number with `item()`.
     """
     return str(argument.type) == INDICES or (
         not tensor.dim() and _READ_BY_ITEM.get(facts.name) == argument.name)

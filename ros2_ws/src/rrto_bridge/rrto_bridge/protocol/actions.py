@@ -108,7 +108,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The server's result of one wanted step of a run.
+    """The server's result of one wanted step: a step whose value the program needs at once.
 
     `index`: number of the step among the wanted steps of the run, from 0. `metas`: metas of the
     returned tensors, if a shape depends on data. If these metas differ from the metas in the

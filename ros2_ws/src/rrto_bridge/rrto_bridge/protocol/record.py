@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 HTOD = 'htod'
 # Set the random seed: the argument is a tensor that contains the seed; no result.
 SEEDING = 'rrto.seed.default'
-# Copy from device to host: the argument is one `Ref`; no result. It is always a wanted call, whose
-# value is the bytes.
+# Copy from device to host: the argument is one `Ref`; no result. It is always a wanted call (a call
+# whose value the program needs at once); the value is the bytes.
 DTOH = 'dtoh'
 
 GIVEN = 'given'  # `Special(GIVEN, k)` in a result: the operator has returned tensor argument k

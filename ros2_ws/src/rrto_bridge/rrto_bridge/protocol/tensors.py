@@ -129,8 +129,8 @@ def ordinary() -> Any:
     For example, it handles lazy conjugation, lazy negation and gradients. Inside the
     implementation, it skips these steps, even for tensors that are not arguments of the operator.
     Without the steps, PyTorch would ignore that such a tensor is lazily conjugated or negated. It
-    would also ignore that a weight requires gradients, although it multiplies such weights with
-    another routine. In the context, PyTorch does all steps.
+    would also ignore that a weight requires gradients, and so compute matrix products with this
+    weight by another routine than usual. In the context, PyTorch does all steps.
     """
     included: Any = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, _EXCLUDED)

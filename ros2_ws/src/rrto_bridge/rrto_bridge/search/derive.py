@@ -16,9 +16,9 @@ from typing import Any
 from ..protocol.record import HTOD, Meta, Persistent
 from ..protocol.sequence import ROLES, Sequence, Step, StepRole, substitute
 
-# Type of a function that infers shapes. Its parameters are an operator's name, the arguments, in
-# which a Meta stands for each tensor, and the keywords. It returns the metas of the results. It
-# raises an error if it cannot infer them.
+# Type of a function that infers shapes. Its parameters: the name of an operator; the arguments,
+# with a Meta in place of each tensor; the keywords. It returns the metas of the results. It raises
+# an error if it cannot infer them.
 Infer = Callable[[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], tuple[Meta | None, ...]]
 
 

@@ -1,4 +1,4 @@
-"""Holds the known sequences, and for each pair of sequences the number of equal first steps.
+"""Holds the known sequences, and for each pair the number of steps before the first difference.
 
 The structure is a prefix tree.
 """
@@ -16,7 +16,7 @@ from .derive import Infer, derive
 
 # maximum number of known sequences; beyond it, the least recently used one is dropped
 MAX_SEQUENCES = 32
-# after more failed runs in a row than this, a sequence is not used for a while
+# If more than PATIENCE runs of a sequence fail in a row, the sequence is not used for a while.
 PATIENCE = 3
 # Maximum number of persistent tensors that `add` changes to `Bound`. If more tensors differ, the
 # calls are those of another model.

@@ -28,10 +28,10 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-# When the number of known tags plus the number of calls in the open partial sequence reaches this
-# limit, `PartialSequences` forgets all observations.
+# `PartialSequences` forgets all observations when this number is reached: the number of different
+# calls observed so far, plus the number of calls in the open partial sequence.
 LIMIT = 1 << 15
-FED = 16           # number of partial sequences after which a tree node gets a new `Search`
+FED = 16           # after every FED partial sequences, a node (`_Node`) gets a new `Search`
 
 # A fragment: the tags of its calls. A tag is a number: calls with equal operators, arguments
 # (without handles) and metas have equal tags. The tag of a wanted call omits its metas.
@@ -43,7 +43,7 @@ Metas = tuple[Meta | None, ...]
 class _Node:
     """A node of the tree of fragments: the position after a fragment."""
 
-    varies: bool = False                # whether the last fragment's result varies in shape
+    varies: bool = False                # whether the shape of the fragment's result varies
     ends: bool = False                  # whether partial sequences end at this node
     following: Fragment | None = None   # the only fragment that has ever come after this node
     child: _Node | None = None          # the node after the fragment `following`
@@ -94,7 +94,7 @@ class PartialSequences:
         self._given: dict[int, Meta] = {}
 
     def observe(self, call: Call) -> Sequence | None:
-        """Record a call; return a sequence if one is found that ends with or before this call."""
+        """Record a call; return the sequence found that ends with or before this call, or None."""
         if len(self._tags) + len(self._items) + len(self._fragment) >= LIMIT:
             self.restart()
         found = None
@@ -148,10 +148,10 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: whether the partial sequence ends only because its first fragment occurs again. If,
-        in this case, no earlier partial sequence has ended at the same node for another reason, no
-        shape varies. Then do not search the partial sequence: the search for whole sequences finds
-        its calls.
+        `again`: whether the partial sequence ends only because its first fragment occurs again. If
+        all earlier partial sequences that ended at the same node also ended for this reason, no
+        shape varies. The search for whole sequences then finds the calls, so do not search this
+        partial sequence.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None

@@ -76,7 +76,7 @@ class Search:
         self._first = [0]
         # maps the handle of a live tensor to its origin (see `_SHIFT`)
         self._origin: dict[int, int]    = {}
-        # maps the handle of a tensor from a replayed pass to its meta
+        # Key: handle of a tensor that a replayed pass has left. Value: the meta of the tensor.
         self._outside: dict[int, Meta] = {}
         # Positions in the log. Before the call at each position, the program made calls that are
         # not in the log.

@@ -180,10 +180,11 @@ class ServerMachine:
         return []
 
     def on_ended(self, program: str, ending: Ending, now: float) -> list[Action]:
-        """Process the end of a program's process, or that the process could not start.
+        """Handle the end of a program's process, or the failure of its start.
 
-        If the process has not told the program the reason, send it now. Otherwise the program would
-        wait for a process that does not exist. If the status is not 0, delay the next start.
+        If the process has not told the program the reason, send the reason to the program now.
+        Otherwise the program would wait for a process that does not exist. If the status is not 0,
+        delay the next start.
         """
         known = self._programs.pop(program, None)
         if known is None:

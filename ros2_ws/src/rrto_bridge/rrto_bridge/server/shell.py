@@ -139,8 +139,9 @@ class _Program:
     def tell(self, ack: msg.Ack) -> None:
         """Send an acknowledgement, or keep it in `unsent` if DDS has not found the program yet.
 
-        DDS does not deliver a message that is sent before that. If a process cannot start, the
-        server knows that within milliseconds, often before DDS has found the program.
+        DDS delivers a message only if it has found the program before the message is sent. If a
+        process cannot start, the server notices this within milliseconds, often before DDS has
+        found the program.
         """
         self.unsent = ack
         self.send()

@@ -123,7 +123,7 @@ def glu(call: Call) -> Division:
 
 @rule('channel_shuffle')
 def channels(call: Call) -> Division:
-    """Divide a channel shuffle along any axis except the channels, because it reorders them."""
+    """Divide a channel shuffle along any axis except the channels, which the operator reorders."""
     value = call.values[0]
     return indivisible(call) if value.axis == 1 else same_axis(call, value)
 

@@ -154,7 +154,7 @@ class GroupCode:
 
 
 class GradientCode:
-    """The codes of all groups. Each of the shards 0..shards-1 belongs to one group.
+    """The gradient codes of all groups. Each of the shards 0..shards-1 belongs to one group.
 
     ``stragglers``: how many stragglers every group tolerates.
     """

@@ -58,7 +58,7 @@ def comparable(capacities: ArrayLike) -> NDArray[np.float64]:
 
 
 def check_shares(capacities: ArrayLike, stragglers: int) -> None:
-    """Raise `ConfigError` if one group of all robots would not tolerate the stragglers."""
+    """Raise `ConfigError` if the stragglers are too many even for a single group of all robots."""
     array = checked(capacities)
     redundancy = stragglers + 1
     if stragglers < 0:

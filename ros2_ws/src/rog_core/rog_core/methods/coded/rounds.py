@@ -142,10 +142,9 @@ class Coded(Rolling):
     def _prompt(self) -> list[int]:
         """Return the ranks that pushed first in this round; all other ranks count as stragglers.
 
-        All groups together tolerate a certain number of stragglers, and exactly so many ranks
-        count as stragglers. It is not enough to count the robots whose push is missing at the end
-        of the round. The round ends as soon as each group lacks at most S pushes. So this count
-        would never find more than S stragglers in one group.
+        The number of stragglers is fixed: it is the number that all groups together tolerate.
+        The pushes that are missing at the end of the round do not show all stragglers. If a group
+        has more than S stragglers, the round continues until only S of its pushes are missing.
         """
         code = self._scheme.code
         return self._received[:len(self._there) - len(code.groups) * code.stragglers]

@@ -317,7 +317,7 @@ def _no_compile(model: Any = None, **kwargs: Any) -> Any:
 
 
 def _no_gradients() -> None:
-    """Make a backward pass through tensors of the device raise an error that explains why."""
+    """Make a backward pass through tensors of the device raise a clear error."""
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
 
