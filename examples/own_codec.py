@@ -45,6 +45,5 @@ class Half(Codec):
         return 0 if np.isfinite(energy) else OWN, 0, energy
 
     def scaled(self, partition, ids, data, factor):
-        """Multiply the values that ``data`` encodes by ``factor`` (0 to 1); return their
-        encoding."""
+        """Return the encoding of the values of ``data`` times ``factor``, 0 to 1."""
         return (data.view('<f2') * np.float32(factor)).astype('<f2').view(np.uint8)
