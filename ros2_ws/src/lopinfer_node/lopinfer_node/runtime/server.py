@@ -54,6 +54,7 @@ MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and has
 REFUSALS = 64    # number of refused models for which the server remembers the reason
 # seconds of a client's silence after which another process may use the client's name
 TAKE_OVER = 2.0
+LOADING = OpenReply(PREPARING, 'the server loads and measures the model')
 
 
 @dataclass(frozen=True)
@@ -236,10 +237,10 @@ class ServerMachine:
         if model is None:
             if request.digest not in self._stored:
                 return self._missing(request), []
-            return self._preparing(), self.add(request.model, request.digest, request.names,
+            return LOADING, self.add(request.model, request.digest, request.names,
                                                request.hashes)
         if model.status == PREPARING:
-            return self._preparing(), []
+            return LOADING, []
         if model.status == REFUSED:
             del self._models[request.digest]  # so the next call of `Open` tries the model again
             return OpenReply(REFUSED, model.reason), []
@@ -318,9 +319,6 @@ class ServerMachine:
             return (f"the name '{request.client}' is in use by another client; give each robot "
                     'its own namespace')
         return ''
-
-    def _preparing(self) -> OpenReply:
-        return OpenReply(PREPARING, 'the server loads and measures the model')
 
     def _missing(self, request: OpenRequest) -> OpenReply:
         reason = 'the server does not have this model'
