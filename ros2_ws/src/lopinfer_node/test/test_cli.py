@@ -4,6 +4,7 @@ testing/test_documents.py runs `lopinfer demo`, which starts processes.
 """
 
 import json
+from argparse import ArgumentTypeError
 
 import pytest
 from lopinfer_node.cli.choice import bandwidths
@@ -53,6 +54,23 @@ def test_plan_prints_a_row_per_bandwidth_writes_the_table_and_draws(profile, tmp
     ('10,2,5,2', (2e6, 5e6, 10e6))])
 def test_bandwidths_ascend_in_whatever_order_they_are_given(text, found):
     assert bandwidths(text) == found
+
+
+@pytest.mark.parametrize('text', ['0:30:1e-9', '0:1001:1', '0:1:1e-320', '1e308:-1e308:-1',
+                                  ','.join(['1'] * 1001)])
+def test_more_bandwidths_than_1000_are_refused_before_they_take_memory(text, monkeypatch):
+    monkeypatch.setattr('numpy.arange', None)
+    with pytest.raises(ArgumentTypeError, match='at most 1000 bandwidths'):
+        bandwidths(text)
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('text', [
+    '0:inf:1', 'nan:1:1', '0:30:nan', '0:30:inf', '1,nan', '1e305', '0:1e308:1e307', '0:30:0',
+    '1:2', '1:2:3:4', '', '-1:3:1', '-1e308:1e308:-1'])
+def test_bandwidths_that_are_no_rates_are_refused(text):
+    with pytest.raises(ArgumentTypeError, match='must be from:to:step or a list'):
+        bandwidths(text)
 
 
 @pytest.mark.long

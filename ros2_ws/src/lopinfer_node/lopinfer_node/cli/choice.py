@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ..planning.profile import Profile
 from ..planning.timeline import Costs
 from ..runtime.measure import measure
 
+MOST = 1000     # maximum number of bandwidths
 MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a published profile '
               '(a .csv file)')
 
@@ -128,18 +130,31 @@ def shape(text: str) -> tuple[int, ...]:
 
 def bandwidths(text: str) -> tuple[float, ...]:
     """Parse bandwidths in MB/s, such as `0:30:1` or `2,5,10`; return them in bytes/s, ascending."""
+    wrong = argparse.ArgumentTypeError(
+        'must be from:to:step or a list such as 2,5,10, finite, at least 0, in MB/s, '
+        f'got {text[:100]!r}')
     try:
-        if ':' in text:
-            low, high, step = (float(n) for n in text.split(':'))
-            listed = np.arange(low, high + step / 2, step)
-        else:
-            listed = np.array([float(n) for n in text.split(',')])
-    except (ValueError, ZeroDivisionError):
-        listed = np.array([])
-    found = np.unique(listed * 1e6)   # ascending; the step of a range can be negative
-    if not 0 < len(found) <= 1000 or found.min() < 0 or not np.isfinite(found).all():
-        raise argparse.ArgumentTypeError('must be from:to:step or a list such as 2,5,10, in MB/s, '
-                                         f'got {text!r}')
+        numbers = [float(n) for n in text.split(':' if ':' in text else ',')]
+    except ValueError:
+        raise wrong from None
+    if not all(map(math.isfinite, numbers)):
+        raise wrong
+    low, step, count = 0.0, 0.0, float(len(numbers))
+    if ':' in text:
+        if len(numbers) != 3 or not numbers[2]:
+            raise wrong
+        low, high, step = numbers
+        count = (high - low) / step + 0.5
+    # Check the number before the bandwidths take memory.
+    if count > MOST:
+        raise argparse.ArgumentTypeError(f'must be at most {MOST} bandwidths, got {text[:100]!r}')
+    if count <= 0:
+        raise wrong
+    listed = low + step * np.arange(math.ceil(count)) if step else np.array(numbers)
+    with np.errstate(over='ignore'):
+        found = np.unique(listed * 1e6)   # ascending; the step of a range can be negative
+    if found.min() < 0 or not np.isfinite(found).all():
+        raise wrong
     return tuple(found)
 
 
