@@ -20,7 +20,7 @@ from rrto_bridge.client.shell import Link, LinkOptions
 from rrto_bridge.program.connection import Connection
 from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.allow import operators_digest
-from rrto_bridge.protocol.errors import LinkError
+from rrto_bridge.protocol.errors import ConfigError, LinkError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL
 from rrto_bridge.server import shell
 from rrto_bridge.server.parameters import ServerSettings
@@ -182,6 +182,67 @@ works = getattr(os, FAILS)
 said, fork_server.ForkServer.say = fork_server.ForkServer.say, say
 fork_server.main(sys.argv[2:])
 '''
+
+
+# What goes wrong in the fork server, and what the server says.
+UNREADY = {
+    'import os; os._exit(3)':
+        'PyTorch cannot be loaded: the process that loads it ended with exit code 3; see its',
+    'import os, signal; signal.raise_signal(9)':
+        'PyTorch cannot be loaded: the process that loads it was ended by SIGKILL, as when memory',
+    "import os; os.fork = lambda: os.open('/no_process_is_left', 0)":
+        "the server cannot start a process: .*no_process_is_left",
+    "import os; os.pipe = lambda: os.open('/no_pipe_is_left', 0)":
+        "the server cannot start a process: .*no_pipe_is_left",
+    "fork_server.torch_device = lambda name: open('/no_driver')":
+        "FileNotFoundError: .*'/no_driver'",
+    'fork_server.torch_device = lambda name: os._exit(3)':
+        "device 'auto' cannot be used: the process that tried it ended with exit code 3",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('wrong', UNREADY)
+def test_a_server_that_cannot_start_gives_the_reason(wrong, tmp_path, monkeypatch):
+    early = wrong.startswith('import')
+    code = '\n'.join(['import os, sys', wrong * early,
+                      'from rrto_bridge.server import fork_server', wrong * (not early),
+                      'fork_server.main(sys.argv[1:])'])
+    start = subprocess.Popen
+
+    def popen(command, **options):
+        return start([sys.executable, '-c', code, command[-1]], **options)
+
+    monkeypatch.setattr(subprocess, 'Popen', popen)
+    process = shell.ForkServerProcess('s', tmp_path, ServerSettings())
+    try:
+        with pytest.raises(ConfigError, match=UNREADY[wrong]):
+            process.ready()
+    finally:
+        process.close()
+
+
+def test_a_server_that_cannot_start_the_fork_server_says_so_and_deletes_its_folder(
+        nodes, monkeypatch, tmp_path):
+    def popen(*arguments, **options):
+        raise BlockingIOError(11, 'no process is left')
+
+    monkeypatch.setattr(shell, 'MEMORY', str(tmp_path))
+    monkeypatch.setattr(subprocess, 'Popen', popen)
+    with pytest.raises(ConfigError, match='cannot start a process: .*no process is left'):
+        shell.Server(nodes.node('server'), 'poor', ServerSettings(name='poor'))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_start_another_fork_server_refuses_programs(
+        nodes, server, monkeypatch):
+    def unable(*arguments):
+        raise ConfigError('no process is left')
+
+    monkeypatch.setattr(shell, 'ForkServerProcess', unable)
+    server._on_gone()
+    with pytest.raises(AssertionError, match='must be restarted: no process is left'):
+        open_session(nodes, nodes.node('refused'), 'unable', 'refused')
 
 
 @pytest.mark.long
