@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.allow import operators_digest
 from rrto_bridge.protocol.errors import ConfigError, LinkError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL
-from rrto_bridge.server import shell
+from rrto_bridge.server import shell, worker
 from rrto_bridge.server.parameters import ServerSettings
 from rrto_bridge.server.shared_status import SharedStatus
 from rrto_msgs import msg, srv
@@ -277,6 +278,16 @@ def test_a_fork_server_that_cannot_start_a_process_says_so_and_continues(tmp_pat
         process.communicate(timeout=LIMIT)
 
 
+def test_a_process_that_ends_with_its_server_ignores_a_second_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(worker._ServerHasEnded):
+            worker._server_has_ended()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # -- real processes --------------------------------------------------------------------------------
 
 @pytest.fixture(scope='module')
@@ -304,6 +315,16 @@ def test_a_server_without_file_descriptors_says_so_and_serves_programs_again_lat
     fails_with(domain, 'few', 'the server cannot start a process for the program: .*Errno 24')
     resource.prlimit(fork_server, resource.RLIMIT_NOFILE, limits)
     assert domain.run('--server', 'few', '--', sys.executable, '-c', SUM) == (0, '2.0\n', '')
+
+
+@pytest.mark.long
+def test_the_fork_server_leaves_the_end_to_the_supervisor_when_all_get_sigterm(domain):
+    server = domain.server('held')
+    server.wait('serving as held')
+    fork_server, = children(server.process.pid)
+    os.kill(fork_server, signal.SIGTERM)
+    assert domain.run('--server', 'held', '--', sys.executable, '-c', SUM) == (0, '2.0\n', '')
+    assert children(server.process.pid) == [fork_server]
 
 
 @pytest.mark.long

@@ -32,6 +32,7 @@ from .parameters import ServerSettings
 from .worker import Task, serve
 
 MESSAGE = 1 << 16   # maximum size of a datagram, in bytes
+SHARED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ORDERLY = 0.8       # seconds in which processes can end before they are killed
 
 
@@ -119,6 +120,7 @@ class ForkServer:
                      reason=f'the server cannot start a process for the program: {error}')
             return
         if not child:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.selector.close()
             self.link.close()
             for descriptor in self.processes.values():
@@ -160,7 +162,10 @@ class ForkServer:
 
 def main(arguments: list[str]) -> None:
     """Run a fork server for the supervisor; `arguments`: the file descriptor of the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl+C, and systemd at its stop, signal all processes of the server. If this process ended
+    # first, the supervisor would start another one, and tell the programs a wrong reason.
+    for number in SHARED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     # At a fork, Python 3.12 and later warn of the threads that OpenBLAS and LTTng start when they
     # are loaded.
     warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)

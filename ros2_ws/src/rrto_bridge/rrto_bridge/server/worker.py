@@ -53,6 +53,8 @@ class _ServerHasEnded(BaseException):
 
 
 def _server_has_ended(*_: Any) -> NoReturn:
+    # systemd sends SIGTERM to this process, too, so the fork server's is the second one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _ServerHasEnded
 
 
