@@ -31,6 +31,7 @@ from fleet_env.emulated.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.environment import ros_home
 from fleet_ros.middleware import other_middleware
+from fleet_ros.process import explained, is_users
 from fleet_ros.receiving import Receiving
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
@@ -124,8 +125,15 @@ class Link(Port):
             os.environ['ROS_HOME'] = str(ros_home())
         release = self._made.callback
         release(self._context.try_shutdown)
-        rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
-        self.node = Node(f'rrto_bridge_{self.program}', namespace=namespace, context=self._context)
+        try:
+            rclpy.init(args=[], context=self._context,
+                       signal_handler_options=SignalHandlerOptions.NO)
+            self.node = Node(f'rrto_bridge_{self.program}', namespace=namespace,
+                             context=self._context)
+        except Exception as error:
+            if not is_users(error, ()):
+                raise
+            raise ConfigError(explained(error, ())) from error
         release(self.node.destroy_node)
         bound_parameters(self.node, writable=False)
         release(self._stop_receiving)
