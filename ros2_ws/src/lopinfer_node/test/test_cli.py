@@ -92,6 +92,10 @@ def test_compare_writes_latencies_and_figures(profile, tmp_path, capsys):
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['profile', 'no_such_model'], "there is no model 'no_such_model'"),
     (['profile', 'no.such.module:f'], 'No module named'),
+    (['profile', ':'], "must be named package.module:factory, got ':'"),
+    (['profile', '..x:y'], "must be named package.module:factory, got '..x:y'"),
+    (['profile', 'runtime_models:small', '--input', '1x3x9999999x9999999'],
+     'an input of 1x3x9999999x9999999 cannot be made'),
     (['profile', 'runtime_models:Untraceable', '--input', '4'], 'runtime_models.py'),
     (['plan', *MODEL, '--profile', '/nowhere/p.json'], '/nowhere/p.json: cannot be read'),
     (['plan', 'published.csv', '--profile', 'p.json'], 'leave out --profile'),
@@ -115,6 +119,9 @@ def test_a_trace_in_which_the_link_fails_is_a_mistake(profile, tmp_path, capsys)
 
 
 @pytest.mark.parametrize('arguments', [
+    ['profile', *MODEL, '--out', '/nowhere/x'], ['profile', *MODEL, '--out', '/'],
+    ['plan', *MODEL, '--out', '/nowhere/x'], ['plan', *MODEL, '--plot', '/nowhere/x.png'],
+    ['plan', *MODEL, '--plot', 'x.nonsense'],
     ['plan', *MODEL, '--bandwidth', 'fast'], ['plan', *MODEL, '--bandwidth', '0:1:0'],
     ['plan', *MODEL, '--bandwidth', '0:4:-1'], ['plan', *MODEL, '--bandwidth', '2:-2:-1'],
     ['plan', *MODEL, '--weight', '1', '--deadline', '1'],
@@ -123,3 +130,14 @@ def test_bad_options_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2 and 'error:' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('verb', ['compare', 'demo'])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+        verb, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'file').touch()
+    for name in ('compare.problem', 'demo.measured'):
+        monkeypatch.setattr(f'lopinfer_node.cli.{name}',
+                            lambda *_, **__: pytest.fail('it measures'))
+    assert main([verb, *MODEL, '--out', str(tmp_path / 'file')]) == 2
+    assert capsys.readouterr().err == f"lopinfer: {tmp_path / 'file'}: File exists\n"

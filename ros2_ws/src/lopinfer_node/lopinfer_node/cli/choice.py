@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..errors import ProfileError
+from ..errors import ModelError, ProfileError
 from ..model import zoo
 from ..model.graph import Graph
 from ..model.traced import Traced, trace
@@ -60,7 +61,17 @@ def traced_model(options: argparse.Namespace) -> Traced:
     """Load and trace the model that the user named."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    return trace(zoo.load(options.model), torch.zeros(options.input))
+    return trace(zoo.load(options.model), example_input(options.input))
+
+
+def example_input(size: tuple[int, ...]) -> torch.Tensor:
+    """Return zeros as a model's input; raise ModelError if they do not fit into memory."""
+    try:
+        return torch.zeros(size)
+    except RuntimeError as error:
+        text = 'x'.join(map(str, size))
+        raise ModelError(f'an input of {text} cannot be made: {str(error).splitlines()[0]}') \
+            from error
 
 
 def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
@@ -126,6 +137,27 @@ def shape(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 1:
         raise argparse.ArgumentTypeError(f'must be a shape such as 1x3x224x224, got {text!r}')
     return sizes
+
+
+def new_file(text: str) -> Path:
+    """Parse the path of a file that will be written; check it now, before a long measurement."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir() \
+            or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError('must be a file that can be written, in a folder that '
+                                         f'exists, got {text!r}')
+    return path
+
+
+def picture(text: str) -> str:
+    """Parse the path of a picture that will be drawn; '' stands for the default."""
+    if not text:
+        return text
+    from matplotlib.backend_bases import FigureCanvasBase
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if new_file(text).suffix.lstrip('.').lower() not in ('', *known):
+        raise argparse.ArgumentTypeError(f'must end with one of .{", .".join(known)}, got {text!r}')
+    return text
 
 
 def bandwidths(text: str) -> tuple[float, ...]:
