@@ -44,6 +44,16 @@ def test_ctrl_c_while_a_tensor_is_released_is_not_lost():
     assert (ended.stdout, ended.stderr) == ('released\ninterrupted\n', '')
 
 
+def test_a_handler_of_the_program_gets_the_interrupted_frame():
+    code = ('import signal\nfrom rrto_bridge.program import signals\n'
+            'signals.install(lambda: False, None)\n'
+            'signal.signal(signal.SIGUSR1, lambda number, frame: print(frame.f_lineno))\n'
+            'signal.raise_signal(signal.SIGUSR1)\n')
+    ended = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                           timeout=LIMIT, check=False)
+    assert (ended.stdout, ended.stderr) == ('5\n', '')
+
+
 class Stop(BaseException):
     pass
 
