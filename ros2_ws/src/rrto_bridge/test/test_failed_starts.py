@@ -288,6 +288,24 @@ def test_a_process_that_ends_with_its_server_ignores_a_second_sigterm():
         signal.signal(signal.SIGTERM, before)
 
 
+HANGS = """
+import ctypes
+from types import SimpleNamespace
+from rrto_bridge.server import worker
+
+worker.PATIENCE = 0.1
+made = worker._Worker.__new__(worker._Worker)
+made.acks = made.down = SimpleNamespace(wait_for_all_acked=lambda duration: None)
+made._spinning = SimpleNamespace(close=ctypes.PyDLL(None).pause)   # holds the GIL
+made._close()
+"""
+
+
+def test_a_process_that_hangs_at_its_end_with_the_lock_of_python_is_ended():
+    ended = subprocess.run([sys.executable, '-c', HANGS], check=False, timeout=LIMIT)
+    assert ended.returncode == -signal.SIGALRM
+
+
 # -- real processes --------------------------------------------------------------------------------
 
 @pytest.fixture(scope='module')
