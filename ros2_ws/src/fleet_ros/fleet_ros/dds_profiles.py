@@ -39,12 +39,23 @@ def is_loopback(network: ReachConfig) -> bool:
     return network.interface == LOOPBACK
 
 
+def highest_index(network: ReachConfig) -> int:
+    """Return the highest DDS participant index that is tried.
+
+    The ports of a participant are 7410 + 250 * domain + 2 * index and the next one (RTPS, 9.6.1).
+    In the highest domain, the index 119 would have a port above 65535, with which Fast DDS ends
+    the process.
+    """
+    first = 7411 + 250 * max(0, network.domain_id)
+    return min(INDICES[is_loopback(network)], (65535 - first) // 2)
+
+
 def cyclone_profile(network: ReachConfig) -> str:
     """Return the configuration of Cyclone DDS, for CYCLONEDDS_URI or for a file."""
     here = is_loopback(network)
     peers = ['127.0.0.1'] if here else network.peer_list
     index = ('<ParticipantIndex>auto</ParticipantIndex>'
-             f'<MaxAutoParticipantIndex>{INDICES[here]}</MaxAutoParticipantIndex>')
+             f'<MaxAutoParticipantIndex>{highest_index(network)}</MaxAutoParticipantIndex>')
     discovery = (f'<SPDPInterval>{ANNOUNCED}s</SPDPInterval>'
                  + f'<LeaseDuration>{LEASE[here]}s</LeaseDuration>'
                  + (index + '<Peers>' + ''.join(f'<Peer address={quoteattr(peer)}/>'
@@ -93,7 +104,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
         '<type>UDPv4</type>'
         f'<receiveBufferSize>{RECEIVE_BUFFER}</receiveBufferSize>'
         + f'<maxMessageSize>{DATAGRAM}</maxMessageSize>' * (not here)
-        + f'<maxInitialPeersRange>{INDICES[here] + 1}</maxInitialPeersRange>'
+        + f'<maxInitialPeersRange>{highest_index(network) + 1}</maxInitialPeersRange>'
         f'<interfaceWhiteList><interface>{escape(network.interface)}</interface>'
         '</interfaceWhiteList><non_blocking_send>true</non_blocking_send>'
         '</transport_descriptor></transport_descriptors>'

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from fleet_env.errors import FleetFileError
+from fleet_env.settings.base import changed
 from fleet_env.settings.fleet import ReachConfig
 
 from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
@@ -51,13 +52,14 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
     :raises FleetFileError: this machine lacks the interface in the settings, or cannot resolve a
         peer.
     """
+    network = changed(network, domain_id=domain_of(network))
     known = [name for _, name in socket.if_nameindex()]
     if network.interface not in known:
         raise FleetFileError(f"network.interface is '{network.interface}', which this machine does "
                              f'not have; it has {", ".join(known)}')
     profile = str(_kept(fastdds_profile(network, fastdds_version(), robot)))
     return {
-        'ROS_DOMAIN_ID': str(domain_of(network)),
+        'ROS_DOMAIN_ID': str(network.domain_id),
         # The profiles define the whole discovery. Any other range would change it: with LOCALHOST,
         # Fast DDS opens sockets on every interface.
         'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SYSTEM_DEFAULT',

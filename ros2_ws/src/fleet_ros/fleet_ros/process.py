@@ -65,7 +65,7 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     except Exception as error:
         if not is_users(error, packages):
             traceback.print_exc()
-        return _end(fail(_sentence(error, packages)))
+        return _end(fail(explained(error, packages)))
     try:
         code = serve(node, interruption)
         until = getattr(node, 'stays_until', 0.0)
@@ -88,11 +88,18 @@ def is_users(error: Exception, packages: Collection[str]) -> bool:
                                                         *packages}
 
 
-def _sentence(error: Exception, packages: Collection[str]) -> str:
+def explained(error: Exception, packages: Collection[str]) -> str:
+    """Describe an error in one line, without a traceback; ``packages``: see `is_users`."""
     if type(error).__module__.startswith('rclpy._rclpy'):
-        return (f'ROS 2 does not start: {error}. Check the arguments, ROS_DOMAIN_ID (0 to 232) and '
-                'the network interfaces that the profile of DDS names')
+        return f'ROS 2 does not start: {error}. {_advice(str(error))}'
     return str(error) if is_users(error, packages) else f'{type(error).__name__}: {error}'
+
+
+def _advice(error: str) -> str:
+    if 'logging' in error:
+        return 'Set ROS_LOG_DIR to a folder that can be written'
+    return ('Check the arguments, ROS_DOMAIN_ID (0 to 232), the network interfaces that the '
+            'profile of DDS names, and whether file descriptors are left (ulimit -n)')
 
 
 def _end(code: int) -> int:

@@ -64,6 +64,15 @@ def test_environment_variables_do_not_let_a_fleet_leave_this_machine(monkeypatch
     assert '<useBuiltinTransports>false<' in text
 
 
+@pytest.mark.parametrize(('domain', 'highest'), [(0, 119), (231, 119), (232, 62)])
+def test_no_participant_of_the_highest_domain_has_a_port_above_65535(domain, highest, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', str(domain))
+    found = dds_environment(ReachConfig())
+    assert f'<MaxAutoParticipantIndex>{highest}<' in found['CYCLONEDDS_URI']
+    assert f'<maxInitialPeersRange>{highest + 1}<' in Path(found[fastdds_file()]).read_text()
+    assert 7411 + 250 * domain + 2 * highest <= 65535
+
+
 def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatch):
     monkeypatch.setenv('ROS_LOCALHOST_ONLY', '1')
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])

@@ -4,7 +4,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+from fleet_ros.process import explained
 from fleet_testing import LIMIT, Lines, environment, free_domain
+from rclpy._rclpy_pybind11 import RCLError
 
 PROGRAM = '''
 import sys
@@ -21,6 +24,13 @@ def test_sys_exit_in_loaded_code_is_an_error():
     done = subprocess.run([sys.executable, '-c', PROGRAM], env=environment(free_domain()),
                           capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1 and 'error: the task or model called sys.exit(0)' in done.stderr
+
+
+@pytest.mark.parametrize(('error', 'advice'), [
+    ('failed to initialize logging: Failed to create log directory', 'Set ROS_LOG_DIR to a folder'),
+    ('error creating node: failed to create participant', 'Check the arguments, ROS_DOMAIN_ID')])
+def test_an_error_of_ros_has_advice_that_fits(error, advice):
+    assert f'{error}. {advice}' in explained(RCLError(error), ())
 
 
 BUSY = '''

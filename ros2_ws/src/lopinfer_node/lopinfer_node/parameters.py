@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from fleet_env.errors import SettingError
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import DEVICE
 from fleet_ros.link import LinkSettings
@@ -26,8 +27,15 @@ class NodeSettings(LinkSettings):
     device: str = setting('cpu', 'device that computes', **DEVICE)
 
     def open_recording(self) -> Recording | None:
-        """Return the opened recording, or None if the setting `recording` is empty."""
-        return Recording(Path(self.recording)) if self.recording else None
+        """Return the opened recording, or None if the setting `recording` is empty.
+
+        :raises SettingError: the file cannot be written.
+        """
+        try:
+            return Recording(Path(self.recording)) if self.recording else None
+        except OSError as error:
+            raise SettingError(f'parameter recording must be a file that can be written, got '
+                               f"'{self.recording}': {error.strerror}") from error
 
 
 class ServerSettings(ManagedSettings, NodeSettings, Limits):
@@ -36,6 +44,19 @@ class ServerSettings(ManagedSettings, NodeSettings, Limits):
     directory: str = setting('', 'folder of the models; empty: ~/.cache/lopinfer', empty=True)
     models: str = setting('', 'models to load at start, separated by commas: names of torchvision '
                               'or timm, or package.module:factory', empty=True)
+
+    def make_directory(self) -> Path:
+        """Return the folder of the models; create it if it does not exist.
+
+        :raises SettingError: the folder cannot be created.
+        """
+        folder = Path(self.directory or '~/.cache/lopinfer').expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(f"parameter directory must be a folder or a new one, got '{folder}',"
+                               f' which cannot be created: {error.strerror}') from error
+        return folder
 
 
 class ClientSettings(NodeSettings, Settings):

@@ -4,6 +4,7 @@ testing/test_documents.py runs `lopinfer demo`, which starts processes.
 """
 
 import json
+from argparse import ArgumentTypeError
 
 import pytest
 from lopinfer_node.cli.choice import bandwidths
@@ -55,6 +56,23 @@ def test_bandwidths_ascend_in_whatever_order_they_are_given(text, found):
     assert bandwidths(text) == found
 
 
+@pytest.mark.parametrize('text', ['0:30:1e-9', '0:1001:1', '0:1:1e-320', '1e308:-1e308:-1',
+                                  ','.join(['1'] * 1001)])
+def test_more_bandwidths_than_1000_are_refused_before_they_take_memory(text, monkeypatch):
+    monkeypatch.setattr('numpy.arange', None)
+    with pytest.raises(ArgumentTypeError, match='at most 1000 bandwidths'):
+        bandwidths(text)
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('text', [
+    '0:inf:1', 'nan:1:1', '0:30:nan', '0:30:inf', '1,nan', '1e305', '0:1e308:1e307', '0:30:0',
+    '1:2', '1:2:3:4', '', '-1:3:1', '-1e308:1e308:-1'])
+def test_bandwidths_that_are_no_rates_are_refused(text):
+    with pytest.raises(ArgumentTypeError, match='must be from:to:step or a list'):
+        bandwidths(text)
+
+
 @pytest.mark.long
 def test_compare_writes_latencies_and_figures(profile, tmp_path, capsys):
     trace_file = tmp_path / 'link.txt'
@@ -74,6 +92,10 @@ def test_compare_writes_latencies_and_figures(profile, tmp_path, capsys):
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['profile', 'no_such_model'], "there is no model 'no_such_model'"),
     (['profile', 'no.such.module:f'], 'No module named'),
+    (['profile', ':'], "must be named package.module:factory, got ':'"),
+    (['profile', '..x:y'], "must be named package.module:factory, got '..x:y'"),
+    (['profile', 'runtime_models:small', '--input', '1x3x9999999x9999999'],
+     'an input of 1x3x9999999x9999999 cannot be made'),
     (['profile', 'runtime_models:Untraceable', '--input', '4'], 'runtime_models.py'),
     (['plan', *MODEL, '--profile', '/nowhere/p.json'], '/nowhere/p.json: cannot be read'),
     (['plan', 'published.csv', '--profile', 'p.json'], 'leave out --profile'),
@@ -97,6 +119,9 @@ def test_a_trace_in_which_the_link_fails_is_a_mistake(profile, tmp_path, capsys)
 
 
 @pytest.mark.parametrize('arguments', [
+    ['profile', *MODEL, '--out', '/nowhere/x'], ['profile', *MODEL, '--out', '/'],
+    ['plan', *MODEL, '--out', '/nowhere/x'], ['plan', *MODEL, '--plot', '/nowhere/x.png'],
+    ['plan', *MODEL, '--plot', 'x.nonsense'],
     ['plan', *MODEL, '--bandwidth', 'fast'], ['plan', *MODEL, '--bandwidth', '0:1:0'],
     ['plan', *MODEL, '--bandwidth', '0:4:-1'], ['plan', *MODEL, '--bandwidth', '2:-2:-1'],
     ['plan', *MODEL, '--weight', '1', '--deadline', '1'],
@@ -105,3 +130,14 @@ def test_bad_options_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2 and 'error:' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('verb', ['compare', 'demo'])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+        verb, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'file').touch()
+    for name in ('compare.problem', 'demo.measured'):
+        monkeypatch.setattr(f'lopinfer_node.cli.{name}',
+                            lambda *_, **__: pytest.fail('it measures'))
+    assert main([verb, *MODEL, '--out', str(tmp_path / 'file')]) == 2
+    assert capsys.readouterr().err == f"lopinfer: {tmp_path / 'file'}: File exists\n"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from rrto_bridge.client.shell import Link, LinkOptions
 from rrto_bridge.program.connection import Connection
 from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.allow import operators_digest
-from rrto_bridge.protocol.errors import LinkError
+from rrto_bridge.protocol.errors import ConfigError, LinkError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL
-from rrto_bridge.server import shell
+from rrto_bridge.server import shell, worker
 from rrto_bridge.server.parameters import ServerSettings
 from rrto_bridge.server.shared_status import SharedStatus
 from rrto_msgs import msg, srv
@@ -184,6 +185,67 @@ fork_server.main(sys.argv[2:])
 '''
 
 
+# What goes wrong in the fork server, and what the server says.
+UNREADY = {
+    'import os; os._exit(3)':
+        'PyTorch cannot be loaded: the process that loads it ended with exit code 3; see its',
+    'import os, signal; signal.raise_signal(9)':
+        'PyTorch cannot be loaded: the process that loads it was ended by SIGKILL, as when memory',
+    "import os; os.fork = lambda: os.open('/no_process_is_left', 0)":
+        "the server cannot start a process: .*no_process_is_left",
+    "import os; os.pipe = lambda: os.open('/no_pipe_is_left', 0)":
+        "the server cannot start a process: .*no_pipe_is_left",
+    "fork_server.torch_device = lambda name: open('/no_driver')":
+        "FileNotFoundError: .*'/no_driver'",
+    'fork_server.torch_device = lambda name: os._exit(3)':
+        "device 'auto' cannot be used: the process that tried it ended with exit code 3",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('wrong', UNREADY)
+def test_a_server_that_cannot_start_gives_the_reason(wrong, tmp_path, monkeypatch):
+    early = wrong.startswith('import')
+    code = '\n'.join(['import os, sys', wrong * early,
+                      'from rrto_bridge.server import fork_server', wrong * (not early),
+                      'fork_server.main(sys.argv[1:])'])
+    start = subprocess.Popen
+
+    def popen(command, **options):
+        return start([sys.executable, '-c', code, command[-1]], **options)
+
+    monkeypatch.setattr(subprocess, 'Popen', popen)
+    process = shell.ForkServerProcess('s', tmp_path, ServerSettings())
+    try:
+        with pytest.raises(ConfigError, match=UNREADY[wrong]):
+            process.ready()
+    finally:
+        process.close()
+
+
+def test_a_server_that_cannot_start_the_fork_server_says_so_and_deletes_its_folder(
+        nodes, monkeypatch, tmp_path):
+    def popen(*arguments, **options):
+        raise BlockingIOError(11, 'no process is left')
+
+    monkeypatch.setattr(shell, 'MEMORY', str(tmp_path))
+    monkeypatch.setattr(subprocess, 'Popen', popen)
+    with pytest.raises(ConfigError, match='cannot start a process: .*no process is left'):
+        shell.Server(nodes.node('server'), 'poor', ServerSettings(name='poor'))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_start_another_fork_server_refuses_programs(
+        nodes, server, monkeypatch):
+    def unable(*arguments):
+        raise ConfigError('no process is left')
+
+    monkeypatch.setattr(shell, 'ForkServerProcess', unable)
+    server._on_gone()
+    with pytest.raises(AssertionError, match='must be restarted: no process is left'):
+        open_session(nodes, nodes.node('refused'), 'unable', 'refused')
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('fails', ['fork', 'pidfd_open'])
 def test_a_fork_server_that_cannot_start_a_process_says_so_and_continues(tmp_path, fails):
@@ -216,6 +278,34 @@ def test_a_fork_server_that_cannot_start_a_process_says_so_and_continues(tmp_pat
         process.communicate(timeout=LIMIT)
 
 
+def test_a_process_that_ends_with_its_server_ignores_a_second_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(worker._ServerHasEnded):
+            worker._server_has_ended()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+HANGS = """
+import ctypes
+from types import SimpleNamespace
+from rrto_bridge.server import worker
+
+worker.PATIENCE = 0.1
+made = worker._Worker.__new__(worker._Worker)
+made.acks = made.down = SimpleNamespace(wait_for_all_acked=lambda duration: None)
+made._spinning = SimpleNamespace(close=ctypes.PyDLL(None).pause)   # holds the GIL
+made._close()
+"""
+
+
+def test_a_process_that_hangs_at_its_end_with_the_lock_of_python_is_ended():
+    ended = subprocess.run([sys.executable, '-c', HANGS], check=False, timeout=LIMIT)
+    assert ended.returncode == -signal.SIGALRM
+
+
 # -- real processes --------------------------------------------------------------------------------
 
 @pytest.fixture(scope='module')
@@ -243,6 +333,16 @@ def test_a_server_without_file_descriptors_says_so_and_serves_programs_again_lat
     fails_with(domain, 'few', 'the server cannot start a process for the program: .*Errno 24')
     resource.prlimit(fork_server, resource.RLIMIT_NOFILE, limits)
     assert domain.run('--server', 'few', '--', sys.executable, '-c', SUM) == (0, '2.0\n', '')
+
+
+@pytest.mark.long
+def test_the_fork_server_leaves_the_end_to_the_supervisor_when_all_get_sigterm(domain):
+    server = domain.server('held')
+    server.wait('serving as held')
+    fork_server, = children(server.process.pid)
+    os.kill(fork_server, signal.SIGTERM)
+    assert domain.run('--server', 'held', '--', sys.executable, '-c', SUM) == (0, '2.0\n', '')
+    assert children(server.process.pid) == [fork_server]
 
 
 @pytest.mark.long

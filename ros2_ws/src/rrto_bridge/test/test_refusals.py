@@ -1,6 +1,7 @@
 """An unsupported operation raises a one-line error; all other results equal those of a CPU."""
 
 import errno
+import fcntl
 import importlib
 import resource
 import signal
@@ -167,18 +168,39 @@ def test_a_server_without_space_in_memory_uses_the_temporary_folder(monkeypatch,
         return made(prefix=prefix, dir=tmp_path)
 
     monkeypatch.setattr(tempfile, 'mkdtemp', full)
-    places = [None]
+    places = [tempfile.gettempdir()]
     assert shell._folder()[0].parent == tmp_path
     places.clear()
-    with pytest.raises(ConfigError, match='neither /dev/shm nor a temporary folder'):
+    with pytest.raises(ConfigError, match=r'none in /dev/shm \(No space left on device\) or '
+                                          r'\S+ \(No space left on device\); TMPDIR'):
         shell._folder()
+
+
+def test_a_server_without_any_temporary_folder_says_so(monkeypatch):
+    monkeypatch.setattr(shell, 'MEMORY', '/nowhere')
+    monkeypatch.setattr(tempfile, 'tempdir', None)
+    monkeypatch.setattr(tempfile, '_candidate_tempdir_list', lambda: ['/nowhere'])
+    with pytest.raises(ConfigError, match='none in /nowhere .*No usable temporary directory'):
+        shell._folder()
+
+
+def test_a_folder_that_cannot_be_completed_is_deleted(monkeypatch, tmp_path):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(shell, 'MEMORY', str(tmp_path))
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    monkeypatch.setattr(fcntl, 'flock', full)
+    with pytest.raises(ConfigError, match='No space left on device'):
+        shell._folder()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_deletes_the_folders_of_servers_that_were_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(shell, 'MEMORY', str(tmp_path))
     (tmp_path / 'rrto_of_the_user').mkdir()
     running, lock = shell._folder()
-    (running / 'weights').mkdir()
+    assert (running / 'weights').is_dir()
     code = "from rrto_bridge.server import shell; shell.MEMORY = {!r}; print(shell._folder()[0])"
     killed = Path(subprocess.run([sys.executable, '-c', code.format(str(tmp_path))], check=True,
                                  capture_output=True, text=True).stdout.strip())

@@ -1,10 +1,15 @@
 """The `rrto` command prints a one-line error if it cannot measure or run what is requested."""
 
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
-from rrto_bridge.cli import measure
+from rclpy.exceptions import InvalidNamespaceException
+from rrto_bridge.cli import bench, measure, run, status
 from rrto_bridge.cli.main import main
+from rrto_bridge.client import shell
+from rrto_bridge.client.shell import Link, LinkOptions
+from rrto_bridge.protocol.errors import ConfigError
 
 
 def test_a_trace_that_is_not_there_is_named_before_anything_is_measured(capsys):
@@ -25,3 +30,55 @@ def test_a_program_that_is_not_there_is_said_before_a_server_is_started(program,
     out, err = capfd.readouterr()
     assert out == '' and err == (
         f'rrto: {program}: there is no such program, or it is not executable\n')
+
+
+@pytest.mark.parametrize(('error', 'said'), [
+    (OSError(28, 'No space left on device'), 'rrto: [Errno 28] No space left on device\n'),
+    (OSError(28, 'No space left on device', '/out'), 'rrto: /out: No space left on device\n'),
+    (InvalidNamespaceException('1', 'it is wrong', 0), 'rrto: Invalid namespace: it is wrong')])
+def test_an_error_of_the_machine_or_of_ros_is_said_without_a_traceback(
+        error, said, monkeypatch, capsys):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(status, 'call', fail)
+    assert main(['status']) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_an_error_of_rrto_itself_has_a_traceback(monkeypatch):
+    monkeypatch.setattr(status, 'call', lambda options: {}['no such key'])
+    with pytest.raises(KeyError):
+        main(['status'])
+
+
+def test_a_program_whose_node_cannot_start_is_told_why_by_ros(monkeypatch):
+    monkeypatch.setattr(shell, 'find_server', lambda node: pytest.fail('there is a node'))
+    with pytest.raises(ConfigError, match='Invalid namespace'):
+        Link(LinkOptions('rpc', namespace='1 2'))
+
+
+def test_a_server_that_ends_in_its_start_is_not_said_to_be_invisible(monkeypatch):
+    class Killed:
+        def poll(self):
+            return -9
+
+    monkeypatch.setattr(run, 'server_process', lambda: nullcontext(('s', Killed())))
+    monkeypatch.setattr(run, 'find', lambda *arguments: '')
+    with pytest.raises(SystemExit, match='on this machine was ended by SIGKILL'), run.own_server():
+        pass
+
+
+@pytest.mark.parametrize('option', [['--count', '0'], ['--size', '-3']])
+def test_numbers_below_1_are_refused_before_anything_is_measured(option, capsys):
+    with pytest.raises(SystemExit):
+        main(['bench', *option])
+    assert 'must be at least 1' in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+        tmp_path, monkeypatch, capsys):
+    (tmp_path / 'file').touch()
+    monkeypatch.setattr(bench, '_run', lambda *arguments: pytest.fail('it measures'))
+    assert main(['demo', '--out', str(tmp_path / 'file')]) == 2
+    assert capsys.readouterr().err == f"rrto: {tmp_path / 'file'}: File exists\n"

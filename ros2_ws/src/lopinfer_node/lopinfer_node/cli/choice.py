@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..errors import ProfileError
+from ..errors import ModelError, ProfileError
 from ..model import zoo
 from ..model.graph import Graph
 from ..model.traced import Traced, trace
@@ -22,6 +24,7 @@ from ..planning.profile import Profile
 from ..planning.timeline import Costs
 from ..runtime.measure import measure
 
+MOST = 1000     # maximum number of bandwidths
 MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a published profile '
               '(a .csv file)')
 
@@ -58,7 +61,17 @@ def traced_model(options: argparse.Namespace) -> Traced:
     """Load and trace the model that the user named."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    return trace(zoo.load(options.model), torch.zeros(options.input))
+    return trace(zoo.load(options.model), example_input(options.input))
+
+
+def example_input(size: tuple[int, ...]) -> torch.Tensor:
+    """Return zeros as a model's input; raise ModelError if they do not fit into memory."""
+    try:
+        return torch.zeros(size)
+    except RuntimeError as error:
+        text = 'x'.join(map(str, size))
+        raise ModelError(f'an input of {text} cannot be made: {str(error).splitlines()[0]}') \
+            from error
 
 
 def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
@@ -126,20 +139,54 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def new_file(text: str) -> Path:
+    """Parse the path of a file that will be written; check it now, before a long measurement."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir() \
+            or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError('must be a file that can be written, in a folder that '
+                                         f'exists, got {text!r}')
+    return path
+
+
+def picture(text: str) -> str:
+    """Parse the path of a picture that will be drawn; '' stands for the default."""
+    if not text:
+        return text
+    from matplotlib.backend_bases import FigureCanvasBase
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if new_file(text).suffix.lstrip('.').lower() not in ('', *known):
+        raise argparse.ArgumentTypeError(f'must end with one of .{", .".join(known)}, got {text!r}')
+    return text
+
+
 def bandwidths(text: str) -> tuple[float, ...]:
     """Parse bandwidths in MB/s, such as `0:30:1` or `2,5,10`; return them in bytes/s, ascending."""
+    wrong = argparse.ArgumentTypeError(
+        'must be from:to:step or a list such as 2,5,10, finite, at least 0, in MB/s, '
+        f'got {text[:100]!r}')
     try:
-        if ':' in text:
-            low, high, step = (float(n) for n in text.split(':'))
-            listed = np.arange(low, high + step / 2, step)
-        else:
-            listed = np.array([float(n) for n in text.split(',')])
-    except (ValueError, ZeroDivisionError):
-        listed = np.array([])
-    found = np.unique(listed * 1e6)   # ascending; the step of a range can be negative
-    if not 0 < len(found) <= 1000 or found.min() < 0 or not np.isfinite(found).all():
-        raise argparse.ArgumentTypeError('must be from:to:step or a list such as 2,5,10, in MB/s, '
-                                         f'got {text!r}')
+        numbers = [float(n) for n in text.split(':' if ':' in text else ',')]
+    except ValueError:
+        raise wrong from None
+    if not all(map(math.isfinite, numbers)):
+        raise wrong
+    low, step, count = 0.0, 0.0, float(len(numbers))
+    if ':' in text:
+        if len(numbers) != 3 or not numbers[2]:
+            raise wrong
+        low, high, step = numbers
+        count = (high - low) / step + 0.5
+    # Check the number before the bandwidths take memory.
+    if count > MOST:
+        raise argparse.ArgumentTypeError(f'must be at most {MOST} bandwidths, got {text[:100]!r}')
+    if count <= 0:
+        raise wrong
+    listed = low + step * np.arange(math.ceil(count)) if step else np.array(numbers)
+    with np.errstate(over='ignore'):
+        found = np.unique(listed * 1e6)   # ascending; the step of a range can be negative
+    if found.min() < 0 or not np.isfinite(found).all():
+        raise wrong
     return tuple(found)
 
 

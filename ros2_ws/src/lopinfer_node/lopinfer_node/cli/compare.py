@@ -38,9 +38,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     trace = read_trace(options.trace) if options.trace else None
+    options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     graph, costs = problem(options)
     plans = tables(graph, costs, options.latency)
-    options.out.mkdir(parents=True, exist_ok=True)
     latencies = {name: [_latency(graph, plan, costs, rate, options.latency)
                         for rate, plan in zip(BANDWIDTHS, table, strict=True)]
                  for name, table in plans.items()}

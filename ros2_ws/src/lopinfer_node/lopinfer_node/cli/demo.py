@@ -16,6 +16,7 @@ from .choice import (
     above_zero,
     add_device,
     bandwidths,
+    example_input,
     measured,
     positive,
     print_table,
@@ -50,7 +51,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     model = zoo.load(options.model)
-    example = torch.randn(options.input, generator=torch.Generator().manual_seed(0))
+    example = example_input(options.input).normal_(generator=torch.Generator().manual_seed(0))
+    options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     profile = measured(trace(model, example), slowdown=options.slowdown)
     print(f'{options.model}: robot and server are two processes with one thread each, the robot '
           f'{options.slowdown:g} times as slow; the link is emulated, {DELAY * 1e3:g} ms each way')
@@ -67,7 +69,6 @@ def _run(options: argparse.Namespace) -> int:
             _show(rate, found[rate])
     error = max(m.error for rows in found.values() for m in rows)
     print(f'largest difference from the unsplit model: {error:.1e} of its largest output')
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / 'demo.png'
     draw_measured({rate: {m.method: (m.median, m.estimate) for m in rows}
                    for rate, rows in found.items()}, path, options.model)

@@ -18,7 +18,9 @@ from .choice import (
     add_machines,
     add_model,
     bandwidths,
+    new_file,
     not_negative,
+    picture,
     print_table,
     problem,
 )
@@ -40,9 +42,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='minimise energy among the plans within this latency')
     parser.add_argument('--seed', type=int, default=0,
                         help='seed of the search for plans (default: 0)')
-    parser.add_argument('--plot', nargs='?', const='', metavar='FILE',
+    parser.add_argument('--plot', nargs='?', const='', type=picture, metavar='FILE',
                         help='draw the timelines (default: MODEL.plan.png)')
-    parser.add_argument('--out', type=Path, metavar='FILE', help='file for the plan table')
+    parser.add_argument('--out', type=new_file, metavar='FILE', help='file for the plan table')
     parser.set_defaults(run=_run)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .choice import add_model, measured, positive, print_table, traced_model
+from .choice import add_model, measured, new_file, positive, print_table, traced_model
 
 SHOWN = 10
 
@@ -19,7 +19,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     add_model(parser)
     parser.add_argument('--repeats', type=positive, default=7, metavar='N',
                         help='passes at each share (default: 7)')
-    parser.add_argument('--out', type=Path, metavar='FILE',
+    parser.add_argument('--out', type=new_file, metavar='FILE',
                         help='file of the profile (default: MODEL.profile.json)')
     parser.set_defaults(run=_run)
 

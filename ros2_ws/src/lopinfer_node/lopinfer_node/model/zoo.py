@@ -30,6 +30,8 @@ def load(name: str, pretrained: bool = False) -> torch.nn.Module:
 
 def _factory(name: str) -> torch.nn.Module:
     module, _, attribute = name.partition(':')
+    if not all(part.isidentifier() for part in [*module.split('.'), attribute]):
+        raise ModelError(f'a model of your own must be named package.module:factory, got {name!r}')
     try:
         made = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:

@@ -38,10 +38,11 @@ class ClientNode(Node):
             torch.set_num_threads(s.threads)
         self.size = (s.height, s.width)
         self._device = torch_device(s.device)
+        link, recording = s.shaped_link(), s.open_recording()   # these can fail; tracing takes long
         traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device)
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
-            s, s.shaped_link(), recording=s.open_recording(), slowdown=s.slowdown))
+            s, link, recording=recording, slowdown=s.slowdown))
         self._newest: tuple[Any, float] | None = None   # newest unused image, time of its arrival
         self._there = threading.Condition()
         self._closing = False

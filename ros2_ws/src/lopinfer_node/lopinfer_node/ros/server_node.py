@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,9 +43,8 @@ class ServerNode(ManagedNode):
             # By default PyTorch rounds the inputs of convolutions on a GPU to 10 bits (TF32). The
             # results would then differ from those that a robot's CPU computes.
             torch.backends.cudnn.allow_tf32 = False
-        folder = Path(settings.directory or '~/.cache/lopinfer').expanduser()
         self.server = Server(self, ServerOptions(
-            folder, str(device), limits=settings, link=settings.shaped_link,
+            settings.make_directory(), str(device), limits=settings, link=settings.shaped_link,
             recording=settings.open_recording()))
         self.held.callback(self.server.close)
         self.server.pause(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -31,15 +32,23 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser('bench', help='latency in every mode, over emulated links')
     parser.add_argument('--model', default='small',
                         help='small, or the name of a torchvision model')
-    parser.add_argument('--size', type=int, default=32, help='rows and columns of the image')
+    parser.add_argument('--size', type=positive, default=32, help='rows and columns of the image')
     parser.add_argument('--round-trips', type=float, nargs='+', default=[1, 5, 10, 30],
                         metavar='MS', help='emulated round trips, ms (default: 1 5 10 30)')
     parser.add_argument('--rate', type=float, default=1000.0, help='rate of the link, Mbit/s')
     parser.add_argument('--traces', nargs='+', default=[], metavar='TRACE',
                         help='emulate recorded links instead: indoor, outdoor or a file; each with '
                              'the first round trip')
-    parser.add_argument('--count', type=int, default=30, help='number of timed inferences')
+    parser.add_argument('--count', type=positive, default=30, help='number of timed inferences')
     parser.set_defaults(call=call)
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'must be at least 1, got {text}')
+    return number
 
 
 def call(options: Any) -> int:

@@ -26,13 +26,13 @@ def call(options: Any) -> int:
     """Run the verb."""
     from .picture import draw
     os.environ.update(dds_environment(ReachConfig()))  # keep all messages on this machine
+    options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     print('A network of 50 layers on a server behind an emulated link of 10 ms round trip;\n'
           'milliseconds per inference:', flush=True)
     every = {}
     for mode, _, figures in measure('small', 32, 20, [emulated(TRIP, 1000.0)]):
         print(f'  {mode:12} {figures["median_ms"]:8.1f}', flush=True)
         every[mode] = figures['every_ms']
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / 'demo.png'
     draw(every, TRIP, path)
     print(f'drawn in {path}')

@@ -35,8 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingError as error:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
+    except OSError as error:   # such as a full disk
+        said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
+        print(f'rrto: {said}', file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        from fleet_ros.process import explained, is_users  # loads rclpy, which takes long
+        if not is_users(error, ('rrto_bridge',)):
+            raise
+        print(f'rrto: {explained(error, ("rrto_bridge",))}', file=sys.stderr)
+        return 2
 
 
 if __name__ == '__main__':

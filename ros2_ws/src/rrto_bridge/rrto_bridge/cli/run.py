@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fleet_env.command import how_it_ended
 from fleet_env.errors import FleetEnvError
 from fleet_env.settings.base import Text, changed, from_flat, knobs
 from fleet_ros.ending import launched
@@ -134,8 +135,12 @@ def own_server(**parameters: float | str) -> Iterator[str]:
     with server_process(**parameters) as (name, process):
         end = time.monotonic() + START_LIMIT
         while not find(10.0, name):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit('rrto: the server started on this machine was not found')
+            if (code := process.poll()) is not None:
+                raise SystemExit(f'rrto: the server started on this machine {how_it_ended(code)}; '
+                                 'see its output above')
+            if time.monotonic() > end:
+                raise SystemExit('rrto: the server started on this machine was not found within '
+                                 f'{START_LIMIT:g} s')
         yield name
 
 

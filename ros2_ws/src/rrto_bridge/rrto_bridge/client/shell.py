@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from fleet_env.emulated.shaped import ShapedLink
 from fleet_ros.alarm import Alarm
 from fleet_ros.environment import ros_home
 from fleet_ros.middleware import other_middleware
+from fleet_ros.process import explained, is_users
 from fleet_ros.receiving import Receiving
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
@@ -110,23 +112,39 @@ class Link(Port):
         self._changed = threading.RLock()      # protects `sender`, `receiver` and `_link`
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
+        self._receiving: Receiving | None = None
+        self._made = ExitStack()             # releases what this link has made, the newest first
+        try:
+            self._join(options.namespace)
+        except BaseException:   # such as a Ctrl+C that arrives during a wait
+            self._made.close()
+            raise
+
+    def _join(self, namespace: str) -> None:
+        """Create the node, and open a session on a server."""
         # HOME is missing, for example, in a child of `env -i`. ROS 2 needs a folder for its log.
         if 'HOME' not in os.environ:
             os.environ['ROS_HOME'] = str(ros_home())
-        rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
-        self.node = Node(f'rrto_bridge_{self.program}', namespace=options.namespace,
-                         context=self._context)
-        bound_parameters(self.node, writable=False)
-        self._alarm = Alarm(self._ending_waits(self._on_alarm))
-        self._spinning = Spinning(self.node)
-        self._receiving: Receiving | None = None
+        release = self._made.callback
+        release(self._context.try_shutdown)
         try:
-            self.server = self._find()
-            self._create_topics()
-            self.lease = self._open()
-        except BaseException:
-            self._release()
-            raise
+            rclpy.init(args=[], context=self._context,
+                       signal_handler_options=SignalHandlerOptions.NO)
+            self.node = Node(f'rrto_bridge_{self.program}', namespace=namespace,
+                             context=self._context)
+        except Exception as error:
+            if not is_users(error, ()):
+                raise
+            raise ConfigError(explained(error, ())) from error
+        release(self.node.destroy_node)
+        bound_parameters(self.node, writable=False)
+        release(self._stop_receiving)
+        release(Spinning(self.node).close)
+        self._alarm = Alarm(self._ending_waits(self._on_alarm))
+        release(self._alarm.close)
+        self.server = self._find()
+        self._create_topics()
+        self.lease = self._open()
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self.engine: Any = None              # the engine whose counters the status message contains
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
@@ -214,7 +232,11 @@ class Link(Port):
             self._acks.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         with self._changed:
             self._fail(ENDS)
-        self._release()
+        self._made.close()
+
+    def _stop_receiving(self) -> None:
+        if self._receiving is not None:
+            self._receiving.close()
 
     def _forked(self) -> None:
         """Detach a forked child, so that its exit does not end the parent's session.
@@ -225,14 +247,6 @@ class Link(Port):
         atexit.unregister(self.close)
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
-
-    def _release(self) -> None:
-        self._alarm.close()
-        self._spinning.close()
-        if self._receiving is not None:
-            self._receiving.close()
-        self.node.destroy_node()
-        self._context.try_shutdown()
 
     # -- Port ------------------------------------------------------------------------------------
 

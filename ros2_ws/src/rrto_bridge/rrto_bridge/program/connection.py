@@ -68,8 +68,14 @@ class Connection:
         return self.engine
 
     def busy(self) -> bool:
-        """Return whether an exception in this thread would leave the device inconsistent now."""
-        return self.lock._is_owned() and not self.engine.port.idle  # type: ignore[attr-defined]
+        """Return whether an exception in this thread would leave the device inconsistent now.
+
+        Without an engine it would not. Signal handlers call this method, also while the first use
+        of the device connects, so do not connect here.
+        """
+        engine = self.__dict__.get('engine')
+        owned: bool = self.lock._is_owned()  # type: ignore[attr-defined]
+        return owned and engine is not None and not engine.port.idle
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call the engine's method `what`; the caller must hold the lock.

@@ -30,9 +30,10 @@ def install(busy: Callable[[], bool], deletes: CodeType) -> None:
     handlers: dict[int, Any] = {}
 
     def run(number: int, frame: Any) -> None:
-        while frame is not None and frame.f_code is not deletes:
-            frame = frame.f_back
-        if busy() or frame is not None:
+        caller = frame
+        while caller is not None and caller.f_code is not deletes:
+            caller = caller.f_back
+        if busy() or caller is not None:
             threading.Thread(target=again, args=(number,), daemon=True).start()
         else:
             handlers[number](number, frame)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fleet_env.command import how_it_ended
 from fleet_env.errors import FleetEnvError
 from fleet_ros.device import torch_device
 
@@ -31,6 +32,7 @@ from .parameters import ServerSettings
 from .worker import Task, serve
 
 MESSAGE = 1 << 16   # maximum size of a datagram, in bytes
+SHARED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ORDERLY = 0.8       # seconds in which processes can end before they are killed
 
 
@@ -52,22 +54,30 @@ class ForkServer:
         """Call `ask` in a child process; return its result.
 
         `ask` may use a GPU, which this process must not use. Also tell the supervisor whether the
-        server is ready.
+        server is ready; if it is not, tell it why, and return ''.
         """
-        read, write = os.pipe()
-        child = os.fork()
+        try:
+            read, write = os.pipe()
+            child = os.fork()
+        except OSError as error:
+            self.say(ready=False, error=f'the server cannot start a process: {error}')
+            return ''
         if not child:
             try:
                 text = json.dumps([ask(), ''])
             except (FleetEnvError, RuntimeError) as error:
                 text = json.dumps(['', str(error)])
+            except BaseException as error:
+                text = json.dumps(['', f'{type(error).__name__}: {error}'])
             os.write(write, text.encode())
             os._exit(0)
         os.close(write)
         with open(read, encoding='utf-8') as file:
             answer = file.read()
-        os.waitpid(child, 0)
-        found, wrong = json.loads(answer or '["", "the device cannot be used"]')
+        _, status = os.waitpid(child, 0)
+        found, wrong = json.loads(answer) if answer else (
+            '', f'device {self.settings.device!r} cannot be used: the process that tried it '
+                f'{how_it_ended(os.waitstatus_to_exitcode(status))}')
         self.say(ready=not wrong, error=wrong, device=found, torch=torch.__version__,
                  operators=operators_digest())
         return str(found)
@@ -94,18 +104,23 @@ class ForkServer:
                     signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
 
     def _begin(self, program: str, incarnation: int) -> None:
-        me, child = os.getpid(), 0
+        me, child, descriptor = os.getpid(), 0, -1
         try:
             child = os.fork()
-            descriptor = os.pidfd_open(child) if child else -1
+            if child:
+                descriptor = os.pidfd_open(child)
+                self.selector.register(descriptor, selectors.EVENT_READ, program)
         except OSError as error:
             if child:   # the process cannot be watched
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
+            if descriptor >= 0:
+                os.close(descriptor)
             self.say(ended=program, status=1,
                      reason=f'the server cannot start a process for the program: {error}')
             return
         if not child:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.selector.close()
             self.link.close()
             for descriptor in self.processes.values():
@@ -114,7 +129,6 @@ class ForkServer:
                   me)
         self.ids[program] = child
         self.processes[program] = descriptor
-        self.selector.register(descriptor, selectors.EVENT_READ, program)
 
     def _reap(self, program: str) -> None:
         descriptor = self.processes.pop(program)
@@ -148,12 +162,15 @@ class ForkServer:
 
 def main(arguments: list[str]) -> None:
     """Run a fork server for the supervisor; `arguments`: the file descriptor of the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl+C, and systemd at its stop, signal all processes of the server. If this process ended
+    # first, the supervisor would start another one, and tell the programs a wrong reason.
+    for number in SHARED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     # At a fork, Python 3.12 and later warn of the threads that OpenBLAS and LTTng start when they
     # are loaded.
     warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)
-    # A socket error means that the supervisor has ended.
-    with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(OSError):
+    # This error means that the supervisor has ended. Any other error must be seen.
+    with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(ConnectionError):
         fork_server = ForkServer(link)
         gc.freeze()   # so that the forked processes share memory pages with this process
         try:

@@ -7,6 +7,7 @@ The session runs in the process that the server has started for the program. The
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -105,8 +106,11 @@ class SessionMachine:
 
     @property
     def deadline(self) -> float:
-        """Time at which the session ends if the program stays silent; call `on_time` then."""
-        return self._heard + self.limits.lease
+        """Time at which the session ends if the program stays silent; call `on_time` then.
+
+        Infinite after the end of the session.
+        """
+        return math.inf if self.over else self._heard + self.limits.lease
 
     def fail(self, reason: str, fault: bool = True) -> list[Action]:
         """End the session and tell the program why."""

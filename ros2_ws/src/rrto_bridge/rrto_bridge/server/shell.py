@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from fleet_env.command import how_it_ended
 from fleet_ros.alarm import Alarm
 from rclpy.duration import Duration
 from rclpy.node import Node
@@ -54,28 +55,45 @@ class ForkServerProcess:
     """The supervisor's connection to the process of the fork server (`fork_server.ForkServer`)."""
 
     def __init__(self, server: str, folder: Path, settings: ServerSettings) -> None:
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, '-m', 'rrto_bridge.server.fork_server', str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        try:
+            self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, '-m', 'rrto_bridge.server.fork_server', str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        except OSError as error:
+            raise ConfigError(f'the server cannot start a process: {error}') from error
         self._say(server=server, folder=str(folder), settings=settings.model_dump_json())
 
     def ready(self) -> dict[str, Any]:
         """Wait until the fork server is ready, and return its answer.
 
         The answer contains 'torch' (PyTorch's version), 'operators' (a digest of the operators) and
-        'device'. Raises ConfigError after `START` seconds, or if the fork server reports an error.
+        'device'. Raises ConfigError after `START` seconds, if the fork server reports an error, or
+        if it ends.
         """
         self._link.settimeout(START)
         try:
-            answer: dict[str, Any] = json.loads(self._link.recv(MESSAGE) or b'{}')
-        except OSError as error:
+            data = self._link.recv(MESSAGE)
+        except TimeoutError as error:
             raise ConfigError(f'PyTorch did not load within {START:g} s') from error
-        if not answer.get('ready'):
-            raise ConfigError(answer.get('error') or 'PyTorch cannot be loaded; see above')
+        except OSError:   # it has ended before it has read its settings
+            data = b''
+        if not data:
+            raise ConfigError(f'PyTorch cannot be loaded: the process that loads it {self._end()}')
+        answer: dict[str, Any] = json.loads(data)
+        if not answer['ready']:
+            raise ConfigError(answer['error'])
         self._link.settimeout(None)
         return answer
+
+    def _end(self) -> str:
+        """Describe how the fork server, which has closed its socket, has ended."""
+        try:
+            code = self._process.wait(FAREWELL)
+        except subprocess.TimeoutExpired:
+            return 'does not end'
+        return how_it_ended(code) + '; see its output above' * (code > 0)
 
     def listen(self, ended: Callable[[str, int, str], None], gone: Callable[[], None]) -> None:
         """Start a thread that reports ended processes.
@@ -170,9 +188,12 @@ class Server:
     def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
         self.node, self.name, self.settings = node, name, settings
         self.folder, self._lock = _folder()
-        (self.folder / 'weights').mkdir()
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
-        self._fork_server = ForkServerProcess(name, self.folder, settings)
+        try:
+            self._fork_server = ForkServerProcess(name, self.folder, settings)
+        except ConfigError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         try:
             # during this wait, the fork server loads PyTorch
             if name in wait_for_servers(node, wanted=name):
@@ -265,16 +286,16 @@ class Server:
 
         New programs wait until the new fork server is ready.
         """
-        with self._changed:
-            if self._closing:
-                return
-            self.node.get_logger().error('the process that starts the programs\' processes has '
-                                         'ended; starting another one')
-            self._act(self.machine.close('the processes of the server have ended'))
-            self._fork_server.close()
-            fork_server = ForkServerProcess(self.name, self.folder, self.settings)
-            self._fork_server = fork_server
         try:
+            with self._changed:
+                if self._closing:
+                    return
+                self.node.get_logger().error('the process that starts the programs\' processes has '
+                                             'ended; starting another one')
+                self._act(self.machine.close('the processes of the server have ended'))
+                self._fork_server.close()
+                fork_server = ForkServerProcess(self.name, self.folder, self.settings)
+                self._fork_server = fork_server
             fork_server.ready()
         except ConfigError as error:
             with self._changed:
@@ -354,18 +375,33 @@ def _folder() -> tuple[Path, IO[str]]:
     Return the folder and its file `LOCK`. This process locks the file until the process
     ends. Raises ConfigError if no folder can be created.
     """
-    for place in (MEMORY, None):
-        with contextlib.suppress(OSError):
-            _delete_orphans(Path(place or tempfile.gettempdir()))
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-            lock = (folder / 'new').open('w')
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Rename the file only after it is locked: other servers delete a folder whose file
-            # `LOCK` is not locked.
-            (folder / 'new').rename(folder / LOCK)
-            return folder, lock
-    raise ConfigError(f'the server needs a folder, but neither {MEMORY} nor a temporary folder '
-                      '(TMPDIR, /tmp) has space for one and can be written')
+    reasons: list[str] = []
+    for place in (MEMORY, ''):
+        if found := _folder_in(place, reasons):
+            return found
+    raise ConfigError(f'the server needs a folder, but can create none in {" or ".join(reasons)}; '
+                      'TMPDIR chooses another place')
+
+
+def _folder_in(place: str, reasons: list[str]) -> tuple[Path, IO[str]] | None:
+    """Create the folder below `place`, '' for the temporary folder; or append why it cannot."""
+    folder = None
+    try:
+        place = place or tempfile.gettempdir()
+        _delete_orphans(Path(place))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        (folder / 'weights').mkdir()
+        lock = (folder / 'new').open('w')
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Rename the file only after it is locked: other servers delete a folder whose file
+        # `LOCK` is not locked.
+        (folder / 'new').rename(folder / LOCK)
+    except OSError as error:
+        reasons.append(f'{place or "a temporary folder"} ({error.strerror})')
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        return None
+    return folder, lock
 
 
 def _delete_orphans(place: Path) -> None:

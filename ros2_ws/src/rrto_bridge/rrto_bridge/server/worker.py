@@ -53,6 +53,8 @@ class _ServerHasEnded(BaseException):
 
 
 def _server_has_ended(*_: Any) -> NoReturn:
+    # systemd sends SIGTERM to this process, too, so the fork server's is the second one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _ServerHasEnded
 
 
@@ -173,10 +175,13 @@ class _Worker:
             del message
 
     def _close(self) -> None:
-        """Leave the ROS graph; if that hangs, end the process after `PATIENCE` seconds."""
-        end = threading.Timer(PATIENCE, os._exit, (0,))
-        end.daemon = True
-        end.start()
+        """Leave the ROS graph; if that hangs, the kernel ends the process after `PATIENCE` seconds.
+
+        A thread could not end it: Fast DDS can wait for ever in `destroy_node`, which holds
+        Python's lock (GIL).
+        """
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
         # DDS repeats a lost message only while the publisher of the message exists
         for publisher in (self.acks, self.down):
             publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
