@@ -80,7 +80,7 @@ def examples(number: int) -> Any:
 
 
 def mostly_long(values: Iterable[Any], *quick: Any) -> list[Any]:
-    """Return all ``values`` as parameters of a test; `make test` runs only those in ``quick``."""
+    """Return ``values`` as parameters of a test; `make test` uses only the values in ``quick``."""
     import pytest  # imported here, because benches do not need it
     assert set(quick) <= set(values := [*values]), 'a quick one is not among the values'
     return [value if value in quick else pytest.param(

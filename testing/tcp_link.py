@@ -122,7 +122,8 @@ class Output:
         """Wait until ``done(lines)`` is true.
 
         :param limit: maximum time to wait, in seconds.
-        :raises SystemExit: the process ends first, or the time is over.
+        :raises SystemExit: ``done(lines)`` is still false when the process ends or ``limit`` is
+        over.
         """
         with self._came:
             self._came.wait_for(lambda: done(self.lines) or self.over, limit)

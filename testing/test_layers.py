@@ -42,7 +42,7 @@ KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
         'uvicorn': 'python3-nicegui-pip', 'yaml': 'python3-yaml'}
 PIP = {'PIL': 'pillow', 'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 'scikit-learn',
        'uvicorn': 'nicegui', 'yaml': 'PyYAML'}
-# Modules that only tests and benches import.
+# Maps each module that only tests and benches import to its rosdep key.
 TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip',
              'psutil': 'python3-psutil', 'pytest': 'python3-pytest',
              'selenium': 'python3-selenium'}
@@ -156,7 +156,7 @@ def graph(root, typed=False):
 def imported_by(name, path, files, typed=False):
     """Yield the package's files that a file imports.
 
-    `typed`: also yield those that are imported only for type checkers.
+    `typed`: also yield the files that are imported only for type checkers.
     """
     tree = ast.parse(path.read_text())
     unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and not typed
@@ -201,7 +201,7 @@ CORE = {
     'transfer': {'model', 'codecs', 'protocol', 'arrays', 'errors'},
     'model': {'codecs', 'arrays', 'errors'},
     'codecs': {'cuda', 'arrays', 'errors', 'plugins'},
-    'messages': {'protocol'},  # the documentation lets methods in other packages import these names
+    'messages': {'protocol'},  # methods of other packages may import `rog_core.messages`
     'steps': {'protocol'},
     'protocol': {'errors'},
     'arrays': {'cuda'},

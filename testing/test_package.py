@@ -84,7 +84,7 @@ def test_what_is_in_the_wheels_runs_without_the_checkout(tmp_path):
 
 
 def test_it_depends_on_what_its_packages_depend_on():
-    required = {'rosbags>=0.11'}  # recordings of other ROS 2 distributions need it
+    required = {'rosbags>=0.11'}  # recordings of other ROS 2 distributions need this version
     for place in PLACES:
         if (place / 'setup.py').exists():
             text = re.search(r'install_requires=\[(.*?)\]', (place / 'setup.py').read_text(), re.S)

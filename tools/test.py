@@ -24,13 +24,14 @@ GROUPS = {'core': ['rog_core', 'rog_methods_local'],
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.
 KERNELS = [sys.executable, '-c', 'from rog_core.warm_up import warm_up; warm_up()']
-# Groups and packages that do not use the kernels, so they need not wait for them.
+# Groups and packages whose tests do not use the kernels, so they do not wait for the compilation.
 NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The packages whose tests take longest. These tests begin first, so that none of them runs
 # alone at the end.
 LONGEST = ('rog_bringup', 'testing', 'rrto_bridge', 'rog_core', 'rog_studies', 'lopinfer_node',
            'rog_cli', 'rog_sim', 'fleet_policy')
-# Packages tested at the same time. Four keep two cores busy, because most tests also wait.
+# Number of packages that are tested at the same time. Four packages keep two cores busy, because
+# most tests spend a part of their time waiting.
 AT_ONCE = 4
 
 

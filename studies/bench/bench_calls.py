@@ -2,13 +2,13 @@
 
 With a rival, the robot simply calls a model on the server.
 
-All contestants use the same model, the same images (in bytes) and the same link. Robot
+All contestants use the same model, the same images (uint8) and the same link. Robot
 and server are processes on this machine, with one thread each. The rivals send an image
-as it is (`raw`) or as a JPEG; LOPInfer and RRTO get it as a tensor. The bench emulates a slow
-robot: the robot's part of the model and its JPEG encoding take `SLOWDOWN` times as long. The
-link of the rivals is a TCP forwarder. LOPInfer and RRTO emulate the same rate, delay and
-outages in their senders. Each rival needs an environment of its own. Two variables name
-the Python programs of these environments:
+unchanged (`raw`) or as a JPEG; LOPInfer and RRTO get the image as a tensor. The bench emulates
+a slow robot: the robot's part of the model and its JPEG encoding take `SLOWDOWN` times as long.
+The link of the rivals is a TCP forwarder. LOPInfer and RRTO emulate the same rate, delay and
+outages in their senders. Each rival needs its own Python environment. Two variables contain
+the paths of the Python programs in these environments:
 
     python -m venv build/openpi && build/openpi/bin/pip install -r calls/openpi.txt
     python -m venv build/lerobot && build/lerobot/bin/pip install -r ROS2_WS/.../rivals/lerobot.txt
@@ -23,8 +23,9 @@ model, link and contestant:
 - bytes up and down per inference. They include the framing of websocket and gRPC, but
   not that of TCP and DDS
 - `cold_s`, `cold_with_server_s`: time from the start of the client's process to the
-  first result, and to the first result with the server. At this start the server already runs
-  and has the weights; an earlier client has sent the weights to the servers of LOPInfer and RRTO
+  first result, and to the first result with the server. When the client starts, the server
+  already runs and has the weights; an earlier client has sent the weights to the servers of
+  LOPInfer and RRTO
 
 With ``--outages``, an inference begins 0.1 s after the start of the previous inference, or when
 the previous inference ends, if that is later. A tick of a control loop at 10 Hz is starved if no

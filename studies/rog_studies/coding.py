@@ -113,7 +113,7 @@ def speed_up(method: MethodResult, first: MethodResult) -> str:
 
 
 def accuracy(method: MethodResult, first: MethodResult) -> str:
-    """Return a cell of a `Table`: accuracy in % after the number of rounds of the shortest run."""
+    """Return a cell of a `Table`: accuracy in % after as many rounds as the shortest run has."""
     return spread(method.accuracy_after, 100, 1)
 
 

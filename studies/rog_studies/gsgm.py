@@ -88,7 +88,7 @@ def with_method(fleet: FleetConfig, sync: str, momentum: float = MOMENTUM,
 
 
 def _long(count: int) -> dict[str, FleetConfig]:
-    """Return the three steadiest variants with runs that last twice as long.
+    """Return the three steadiest variants, with runs of twice the usual duration.
 
     A fleet with many learners still improves after 100 rounds.
     """

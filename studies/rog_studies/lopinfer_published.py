@@ -46,11 +46,12 @@ from lopinfer_node.model.footprint import Footprint
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.profile import Profile
 
-# Seconds per launch, fitted to the published mean latencies of the device alone. Computed /
-# published, in ms: VGG 86.9 / 87, ConvNeXt 207 / 198, ResNet 87.5 / 87, DenseNet 73 / 75, KAPAO 389
-# / 397, AGRNav 774 / 782. Without launches the sum of the times in the file would be too small
-# (ResNet 65, DenseNet 55). A check: with this value, half of ResNet152's columns take 87.4 ms, as
-# long as all. The authors also measured no gain: 90 ms for half, 85 ms for all.
+# Seconds per launch, fitted to the published mean latencies of the device alone. Computed and
+# published latencies in ms: VGG 86.9 and 87, ConvNeXt 207 and 198, ResNet 87.5 and 87, DenseNet 73
+# and 75, KAPAO 389 and 397, AGRNav 774 and 782. Without launches the sum of the times in the file
+# would be too small (ResNet 65, DenseNet 55). A check: with this value, half of ResNet152's columns
+# take 87.4 ms, as long as all columns. The authors also measured no gain: 90 ms for half of the
+# columns, 85 ms for all columns.
 DEVICE_LAUNCH = 170e-6
 # Seconds per launch: the largest value with which launches do not prolong the server's published
 # times (ResNet: 14.5 ms for 514 operators).

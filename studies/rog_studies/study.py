@@ -148,7 +148,7 @@ def tables(study: Study, comparisons: Mapping[str, Comparison]) -> list[tuple[st
 
 def _simulate(fleet: FleetConfig, out: Path, progress: Callable[[float], None],
               server_every: float) -> Summary:
-    # this import is here because it loads PyTorch, which the parent process does not need
+    # this import is here because it loads PyTorch, which only the processes that simulate need
     from rog_sim.simulation import simulate
 
     # The server must not retire robots: in the papers, a method waits for slow robots without

@@ -5,7 +5,7 @@
     schema        rog-peer-run/1
     program       name of the program; versions: name of a package -> version
     scenario, seed
-    settings      the settings on which the result depends; a run with other settings is another run
+    settings      the settings on which the result depends
     events        a list of [t_s, what happened, name of the robot or ``server``]
     started       whether every robot trained a batch within the start limit; if not, the fields
                   below are missing, except ``outcome`` (why it did not start) and ``start_s``
@@ -127,11 +127,12 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
                ) -> str:
     """Return how a run ended, as a text for people.
 
-    A run counts as stopped if two conditions hold. No robot trained in the last part of the run,
-    whose share is `IDLE`. And the time since the last batch is more than twice as long as every
-    earlier pause between two batches. The second condition is for a program that exchanges every
-    batch over a slow link and so pauses after each batch. Without the condition, such a program
-    could count as stopped.
+    A run counts as stopped if two conditions hold. First, no robot trained in the last part of the
+    run; `IDLE` is the share of the run that this part takes. Second, the time since the last batch
+    is
+    more than twice as long as every earlier pause between two batches. The second condition is for
+    programs that communicate after every batch. Over a slow link such a program pauses for a long
+    time after each batch, and without this condition it could count as stopped.
 
     :param batches: times of the batches of all robots in seconds, in order.
     :param ended: name -> (time, how) of the processes that ended by themselves.

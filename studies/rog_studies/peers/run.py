@@ -70,7 +70,8 @@ class Adapter:
         own = self._world.out / 'work' / name
         (own / 'tmp').mkdir(parents=True, exist_ok=True)
         # Each process has its own home directory, as on a robot, because peers keep state and
-        # settings there. It has one thread, because the whole fleet shares this machine, and
+        # settings there. Each process has one thread, because the whole fleet shares this machine,
+        # and
         # because a robot's computer is small.
         return {'PATH': f'{self._python.parent}:{os.environ.get("PATH", "/usr/bin:/bin")}',
                 'PYTHONPATH': str(self._world.out / CODE), 'PYTHONUNBUFFERED': '1',

@@ -48,7 +48,8 @@ SCHEMA = 'rog-peers/1'
 PEERS_FILE = 'peers.json'
 QUICK = ('rog', 'flower')   # programs of the short study
 QUICK_MINUTES = 40 / 60
-# factor for the rates in the short study; full rates would be too fast for its small model
+# factor for the recorded rates in the short study; its model is so small that transfers at the
+# full rates would take too little time
 QUICK_SCALE = 0.1
 
 

@@ -1,7 +1,7 @@
 """Two devices for test programs: `Direct` executes calls itself, `Offload` uses replay.
 
-Tensors are numpy arrays of int64. Programs are written once, against `Device`, and must return the
-same values on both devices.
+Tensors are numpy arrays of int64. A program uses only the methods of `Device`, so it can run on
+both devices. It must return the same values on both devices.
 """
 
 import random
@@ -122,7 +122,7 @@ class Executor:
 
 
 class Tensor:
-    """A program's reference to a tensor on the device; the tensor is freed with its reference."""
+    """A program's reference to a tensor on the device; deleting the reference frees the tensor."""
 
     __slots__ = ('device', 'handle', 'meta')
 

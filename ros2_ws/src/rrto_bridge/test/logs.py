@@ -20,10 +20,10 @@ def meta(size):
 
 @dataclass
 class Item:
-    """One call of a unit; a unit is the list of the calls of one pass.
+    """One call of a unit; a unit is the list of calls that a `Writer` writes for a pass.
 
-    Each item of `inputs` is ('own', i) for the result of item i of this pass, ('last', i) for the
-    result of item i of the previous pass, or ('weight', k) for weight number k.
+    An element of `inputs` is ('own', i) for the result of call i of the same pass, ('last', i) for
+    the result of call i of the previous pass, or ('weight', k) for weight number k.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Log:
 
 
 def unit(chance, size):
-    """Return a random pass of about `size` calls."""
+    """Return a random unit of about `size` calls."""
     items, weights = [], 6
     prefetch = chance.random() < 0.25
     state = chance.random() < 0.2

@@ -33,8 +33,8 @@ def from_device(t, device):
     t.data.copy_(BASE.to(device))
 
 
-# Maps the name of a way to make a tensor to two functions: the first makes the tensor, the second
-# gives the tensor values after an alias exists.
+# Maps the name of a way to make a tensor to two functions: the first makes the tensor; the second
+# fills the tensor, after the test has made an alias of the tensor.
 CREATIONS = {
     'to': (lambda d: BASE.clone().to(d), nothing),
     'transposed to': (lambda d: torch.tensor(BASE.t().tolist()).t().to(d), nothing),

@@ -34,7 +34,7 @@ SUM = 'import torch; print(torch.ones(2).cuda().sum().item())'
 
 
 class NoProcesses:
-    """Stands in for the fork server: every process fails to start, or does not end (`hangs`)."""
+    """Stands in for the fork server: each start fails; with `hangs`, a start gets no answer."""
 
     hangs = False
 
@@ -49,7 +49,7 @@ class NoProcesses:
 
     def begin(self, program, incarnation):
         if not self.hangs:
-            # in another thread, as the caller holds the lock that `ended` needs
+            # in another thread, because the caller holds the lock that `ended` needs
             threading.Thread(target=self.ended, args=(program, 1, WHY)).start()
 
     def close(self):
@@ -164,7 +164,8 @@ def test_a_first_connection_that_fails_is_not_repeated():
 
 # -- the fork server -------------------------------------------------------------------------------
 
-# The first fork checks the device; the next `begin` fails in the function FAILS of `os`.
+# A fork server in which one function of `os` fails once, after the check of the device. The first
+# argument of this script is the name of the function.
 FORK_SERVER = '''
 import errno, os, sys
 from rrto_bridge.server import fork_server
@@ -351,7 +352,7 @@ def test_a_program_whose_process_fails_in_its_start_gets_the_error(domain, tmp_p
     trace.write_text('0 100\n')
     server = domain.server('hurt', **{'link.trace': trace})
     server.wait('serving as hurt')
-    trace.unlink()     # each process reads the trace
+    trace.unlink()     # the program's process fails, because it also reads the trace
     fails_with(domain, 'hurt', 'its process on the server has failed: TraceError: ')
 
 

@@ -96,7 +96,7 @@ def test_parameters_keep_the_class_of_the_program(engine):
         assert isinstance(p, Scaled) and isinstance(p, nn.Parameter) and p.is_cuda
         assert p.doubled().tolist() == [[2, 2], [2, 2]] and type(p).__name__ == 'Scaled'
     assert layer.weight.note == 'mine' and 'weight' in dict(layer.named_parameters())
-    # A pickled parameter becomes an `nn.Parameter`, also on the CPU.
+    # Pickling loses the subclass; with a parameter on the CPU, PyTorch does the same.
     assert type(pickle.loads(pickle.dumps(layer.weight))) is nn.Parameter
     assert type(layer.half().weight).__name__ == 'Scaled'
     assert type(layer.cpu().weight) is Scaled and layer.weight.note == 'mine'

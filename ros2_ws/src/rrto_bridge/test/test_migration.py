@@ -1,4 +1,4 @@
-"""Tensors that move to another server keep their values, and share the same memory as before."""
+"""Tensors that move to another server keep their values; those that shared memory still do so."""
 
 import hashlib
 

@@ -60,7 +60,7 @@ def test_nothing_is_left_on_the_server(seed, length):
     program.run(device, [Pass()] * 8 + [Pass(1), Pass(stop=1), Pass(1)] + [Pass(keep=1)] * 4)
     held = {id(t): t for t in (*program.weights, *program.buffers, program.state)}
     del program
-    # Every call also sends the waiting requests to free tensors.
+    # Every call also sends the `Free` requests that are still waiting.
     device.item(next(iter(held.values())))
     device.item(next(iter(held.values())))
     assert set(device.executor.tensors) == set(device.metas)
@@ -111,7 +111,7 @@ def test_one_round_trip_and_no_single_call_in_steady_state():
         assert infer_once(number) == (data(number) * 81 + 27 + 18 + 9 + 4).tolist()
     trips, single, messages, runs = count()
     assert (trips, single, runs) == (200, 0, 200)
-    assert messages <= 3 * 200               # Finish, Free and Start, in one message per pass
+    assert messages <= 3 * 200               # per pass a Finish, a Free and a Start, sent together
 
 
 def test_values_needed_in_between_cost_one_round_trip_each():

@@ -112,7 +112,7 @@ class _Worker:
                          start_parameter_services=False)
         self.link = settings.shaped_link()
         # Why the session ended ('' before its end), whether the program caused the end, and
-        # whether this process could tell the program.
+        # whether this process could send this reason to the program.
         self.reason, self.fault, self.told = '', False, True
         base = f'/rrto/{task.server}/{task.program}/'
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
@@ -139,7 +139,7 @@ class _Worker:
         end = time.monotonic() + PATIENCE
         while not (self.down.get_subscription_count() and self.acks.get_subscription_count()):
             if time.monotonic() > end:
-                self.told = False    # so the supervisor tells the program
+                self.told = False    # the supervisor then sends the reason to the program
                 with self._changed:
                     self._act(self.machine.fail(
                         f"the program's topics were not found within {PATIENCE:g} s", False))
@@ -147,7 +147,7 @@ class _Worker:
             time.sleep(0.002)
 
     def run(self) -> None:
-        """Execute messages until the session ends, or until SIGTERM because the server ends."""
+        """Execute messages until the session ends, or the fork server ends and sends SIGTERM."""
         try:
             signal.signal(signal.SIGTERM, _server_has_ended)
             self._work()
