@@ -14,10 +14,10 @@ ROOT = Path(__file__).parent.parent
 REPORTS = Path(sys.prefix) / 'build'  # where `make setup` has built the workspace
 BASES = ['--base-paths', 'ros2_ws/src', 'launch', 'studies']
 SHORT = ['-m', 'not long', '--hypothesis-profile=few']
-# Each group of packages is tested in its own Python process, and all groups run at the same
-# time. There are fewer groups than packages, because the start of a process with PyTorch takes
-# as long as many tests. RRTO replaces PyTorch's `cuda`, so it has its own group. All groups
-# take about the same time. `rest` contains all other tests.
+# Each group of packages is tested in its own Python process, and all groups run at the same time.
+# There are fewer groups than packages, because many tests take less time than the start of a
+# process with PyTorch. RRTO replaces PyTorch's `cuda`, so it has its own group. All groups take
+# about the same time. `rest` contains all other tests.
 GROUPS = {'core': ['rog_core', 'rog_methods_local'],
           'sim': ['rog_sim', 'rog_cli', 'rog_view', 'fleet_emulation'],
           'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}

@@ -520,7 +520,7 @@ def rows_swapped(chunk):
 def liar(tmp_path_factory, request):
     """Yield robot1 as a `Puppet`, in a fleet whose server and robot2 are processes.
 
-    A `Puppet` is a robot in the process of the test, which also sends false messages.
+    A `Puppet` is a robot that runs in this test process and can send false messages.
     """
     folder, key = tmp_path_factory.mktemp('liar'), new_key() if request.param else None
     keys = {name: {} for name in ('server', 'robot2')}

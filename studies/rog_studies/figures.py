@@ -26,7 +26,7 @@ def draw_study(directory: str | PathLike[str], out: str | PathLike[str] | None =
     stability-MODEL    stability of every method, see `MethodResult`
     fluctuation-MODEL  fluctuation of every method, see `MethodResult`
     times              mean iteration time of each scheme (DGH-GC, figure 6)
-    periods            mean iteration time for each period of regrouping, in rounds
+    periods            mean iteration time for each period of regrouping (period in rounds)
     groups             mean iteration time for each number of groups (figure 7, tables 3 and 4)
     sparsity           accuracy for each sparsity (figure 8)
     convergence        accuracy over rounds, with and without compression (figure 9)

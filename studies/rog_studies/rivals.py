@@ -85,7 +85,7 @@ OUTER = '+rate=0.7+momentum=0.5'
 
 @dataclass(frozen=True)
 class Rival:
-    """A method, and the `TRIES` settings of `TrainingConfig` that the tuning tries for it."""
+    """A method, and the `TRIES` sets of settings of `TrainingConfig` that the tuning tries."""
 
     name: str
     tries: tuple[dict[str, Any], ...]

@@ -62,7 +62,7 @@ class Table:
     title: str
     cases: str
     cell: Cell
-    first: bool = True  # whether the first variant has a column
+    first: bool = True  # whether the table has a column for the first variant
 
 
 @dataclass(frozen=True)

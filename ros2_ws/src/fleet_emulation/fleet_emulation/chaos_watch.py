@@ -85,7 +85,8 @@ class Watch:
     """Checks observations, which must come in order of time, and collects violations.
 
     :param bound: seconds within which a robot that can work must make an iteration.
-    :param limit: seconds; a robot that has been able to work for longer must not become away.
+    :param limit: seconds. If a robot has been able to work for this time, a change of its state to
+        away is a violation.
     """
 
     bound: float

@@ -78,8 +78,8 @@ def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
     alone = slow.machine.iteration
     assert len(fleet.update.rounds) > 15
     assert fleet.server.members['robot1'].rows_pushed < fleet.partition.rows
-    # The iteration of robot1 is near the newest round. Had robot1 finished its pushes of rounds
-    # that were over, it would be further behind.
+    # The iteration of robot1 is near the newest round. If robot1 had finished its pushes of
+    # rounds that were over, it would be further behind.
     assert alone > fleet.update.rounds[-1] - 15
     fleet.carry = carry
     check_progress(fleet, 5)

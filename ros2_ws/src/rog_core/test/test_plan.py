@@ -98,7 +98,7 @@ def test_rows_are_ordered_as_by_a_stable_sort(scores, data):
     assert plans._descending(values, first).tolist() == expected.tolist()
 
 
-# -- early transmission without one of its parts
+# -- ATP with one of its parts switched off: order, time-out or minimum
 
 
 def test_without_order_rows_go_in_model_order_but_for_those_overdue():

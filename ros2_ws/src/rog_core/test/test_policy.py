@@ -156,7 +156,7 @@ def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
 
 
 def flown_bounds(fleet, low, high):
-    """Return each device's bound: any device that is this many iterations ahead must wait for it.
+    """Return the bound of each device: how many iterations other devices may be ahead of it.
 
     Find the bounds by trial.
     """

@@ -59,7 +59,7 @@ def play(fleet, events):
             fleet.below[name].fade('robot0', 2 * seconds)
         fleet.run(seconds)
         # If a child's server crashes, the changes that it reported to the parent are lost, unless
-        # the parent has accepted them. After such a crash the sums are no longer checked.
+        # the parent has accepted them. `check` compares sums that include these changes.
         if not lost:
             fleet.check()
     return lost

@@ -14,10 +14,10 @@ Then 14 bits follow for each element sent, in ascending order of position. The f
 the lowest bits, and the end is padded to a whole byte. Of the 14 bits, bits 0 to 11 hold the
 position, bit 12 is 1 for the first scale, and bit 13 holds the sign (1: negative).
 
-Zeros are not sent. If a segment has too few nonzero elements, the remaining places hold 0. A
-decoder recognises these places because positions ascend, so only the first element can have
-position 0. If a segment holds only zeros, both scales are 0. If elements have equal magnitudes, the
-first of them are sent.
+Zeros are not sent. If a segment has too few nonzero elements, the remaining places hold 14 zero
+bits, which is position 0. A decoder recognises these places: positions ascend, so only the first
+place can really have position 0. If a segment holds only zeros, both scales are 0. If elements have
+equal magnitudes, the first of them are sent.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ParentFleet:
         ordered.trigger()  # makes the server's node call `go_on`, which starts the worker
 
     def go_on(self) -> None:
-        """Carry out the worker's order, or react to the end of the parent fleet's run."""
+        """Do what the worker of the parent fleet asks for, or react to the end of its run."""
         worker, order = self._worker, self._worker.order
         if self._over:
             return

@@ -1,6 +1,6 @@
 """Images in class folders or archives are decoded once.
 
-An error names a file that is not an image.
+If a file is not an image, the error names this file.
 """
 
 import io

@@ -2,8 +2,8 @@
 
 This module needs only PyTorch and numpy, because this suite is not installed in the environment of
 a peer. The study writes the files that this module reads. So every peer starts with the same
-weights, and in every program robot I gets the same batches in the same order. The folder of a run
-holds
+weights. The robot with number I gets the same batches, in the same order, in each of the programs.
+The folder of a run holds
 
     data/task.json      the settings, see `Settings`
     data/weights.npz    name of the parameter -> its first value

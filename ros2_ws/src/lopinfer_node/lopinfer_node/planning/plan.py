@@ -165,7 +165,7 @@ def check(plan: Plan, small_transfers: bool = False) -> None:
     - One side computes an indivisible operator whole.
     - Only one side computes a global operator.
     - Inputs and outputs are on the device alone.
-    - One of the two sides computes every index that a side needs.
+    - Each index that a side needs is computed, by this side or by the other side.
 
     `small_transfers` also checks the transmission-efficiency rule: no tensor larger than
     the model's input crosses the link.

@@ -179,8 +179,8 @@ def _path(p, w, value, sums):
 def _mark(p, w, value, on_path):
     """Mark the critical path of the last evaluation in `on_path`.
 
-    Leave `on_path` unchanged if the plan is invalid. Do the same if there is a deadline,
-    because then the objective is the energy.
+    Leave `on_path` unchanged if the plan is invalid, or if there is a deadline: with a deadline,
+    the objective is the energy.
     """
     if p.deadline == np.inf and np.isfinite(value[0]):
         compiled.critical(p, w, on_path)

@@ -37,7 +37,7 @@ class Mirror:
         return at_once(self.master)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode A - L of the segments ``ids``; this does not change L."""
+        """Encode the pending values of the segments ``ids``; do not change the mirror."""
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:

@@ -148,7 +148,7 @@ class Pulls:
         return []
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
-        """Handle the receipt of model values: the final model, or the snapshot of a new member."""
+        """Handle a receipt: the robot has received the final model, or its first snapshot."""
         member.mirror.stored(sender.taken_chunks())
         member.pulled_at[:] = self.shared.iteration
         if sender.transfer.kind == Kind.FINAL:

@@ -174,7 +174,7 @@ class OfFull(Computation[Full]):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: add no rows, because a later model has another gradient."""
+        """See `Computation.after_push`: keep no rows for the next push of another gradient."""
 
 
 class OfLocal(Computation[Local]):
@@ -209,7 +209,7 @@ class OfLocal(Computation[Local]):
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: the change already includes learning rate and momentum."""
+        """See `Computation.keep`: ``gradient`` already includes learning rate and momentum."""
         store.keep_local(gradient)
 
 

@@ -298,7 +298,7 @@ def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **k
 
 
 def alias_kind() -> type[RemoteTensor]:
-    """Return the class of a new alias; PyTorch cannot change the class of an existing alias."""
+    """Return the class for a new alias; the class cannot be changed after the alias is made."""
     return getattr(_alias, 'kind', Value)
 
 
