@@ -37,7 +37,8 @@ class Half(Codec):
     def _look(self, lengths, ids, data):
         """Check ``data``; return (rule, segment, sum of squares).
 
-        rule: number of the broken rule; 0 if ``data`` is valid. segment: index of the bad segment.
+        rule: number of the broken rule; 0 if ``data`` is valid. segment: position in ``ids`` of
+        the bad segment; this codec does not search for it and always returns 0.
         """
         if data.size != self.sizes(lengths[ids]).sum():
             return LENGTH, 0, 0.0

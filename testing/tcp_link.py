@@ -123,7 +123,7 @@ class Output:
 
         :param limit: maximum time to wait, in seconds.
         :raises SystemExit: ``done(lines)`` is still false when the process ends or ``limit`` is
-        over.
+            over.
         """
         with self._came:
             self._came.wait_for(lambda: done(self.lines) or self.over, limit)
@@ -134,7 +134,7 @@ class Output:
 
 
 def after_the_robot() -> None:
-    """Lower this process's priority: a server gets only CPU time that robots do not use."""
+    """Lower this process's priority, because a server must not take CPU time from the robots."""
     if os.sched_getscheduler(0) == os.SCHED_FIFO:
         os.sched_setparam(0, os.sched_param(os.sched_getparam(0).sched_priority - 1))
     else:

@@ -34,7 +34,8 @@ class Ending:
     :param server: process of the server; None if it does not run here.
     :param robots: processes of the robots.
     :param run: whether the processes form a run. A run ends when all robots here have ended, or
-        when the server has ended. In the second case robots have `LINGER` seconds to end.
+        when the server has ended. If the server ends without failure, robots have `LINGER`
+        seconds to end. If the server fails, the launch ends at once.
         If ``run`` is false, the launch checks for failures when the server ends: it fails if the
         server or a process that ended before has failed.
     :param needed: the launch also ends when all of these processes have ended and at least one of

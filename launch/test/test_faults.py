@@ -1,7 +1,7 @@
 """Robots and servers die, leave and return.
 
-All tests share one fleet. Each test except the last checks at its end that the fleet still
-trains.
+All tests except the last share one fleet. The first three tests check that this fleet trains on.
+The fourth test ends it.
 """
 
 import signal

@@ -550,7 +550,10 @@ def refused(puppet):
 
 
 def all_train(puppet, iterations=3):
-    """Check that robot1 (the `Puppet`) and robot2 train on, and that no process logs an error."""
+    """Check that robot1 (the `Puppet`) and robot2 train on, and that no process ended or failed.
+
+    A process has failed if its log contains a traceback.
+    """
     fleet = puppet.fleet
     mine, other = puppet.machine.iteration, fleet.iteration('robot2')
     puppet.until(lambda: puppet.machine.iteration >= mine + iterations
@@ -561,7 +564,7 @@ def all_train(puppet, iterations=3):
 
 
 def test_what_a_robot_says_again_and_again_does_not_fill_the_record(liar):
-    """A robot that repeats two statuses many times adds few lines to the run record.
+    """A robot that sends the same four statuses again and again adds few lines to the run record.
 
     Run this test first, because the robot must not have sent much before.
     """

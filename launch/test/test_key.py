@@ -63,7 +63,8 @@ def _call(fleet, kind, name, request):
 def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_nothing(fleet):
     """Messages of the present session change nothing when an attacker sends them again.
 
-    The attacker sends each message unchanged, with changes, and without its tag.
+    The attacker sends each message unchanged, in the other robot's name, with changes, and without
+    its tag.
     """
     heard = {}
     for robot in ('robot1', 'robot2'):

@@ -99,7 +99,7 @@ Start = Callable[[float], Any]  # period of inferences in seconds -> context in 
 # -- data and contestants --------------------------------------------------------------------------
 
 def prepare(name: str, folder: Path) -> dict[str, Any]:
-    """Write images, the model and its outputs; return sizes in bytes and the effect of JPEG.
+    """Write images, the model and its outputs; return sizes and the effect of JPEG.
 
     The effect of JPEG is how much the model's output changes if the image is sent as a JPEG.
     """
@@ -283,8 +283,9 @@ def control(came: np.ndarray, shared: np.ndarray) -> dict[str, Any]:
 
     The numbers are for the whole run and for each of its parts. The first part ends at the start of
     the first outage. Each further part begins at the start of an outage and ends at the start of
-    the next outage. ``came``: times of the results, in seconds since the start of the run.
-    ``shared``: for each result, whether the server helped to compute it.
+    the next outage; the last part ends with the run. ``came``: times of the results, in seconds
+    since the start of the run. ``shared``: for each result, whether the server helped to compute
+    it.
     """
     ticks = np.arange(1, round(SECONDS * RATE) + 1) / RATE
     fresh = np.diff(np.searchsorted(np.sort(came), [0.0, *ticks], side='right')) > 0

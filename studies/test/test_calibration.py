@@ -18,7 +18,7 @@ RECORD = Path(__file__).parents[3] / 'shared/data/traces/rog_outdoors_record.txt
 
 
 def made_up():
-    """Return a record that contains the samples at which the published workers begin."""
+    """Return a record of random rates, so long that every published worker can begin in it."""
     noise = np.random.default_rng(4)
     return LinkTrace(np.arange(1400) * .5, noise.uniform(1.0, 90.0, 1400))
 

@@ -103,7 +103,10 @@ class Ours:
         return self._fleet.environment(name)
 
     def collect(self) -> None:
-        """Convert the server's checkpoints into snapshots; write a line into a journal for each."""
+        """Convert the server's checkpoints into snapshots; write the server's journal.
+
+        The journal has a line for each checkpoint.
+        """
         place = self._folder / 'snapshots' / SERVER
         place.mkdir(parents=True, exist_ok=True)
         store = kept(self._folder / FOLDER)

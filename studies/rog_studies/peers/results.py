@@ -129,8 +129,7 @@ def outcome_of(duration: float, batches: Sequence[float], ended: Mapping[str, Se
 
     A run counts as stopped if two conditions hold. First, no robot trained in the last part of the
     run; `IDLE` is the share of the run that this part takes. Second, the time since the last batch
-    is
-    more than twice as long as every earlier pause between two batches. The second condition is for
+    is more than twice as long as every earlier pause before a batch. The second condition is for
     programs that communicate after every batch. Over a slow link such a program pauses for a long
     time after each batch, and without this condition it could count as stopped.
 

@@ -71,8 +71,7 @@ class Adapter:
         (own / 'tmp').mkdir(parents=True, exist_ok=True)
         # Each process has its own home directory, as on a robot, because peers keep state and
         # settings there. Each process has one thread, because the whole fleet shares this machine,
-        # and
-        # because a robot's computer is small.
+        # and because a robot's computer is small.
         return {'PATH': f'{self._python.parent}:{os.environ.get("PATH", "/usr/bin:/bin")}',
                 'PYTHONPATH': str(self._world.out / CODE), 'PYTHONUNBUFFERED': '1',
                 'HOME': str(own), 'TMPDIR': str(own / 'tmp'), 'LANG': 'C.UTF-8',
@@ -191,7 +190,10 @@ class _Watched:
         return True
 
     def train(self) -> None:
-        """Start to replay the links' records; carry out the events until the run is over."""
+        """Start to replay the links' records; carry out the events until the run is over.
+
+        Return earlier if all processes have ended by themselves.
+        """
         due = self._one.scenario.schedule(self._one.fleet.minutes)
         self._world.begin()
         self.began = time.monotonic()

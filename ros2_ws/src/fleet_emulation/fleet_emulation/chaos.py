@@ -37,8 +37,8 @@ ROBOTS = '5'
 DISK_MIB = 64        # size in MiB of the server's disk, which the fault "disk full" fills
 RESULT = 'chaos.json'
 JOIN = 120.0         # seconds within which all robots must join
-# Seconds that the run may exceed this sum: its planned duration plus the time that server restarts
-# cost.
+# Seconds by which a run may last longer than planned. The planned duration includes the time that
+# server restarts cost.
 DRAIN = 120.0
 START = 60.0         # seconds that a process may take from its start to its first status
 # The machine counts as overloaded if this process wakes up more than HELD_UP seconds late.
@@ -303,7 +303,7 @@ class _Run:
             lives[-1].append((round(now, 1), round(pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 1)))
 
     def _check_checkpoint(self, now: float) -> None:
-        """Check the newest checkpoint.
+        """Check the newest checkpoint, unless it has been checked before.
 
         It must be readable and finite. Its iteration must not be lower than the iteration of the
         previous checkpoint.

@@ -47,7 +47,7 @@ class Fault:
 
     @property
     def absent(self) -> bool:
-        """Return whether the fault keeps a robot from taking part; False for a server's fault."""
+        """Return whether the fault is a kill, pause or blackout: its robot cannot take part."""
         return self.kind in (KILL, PAUSE, BLACKOUT)
 
     @property
@@ -73,9 +73,9 @@ def quiet(duration: float) -> float:
 def schedule(seed: int, robots: Sequence[str], duration: float) -> list[Fault]:
     """Return the faults for a run of ``duration`` seconds, in order of their start.
 
-    Equal arguments give equal schedules. Two faults do not overlap if both make the same robot
-    absent, both impair the same robot's link, or both are faults of the server. Other faults may
-    overlap. At least `PRESENT` robots can always take part.
+    Equal arguments give equal schedules. Two faults are at least `APART` seconds apart if both
+    make the same robot absent, both impair the same robot's link, or both are faults of the
+    server. Other faults may overlap. At least `PRESENT` robots can always take part.
     """
     chance = random.Random(seed)
     found: list[Fault] = []

@@ -11,10 +11,11 @@ Each line of standard input is an order in JSON. An object with ``robot`` and th
 `fleet_emulation.radio.Conditions` changes the link of this robot. The text ``"begin"`` starts the
 traces.
 
-Every EVERY seconds, this process writes the counters to standard output as a line of JSON. When
-standard input ends, the launcher has ended. Then this process ends all processes that are left in
-the namespaces, and ends itself. Without this, stopped processes would remain, because they cannot
-notice the end of their launcher.
+Every EVERY seconds, this process writes the counters to standard output as a line of JSON.
+Standard input ends when the launcher closes it or has ended. Then the other processes in the
+namespaces have `ORPHANS` seconds to end. After this time, this process kills those that are left,
+and ends itself. Without this, stopped processes would remain, because they cannot notice the end
+of their launcher.
 """
 
 from __future__ import annotations

@@ -243,8 +243,7 @@ class EmulatedNetwork:
         """End the processes in the namespaces, release the namespaces, write the summary."""
         counters = {name: self._ip_counters(name) for name in self._spaces}
         end_processes_in(self._inodes())
-        # This process must leave the namespace before the radio ends: the radio then kills all
-        # processes in the namespaces.
+        # Leave the namespace first: at its end, the radio kills all processes in the namespaces.
         if self._home >= 0:
             _set_namespace(self._home)
         if self._radio is not None and self._radio.stdin is not None:

@@ -91,7 +91,7 @@ class Radio:
         # maps each flow (robot, whether uplink) to the time at which the flow became busy;
         # infinity if the flow is idle
         self._since = dict.fromkeys(flows, math.inf)
-        # latest arrival time; a frame held back does not count
+        # maps each flow to the latest arrival time of its frames; frames held back do not count
         self._last = dict.fromkeys(flows, -math.inf)
         self._out: list[tuple[float, int, str, bool, bytes]] = []
         self._order = itertools.count()

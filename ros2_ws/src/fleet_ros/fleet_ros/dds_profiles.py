@@ -81,8 +81,8 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
 
     With ``robot``, a process announces itself to its own machine, to the peers, and to
     processes whose announcements it receives, but not by multicast. The processes of the server's
-    machine and the tools do announce themselves by multicast. So robots discover the server and
-    the tools, but not one another.
+    machine and the tools do announce themselves by multicast. So robots on different machines
+    discover the server and the tools, but not one another.
 
     :raises FleetFileError: the name of a peer cannot be resolved. With such a name, Fast
         DDS would drop the whole profile, and the fleet would use every interface.

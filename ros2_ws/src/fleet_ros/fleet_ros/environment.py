@@ -49,8 +49,8 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
 
     :param robot: whether the process is a robot's worker, which need not discover other
         robots.
-    :raises FleetFileError: this machine lacks the interface in the settings, or cannot resolve a
-        peer.
+    :raises FleetFileError: this machine lacks the interface in the settings, cannot resolve a
+        peer, or cannot write the profile of Fast DDS; or ROS_DOMAIN_ID is not a domain.
     """
     network = changed(network, domain_id=domain_of(network))
     known = [name for _, name in socket.if_nameindex()]

@@ -15,7 +15,8 @@ def other_middleware(node: Node, service: str) -> str:
     """Return an error message if all servers of a service use other middleware than ``node``.
 
     Topics work between DDS implementations of different vendors, but services do not. The
-    message is '' if a server uses the same middleware, or if the middleware is not known.
+    message is '' if no server is found, if a server uses the same middleware, or if the middleware
+    of a server or of this process is not known.
 
     :param service: full name of the service.
     """

@@ -14,7 +14,7 @@ from fleet_env.settings.fleet import ReachConfig
 from fleet_testing import LIMIT
 from rclpy.utilities import get_rmw_implementation_identifier
 
-# `wlan9` is an interface to a network outside this machine. IPv6 is off, because with
+# `wlan9` stands for an interface to a network outside this machine. IPv6 is off, because with
 # IPv6 the kernel itself would send packets on this interface.
 SETUP = '''
 sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1 || exit 77

@@ -2,7 +2,7 @@
 
 The output is one JSON line. The robot is this machine with one thread; the server is ten times as
 fast. `best_baseline` is the latency of LOSS divided by the latency of the best baseline: the
-smallest and the largest value over all bandwidths.
+smallest and the largest value over all bandwidths above 0.
 
 `bench_models.py [MODEL ...]`: names in test/models.py; by default all models.
 """

@@ -35,7 +35,10 @@ def row(measured):
 
 
 def model_rows(name, options, folder):
-    """Measure one model and return the figures of every method at every bandwidth."""
+    """Measure one model and return the figures of each method at each bandwidth.
+
+    `device-only` is measured only at the first bandwidth, because it does not use the link.
+    """
     name, _, side = name.partition('@')
     model = named(name)
     example = torch.randn(1, 3, *2 * [int(side or 224)],

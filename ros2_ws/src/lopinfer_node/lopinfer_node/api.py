@@ -44,11 +44,13 @@ _names_lock = threading.Lock()
 class OffloadedModel:
     """A model whose inferences are shared with a server; programs call it like the model itself.
 
-    The results equal those of the model except for rounding. The whole model runs on this machine
-    if one of these conditions holds; `reason` says which one:
+    The results equal those of the model except for rounding. The original model runs whole on this
+    machine if one of these conditions holds; `reason` says which one:
 
-    - The shapes of the inputs differ from those of the first call.
+    - The inputs differ from those of the trace, for example in shape, dtype, device or nesting.
     - The model cannot be traced, or has changed since the trace.
+    - A mode of PyTorch is active that can change results, such as autocast.
+    - `close` was called.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
@@ -250,8 +252,8 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
                                                                   Callable[..., Any]]:
     """Return a decorator that passes the shared ``model`` to a function as its first argument.
 
-    ``options`` are the options of `offload`. The first call of the decorated function connects the
-    model to the server. The model stays connected until the program ends.
+    ``options`` are the options of `offload`. The first call of the decorated function opens the
+    context `offload`. The context stays open until the program ends.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         opened: list[OffloadedModel] = []
@@ -282,7 +284,7 @@ def _claimed(robot: str) -> str:
 
 
 def _no_plain_tensor(leaves: list[Any]) -> str:
-    """Describe the first input that is not a plain tensor ('of class X'); '' if there is none."""
+    """Describe the first input that is not a plain tensor, such as 'of class X'; '' if none is."""
     for leaf in leaves:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return f'of class {type(leaf).__name__}'

@@ -13,9 +13,9 @@ from lopinfer_node.planning.timeline import Costs, Link
 
 @dataclass
 class Builder:
-    """Builds graphs whose tensors have the shape (channels, extent, width).
+    """Builds graphs of tensors (channels, extent, width), whose axis of division is the extent.
 
-    The operators are divided along the extent.
+    The output of `whole` is different: its shape is (features,), and no axis divides it.
     """
 
     nodes: list[Node] = field(default_factory=list)

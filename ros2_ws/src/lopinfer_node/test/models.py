@@ -9,7 +9,7 @@ from lopinfer_node.model.zoo import load
 from torch import nn
 
 # Model name -> height and width of the input in tests. The sizes are small, but large enough for
-# all feature maps.
+# all feature maps; vit_b_16 accepts no other size than 224.
 SIDES = {'vgg19_bn': 64, 'resnet152': 64, 'densenet121': 64, 'convnext_large': 64,
          'regnet_x_16gf': 64, 'resnext101_32x8d': 64, 'mobilenet_v3_large': 64, 'vit_b_16': 224,
          'fcn_resnet50': 64, 'deeplabv3_resnet50': 64, 'unet': 64}

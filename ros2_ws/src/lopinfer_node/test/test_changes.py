@@ -298,8 +298,8 @@ def raw_elsewhere(tensor):
 
 def test_new_data_never_gets_the_address_of_the_old(model):
     snapshot = Snapshot(model)
-    # Repeat this, because an allocator often reuses the address of freed data at once. The snapshot
-    # must prevent this: it keeps the old data alive.
+    # Repeat the change, because an allocator often reuses the address of freed data at once. The
+    # snapshot must prevent such a reuse: it keeps the old data alive.
     for _ in range(20):
         model.conv.weight.data = model.conv.weight.data * 2
         model.conv.weight.data = model.conv.weight.data / 2

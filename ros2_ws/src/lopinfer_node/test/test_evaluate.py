@@ -87,8 +87,9 @@ def test_the_plan_is_that_of_the_bandwidth_measured_before():
     outcome = evaluate.replay(GRAPH, table_from(6), COSTS, trace)
     device = evaluate.estimates(GRAPH, DEVICE, COSTS, np.array([1.0]))[0][0]
     late = evaluate.estimates(GRAPH, SERVER, COSTS, np.array([40e6 / 8 * evaluate.EFFICIENCY]))[0]
-    # The plan always comes from the rate of the preceding sample. So in the trace's second sample
-    # (fast) the device still computes, and in the third sample (slow) the server still computes.
+    # The plan always comes from the rate of the preceding sample. So in the second sample (fast)
+    # the device computes, as the first sample (slow) demands. In the third sample (slow) the server
+    # computes, as the second sample demands.
     assert set(outcome.latency) == {device, late[0]}
     assert outcome.latency[0] == device and outcome.latency[-1] == late[0]
     assert (outcome.latency == late[0]).sum() == pytest.approx(10 / late[0], abs=2)

@@ -14,9 +14,10 @@ pytestmark = pytest.mark.skipif(find_spec('ortools') is None, reason='ortools is
 
 
 def all_cuts(graph):
-    """Return every combination of cuts, as one pair (device_to, server_from) for each operator.
+    """Return every combination of cuts, as one pair (device_to, server_from) for each node.
 
-    A global operator is not divided: one side computes all of it.
+    A global operator is not divided: one side computes all of it. Inputs and outputs are whole on
+    the device.
     """
     choices = []
     for node in graph.nodes:

@@ -201,9 +201,9 @@ def test_a_model_that_accepts_only_inputs_like_its_example_is_traced():
 
 
 class Thirds(nn.Module):
-    """Divides integers.
+    """Multiplies its input by a sum of quotients: the input's integer parts, divided by 3.
 
-    The result has the type ``dtype``, or PyTorch's default dtype if ``dtype`` is None.
+    The quotients have the type ``dtype``, or PyTorch's default dtype if ``dtype`` is None.
     """
 
     def __init__(self, dtype=None):

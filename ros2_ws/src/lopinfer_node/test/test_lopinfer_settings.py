@@ -1,4 +1,4 @@
-"""Settings of the nodes name the parameter whose file or folder cannot be used."""
+"""An error in the nodes' settings names the parameter whose file or folder cannot be used."""
 
 import pytest
 from fleet_env.errors import SettingError

@@ -1,8 +1,8 @@
 """For real and random models, every plan that the checker accepts gives the unsplit model's output.
 
-The environment variables LOPINFER_PLANS and LOPINFER_GRAPHS set the number of plans per torchvision
-model and the number of random graphs. For the 10,000 plans of the documentation, set
-LOPINFER_PLANS=600 LOPINFER_GRAPHS=200.
+The environment variables LOPINFER_PLANS and LOPINFER_GRAPHS set the number of plans per real model
+and the number of random graphs. For the 10,000 plans of the documentation, set LOPINFER_PLANS=600
+LOPINFER_GRAPHS=200.
 """
 
 import os

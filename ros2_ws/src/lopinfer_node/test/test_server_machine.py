@@ -290,7 +290,8 @@ def having(limit, *models, kept=()):
 def join(server, client, digit, now=0.0):
     """Let a client open a model and send plans.
 
-    Returns the server's answer to the plans, as (status, reason), and all actions.
+    Returns the server's answer to the plans, as (status, reason), and the actions that follow when
+    the plans are prepared.
     """
     request = OpenRequest(PROTOCOL, client, 5, digit, digit * 64, [], [])
     assert server.on_open(request, now)[0].status == READY

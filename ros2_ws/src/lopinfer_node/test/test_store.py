@@ -1,4 +1,4 @@
-"""After any interruption of an upload, the server's disk has the whole model or none of it."""
+"""After any interruption of an upload, the store lists the whole model or nothing of it."""
 
 import os
 import random

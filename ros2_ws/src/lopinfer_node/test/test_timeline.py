@@ -105,7 +105,7 @@ def two_operators():
 
 
 def test_a_small_case_by_hand():
-    # Both tensors have 10 rows of 40 bytes. The device computes 6 rows of both operators, and the
+    # Every tensor has 10 rows of 40 bytes. The device computes 6 rows of both operators, and the
     # server receives the 4 other rows of the input.
     graph, costs = two_operators()
     cut = np.array([0, 6, 6, 0])

@@ -19,7 +19,7 @@ LIMIT = 120
 
 
 class Squares(torch.nn.Module):
-    """Makes a matrix of `size` rows and columns, and multiplies it by itself."""
+    """Makes a matrix of `size` rows and columns, and multiplies it by itself `times` times."""
 
     def __init__(self, size, times):
         super().__init__()

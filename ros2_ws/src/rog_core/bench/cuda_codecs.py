@@ -1,7 +1,7 @@
 """Compares CUDA kernels with PyTorch operations, for the codecs on a GPU.
 
-The model is ConvMLP-M with 17.4 M elements. For each codec, this bench measures three durations in
-milliseconds:
+The model is ConvMLP-M with 17.4 M elements. For each codec, this bench measures these durations in
+milliseconds, take and add once with CUDA kernels and once with PyTorch operations:
 
 - take: encode all segments, and copy the bytes to the host;
 - add: copy the bytes to the GPU, decode them, and add the values;

@@ -3,9 +3,10 @@
 A worker machine and a server machine exchange all messages in this process, on one
 core. The model has 17.4 M elements in 33,324 rows. The method is rsp:4, and each
 transfer sends all rows. The codec is onebit. The bench also measures the ternary codecs, each
-with its own partition of the model. It prints one JSON line, which gives each time also as a
-multiple of the time of a memcpy of the gradient. For comparison: the published artifact needs
-660 to 875 ms (worker) and 630 to 1000 ms (server) for one iteration of one worker.
+with its own partition of the model, and the server's time for one push with few and with many
+robots. It prints one JSON line. The line gives the times of an iteration also as multiples of the
+time of a memcpy of the gradient. For comparison: the published artifact needs 660 to 875 ms
+(worker) and 630 to 1000 ms (server) for one iteration of one worker.
 """
 
 from __future__ import annotations

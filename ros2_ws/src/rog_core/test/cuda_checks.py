@@ -4,8 +4,8 @@
 on the CPU.
 
 The stand-in delays operations as a GPU does: a stream runs its queue only when somebody waits for
-it. All memory is first filled with bytes 0xa5. Each allocation has guard bytes 0xa5 before and
-after it, so that a test finds a write outside of the allocation.
+it. Memory from `torch.empty` is first filled with bytes 0xa5. It also has guard bytes 0xa5 before
+and after it, so that a test finds a write outside of the allocation.
 """
 
 import ctypes

@@ -59,8 +59,7 @@ class Robot:
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
         # Whether the robot's data source gives no data. If so, the robot's heartbeats report
-        # `STARVED`
-        # instead of `COMPUTING`.
+        # `STARVED` instead of `COMPUTING`.
         self.starved = False
         self.alive = True
         self.granted = 0  # last iteration for which `check_start` was called
@@ -109,7 +108,7 @@ class Fleet:
         self.free_at: dict = {}
         # Messages that the network has carried; `replay` delivers them again.
         self.history: list = []
-        # Sum of the gradients that were lost because a robot or the server crashed.
+        # Sum of the gradients that were lost because the server crashed, or refused their chunks.
         self.lost = np.zeros(self.partition.elements)
         initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
         self.robots: dict[str, Robot] = {}
@@ -140,10 +139,9 @@ class Fleet:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
 
-        # Replace the server's `on_chunk` to record every chunk. The network does not see all calls
-        # of
-        # `on_chunk`: the server itself calls it for chunks that arrived before their transfer
-        # began.
+        # Record each chunk that the server applies. To do so, replace the server's `on_chunk`:
+        # the network does not see all calls of it, because the server itself calls it for chunks
+        # that arrived before their transfer began.
         def on_chunk(name, chunk, now):
             actions = take(name, chunk, now)
             ids, server.aggregation.last_ids = server.aggregation.last_ids, None
@@ -247,7 +245,7 @@ class Fleet:
         self.act(None, self.server.set_sync(text, self.now))
 
     def replay(self, count):
-        """Deliver earlier messages again, about one in four under the name of another robot."""
+        """Deliver earlier messages again, about one in four under the name of a random robot."""
         for _ in range(count if self.history else 0):
             name, message, towards_server, server = self.rng.choice(self.history)
             if isinstance(message, Receipt) and server is not self.server:
@@ -277,11 +275,9 @@ class Fleet:
             before = hostile.fingerprint(self.server, robot.machine)
             try:
                 handler(machine, bad)(*arguments, bad, self.now)
-                # The receiver ignored the message, because its transfer is over. But the handler of
-                # an Ack
-                # or a receipt may let the present transfer continue. So compare the state only
-                # after a
-                # Chunk or an End.
+                # The receiver ignored the message, because its transfer is over. But the handler
+                # of an Ack or a receipt may let the present transfer continue. So compare the
+                # state only after a Chunk or an End.
                 self.counts['corrupt ignored'] += 1
                 if isinstance(bad, (Chunk, End)):
                     assert hostile.fingerprint(self.server, robot.machine) == before, bad
@@ -448,9 +444,8 @@ class Fleet:
         handle = handler(robot.machine, message)
         self.act(robot.name, self.guard(lambda: handle(message, self.now)), robot)
         # If a worker already computes the gradient when its grant arrives, it returns no `Compute`,
-        # and
-        # `compute` does not check the granted iteration. So check here that the worker may compute
-        # it.
+        # so `compute` does not check the granted iteration. Therefore check here that the worker
+        # may compute it.
         machine = robot.machine
         if machine.state == COMPUTING and machine.iteration != robot.granted:
             self.check_start(robot, machine.iteration)

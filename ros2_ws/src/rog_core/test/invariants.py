@@ -46,9 +46,10 @@ class Versions:
 
 
 def loosest(method):
-    """Return the largest number of iterations by which a row may be behind with this method.
+    """Return the largest staleness bound that holds for every row with this method.
 
-    With coded gradients this is infinite, because the pushes of a straggler do not count.
+    It is infinite if the method does not count staleness by row (`by_row`). With coded gradients it
+    is infinite too, because the pushes of a straggler do not count.
     """
     return method.most if method.by_row and not isinstance(method, Coded) else math.inf
 

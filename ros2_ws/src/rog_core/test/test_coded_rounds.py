@@ -262,7 +262,8 @@ def test_feedback_keeps_what_the_codec_leaves_out_and_only_that():
 def test_an_end_that_leaves_rows_out_counts_for_nothing(chunks):
     """Check that the server does not decode a push that lacks rows.
 
-    The test forges the End of this push, because a worker of this package never ends a push early.
+    The test forges the End of this push, because a worker of this package never ends a coded push
+    early.
     """
     fleet = coded('gc:0', rate=2e5)
     fleet.run(3)

@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],
                    np.float32)
 EXAMPLES = codec_names()
-# Codecs whose bytes contain the positions of the chosen elements.
+# Codecs that send the largest elements of a segment, each with its position in the segment.
 NAMED = [name for name in EXAMPLES if get_codec(name).kernels[0] == 'topk']
 
 

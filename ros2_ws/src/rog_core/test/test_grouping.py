@@ -1,5 +1,4 @@
-"""Groups of robots: equation 13 of DGH-GC, two ways to divide robots, regrouping for stragglers.
-"""
+"""Groups of robots: equation 13 of DGH-GC, division (greedy, Karmarkar-Karp), regrouping."""
 
 import itertools
 

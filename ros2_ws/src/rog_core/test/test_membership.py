@@ -197,7 +197,7 @@ def test_an_unknown_method_is_refused_and_the_old_one_stays():
 
 
 def let_train(machine, asks):
-    """Acknowledge all messages that the server sends to a robot until the robot may compute."""
+    """Register a robot; acknowledge the server's messages to it until it may compute."""
     member_of, now = machine.members, 0.0
     _, actions = machine.on_register(asks, now)
     while member_of[asks.robot].state != 'training':

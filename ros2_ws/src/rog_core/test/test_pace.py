@@ -1,7 +1,7 @@
 """A robot that lies or delays can waste only a bounded share of the other robots' time.
 
-The robot has a valid key. Each test plays robot0 and sends its messages; the link of the fleet's
-own robot0 is cut.
+The robot has a valid key. Most tests take over robot0 and send its messages. From then on, the link
+of the fleet's own robot0 carries only heartbeats.
 """
 
 import math
@@ -226,8 +226,8 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
     robot = fleet.robots['robot0']
     robot.compute_time, robot.starved = 40.0, True
     run_until(fleet, lambda: fleet.member.place == RETIRED)
-    # Computing counts as progress for ten times the usual time of a gradient. Being starved never
-    # counts as progress.
+    # A gradient counts as progress for ten times its usual time, or ten times the patience if that
+    # is longer. Being starved never counts as progress.
     assert fleet.member.stood < 2 * PATIENCE
     iteration = fleet.member.iteration
     fleet.run(15.0)

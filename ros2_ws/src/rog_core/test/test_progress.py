@@ -115,7 +115,7 @@ def test_a_robot_whose_rows_arrive_is_not_away_though_its_heartbeats_are_lost():
 def test_a_robot_whose_rows_only_come_again_is_not_away_either():
     """Check that a robot is not away while the server receives only repeated chunks from it.
 
-    In practice, repeated chunks can fill the queue of the robot's link.
+    On a real link, repeated chunks can fill the queue, so that nothing else arrives.
     """
     fleet = quick('asp', rate=2e4)
     push = fleet.server.members['robot0'].push

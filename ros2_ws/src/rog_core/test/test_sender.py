@@ -312,7 +312,10 @@ def test_no_queue_builds_up_on_a_link_far_slower_than_expected():
 @pytest.mark.parametrize('round_trip', [0.002, 0.1])
 @pytest.mark.parametrize('believed', [2e4, 1e6])
 def test_small_transfers_show_what_a_link_carries(windows, rate, round_trip, believed):
-    """The estimate of the rate is right although small transfers leave the sender mostly idle."""
+    """The estimated rate is right within 50 %, although small transfers leave the sender idle.
+
+    They do not fill the window.
+    """
     link, now = LinkEstimate(1300, 0.004, rate=believed), 0.0
     for _ in range(60):
         machine, _ = sender(windows, windows, now=now)

@@ -114,7 +114,10 @@ def distance(fleet):
 
 
 def test_it_comes_closer_to_the_minimum_than_without():
-    """Check that SVRG comes closer to the minimum than plain BSP: its gradient noise goes to 0."""
+    """Check that SVRG comes closer to the minimum than plain BSP: its gradient noise goes to 0.
+
+    The learning rate is constant.
+    """
     left = {}
     for sync in ('bsp', 'bsp+svrg=3'):
         fleet = quadratic_fleet(sync)
@@ -213,7 +216,7 @@ def test_it_can_be_begun_and_ended_at_any_time(sync):
 
 @pytest.mark.parametrize('loses', ['the robot', 'the server'])
 def test_who_joins_again_has_no_full_gradient_until_the_next(loses):
-    """A robot that joins again drops its full gradient, which may belong to an old model."""
+    """A robot that joins again drops the fleet's full gradient, which may be of an old model."""
     fleet = quadratic_fleet('asp+svrg=50')
     machine, store = fleet.robots['robot0'].machine, fleet.robots['robot0'].store
     run_until(fleet, lambda: store.anchor is not None)

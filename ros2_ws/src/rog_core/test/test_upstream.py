@@ -59,7 +59,8 @@ def play(fleet, events):
             fleet.below[name].fade('robot0', 2 * seconds)
         fleet.run(seconds)
         # If a child's server crashes, the changes that it reported to the parent are lost, unless
-        # the parent has accepted them. `check` compares sums that include these changes.
+        # the parent has accepted them. The sums that `check` compares include these changes, so do
+        # not check after such a crash.
         if not lost:
             fleet.check()
     return lost

@@ -29,11 +29,10 @@ REMEMBERED = 10_000  # maximum number of calls whose times are kept
 class Calls:
     """Recognises repeated calls by the time at which their caller made them.
 
-    A call is accepted only if its time is later than the times of all accepted calls. Times in
-    the future, by the server's clock, are left out of this comparison. Otherwise one call of a
-    caller whose clock is ahead would make the later calls of all other callers look old. Later
-    calls would also look old after all clocks were ahead and have been set back.
-    A call with a time in the future is carried out only once.
+    A call is accepted only if its time is later than the times of all accepted calls. This
+    comparison leaves out times that are in the future by the server's clock. Otherwise later calls
+    would look old in two cases: the clock of one caller was ahead, or all clocks were ahead and
+    have been set back. A call with a time in the future is also carried out only once.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class DuplicateServerCheck:
         self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 
     def close(self) -> None:
-        """Listen until another server is found or the time is over.
+        """Listen until another server is found or the time is over; then destroy the node.
 
         Listen until `SECONDS` after this object was made, and for at least `_LEAST` seconds.
 

@@ -109,7 +109,10 @@ class ParentFleet:
         ordered.trigger()  # makes the server's node call `go_on`, which starts the worker
 
     def go_on(self) -> None:
-        """Do what the worker of the parent fleet asks for, or react to the end of its run."""
+        """Carry out the last order of the parent fleet, or react to the end of its run.
+
+        The first call starts the worker that represents this fleet.
+        """
         worker, order = self._worker, self._worker.order
         if self._over:
             return

@@ -124,7 +124,7 @@ class Reports:
         The result contains only status topics that have several publishers. rclpy does not say
         which publisher has sent a message, so the result names all publishers of the topic. The
         query takes long. Therefore it runs only if more messages were refused since the last query,
-        and at most every `ASK_EVERY` seconds.
+        and at most every `ASK_EVERY` seconds. Otherwise the result is that of the last query.
         """
         now, total = time.monotonic(), dropped.total()
         asked, former, found = self._asked

@@ -15,7 +15,8 @@ class TrainingTime:
 
     def __init__(self, now: float) -> None:
         self.before = 0.0                    # seconds of training before the server's last restart
-        # time at which the first robot joined; None: no robot has joined yet
+        # time at which the first robot joined, plus the pauses since then; None: no robot has
+        # joined yet
         self._began: float | None = None
         self._paused_at = now                # when the run was paused; infinity means: not paused
 

@@ -29,7 +29,7 @@ from .message_auth import Side, sealed
 
 MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a registration
 MAX_NAME = 256            # maximum characters of a name in a registration
-LONGEST = 200             # maximum characters of a received method name
+LONGEST = 200             # maximum characters of a received method name, which statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # bytes that a robot's status (its heartbeat) takes on the air
 
@@ -91,7 +91,8 @@ def _tag(key: Side | None, message: Chunk | Ack) -> array.array:
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
     """Return a message of rog_msgs as a value of rog_core.
 
-    :raises RemoteProtocolError: the kind of the transfer or its step is unknown.
+    :raises RemoteProtocolError: the kind of the transfer is unknown, or its step is unknown or
+        malformed.
     """
     transfer = _transfer(message)
     if isinstance(message, RowChunk):
@@ -176,7 +177,10 @@ def response_to_ros(response: RegisterResponse, message: Any) -> Any:
 
 
 def response_from_ros(message: Any) -> RegisterResponse:
-    """Return a service response as the answer to a registration."""
+    """Return a service response as the answer to a registration.
+
+    :raises RemoteProtocolError: the receipt in the response has an unknown kind of transfer.
+    """
     return RegisterResponse(message.accepted, message.reason, message.retry, message.incarnation,
                             message.iteration, message.attempt, shown(message.sync, LONGEST),
                             _receipt(message.push), message.over)

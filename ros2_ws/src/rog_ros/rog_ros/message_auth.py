@@ -356,7 +356,7 @@ class Session:
 def sealed(key: Side | bytes | None, message: Any, more: bytes = b'') -> Any:
     """Write the tag that ``key`` makes into the message, if there is a key; return the message.
 
-    ``more``: bytes that the tag also covers.
+    ``more``: bytes that the tag also covers; not used if ``key`` is a `Side`.
     """
     if key is not None:
         tag = key.tag_of(message) if isinstance(key, Side) else tag_of(key, message, more)

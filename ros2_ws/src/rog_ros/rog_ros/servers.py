@@ -88,10 +88,11 @@ def gives_way(mine: tuple[float, int, int], other: Any, age: float) -> bool:
     """Return whether our server ends because there is another server.
 
     The server that has trained for a shorter time ends, but only in the first `YOUNG` seconds after
-    its start.
+    its start. If both times are equal, the server with fewer statuses ends. If the two counts also
+    differ by at most `AT_ONCE`, the server whose process has the higher number ends.
 
     :param mine: three numbers of our server: seconds of training in its run, count of its last
-        status, and incarnation.
+        status, and public number of its process (the field ``incarnation`` of a status).
     :param other: status of the other server, which may be a moment old.
     :param age: seconds since the start of our server.
     """

@@ -26,8 +26,8 @@ HERE = [{**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},
         {**CYCLONE, 'CYCLONEDDS_URI': URI.format('address="127.0.0.1" multicast="false"')},
         {**dds_environment(ReachConfig()), **CYCLONE},
         {**dds_environment(ReachConfig()), **FASTDDS}]
-# Fast DDS listens on every interface, even if the discovery range is LOCALHOST (see
-# test_confinement.py).
+# Unless a profile confines it, Fast DDS listens on every interface, even if the discovery range is
+# LOCALHOST (see fleet_ros/test/test_confinement.py).
 AWAY = [CYCLONE, FASTDDS, {**dds_environment(ReachConfig()), 'RMW_IMPLEMENTATION': 'rmw_zenoh'},
         {**CYCLONE, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'},
         {**FASTDDS, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'},

@@ -65,7 +65,10 @@ NAMES = [type(message).__name__ for message in ALL]
 
 
 def value_of(message):
-    """Return the value that a node reads from a message before it checks the tag."""
+    """Return the value that a node reads from a message before it checks the tag.
+
+    The result is None for a message whose own fields the tag covers.
+    """
     return from_ros(message) if isinstance(message, (RowChunk, RowAck)) else None
 
 

@@ -15,7 +15,8 @@ _Event = tuple[float, int, Callable[[], None]]
 class EventQueue:
     """Events in order of time; events of equal time come in the order in which they were added.
 
-    The caller keeps the present time ``now``, in virtual seconds, and passes it to each method.
+    The caller keeps the present time ``now``, in virtual seconds, and passes it to `add` and
+    `set_alarm`.
     """
 
     def __init__(self) -> None:
@@ -34,10 +35,11 @@ class EventQueue:
 
     def set_alarm(self, now: float, owner: Hashable, deadline: float, ring: Callable[[], None]
                   ) -> None:
-        """Call the function ``ring`` at ``deadline``, in virtual seconds.
+        """Call the function ``ring`` at ``deadline``, in virtual seconds, or earlier.
 
-        Of all alarms of ``owner``, only the alarm with the earliest deadline counts. So ``ring``
-        may be called earlier than ``deadline``, or more than once.
+        Of all alarms of ``owner``, only the alarm with the earliest deadline counts; the queue
+        drops the others. So ``ring`` may be called earlier than ``deadline``, or more than once,
+        and the owner must set its next alarm after each call.
         """
         if deadline < self._alarms.get(owner, math.inf):
             self._alarms[owner] = deadline

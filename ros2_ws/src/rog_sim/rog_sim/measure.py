@@ -130,7 +130,7 @@ class Run:
             'rows_share': pushed / self.rows_total if self.rows_total else np.nan}
 
     def _curve(self, start: float = 0.0) -> Series:
-        """Return the accuracies of all evaluations from time ``start`` on, without NaN.
+        """Return the mean accuracy at the time of each evaluation from ``start`` on, without NaN.
 
         :param start: time in seconds.
         """

@@ -129,7 +129,7 @@ def test_a_run_that_fails_is_named_and_ends_the_others(fleet, tmp_path):
     with pytest.raises(RunError, match='asp, seed 2: the model diverged'):
         run(fleet, tmp_path / 'out', ['asp', 'bsp'], workers=1)
     assert (tmp_path / 'out' / 'asp' / 'seed1' / 'summary.json').exists()
-    assert not list((tmp_path / 'out' / 'bsp').rglob('*.*'))  # this run did not begin
+    assert not list((tmp_path / 'out' / 'bsp').rglob('*.*'))  # no run of bsp has begun
     assert not (tmp_path / 'out' / 'comparison.json').exists()
 
 

@@ -265,7 +265,7 @@ MINUTES, ALIVE_FROM = 6.0, 300.0
 
 @st.composite
 def dying_links(draw):
-    """Return the trace of a link that dies several times, sometimes for minutes.
+    """Return the trace of a link that dies once or several times, sometimes for minutes.
 
     From `ALIVE_FROM` on, the link does not die.
     """

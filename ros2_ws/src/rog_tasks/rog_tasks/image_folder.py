@@ -1,8 +1,8 @@
 """A user's own data set: JPEG and PNG files in one folder per class, or in archives.
 
 The images are decoded once and kept in the user's cache directory under a digest of their content.
-No file is left out silently, because the data set is a basis for measurements: if a file cannot be
-read, an error names it.
+Hidden files are ignored. No other image is left out silently, because the data set is a basis for
+measurements: if an image cannot be read, an error names it.
 """
 
 import hashlib

@@ -37,9 +37,9 @@ class DigitNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, classes)."""
-        # The digits have mean 0.31 and standard deviation 0.38. In the next lines,
-        # `channels_last` halves the time of a step on a CPU, and relu in place saves a quarter of
-        # the time of an evaluation.
+        # 0.3 and 0.35 are near the digits' mean (0.31) and standard deviation (0.38). On a CPU,
+        # `channels_last` halves the time of a step, and relu in place saves a quarter of the time
+        # of an evaluation.
         x = self.conv1((images - 0.3) / 0.35)
         x = torch.relu_(x.contiguous(memory_format=torch.channels_last))
         x = max_pool2d(torch.relu_(self.conv2(x)), 2)

@@ -24,10 +24,10 @@ class _Place:
 class ShardBatches:
     """Gives access to the batches of all shards by number; a batch is the same on every robot.
 
-    Batches may be requested in any order. A request for a later batch is cheap; a request for an
-    earlier batch starts again at the first batch of the shard. If the iterator that ``batches``
-    returns has a method ``skip(count)``, this method skips the batches in between without making
-    them.
+    Batches may be requested in any order. A request for a later batch skips the batches in between.
+    If the iterator that ``batches`` returns has a method ``skip(count)``, this method skips them;
+    otherwise they are made and dropped. A request for an earlier batch starts again at the first
+    batch of the shard.
 
     :param task: its method ``batches(shard, shards)`` returns the batches of a shard.
     :param shards: number of shards of the data.

@@ -143,10 +143,10 @@ def load_task(spec: str, options: Mapping[str, Any] | None = None, seed: int = 0
     """Make the task of the class ``spec``, which is a text ``package.module:Class``.
 
     :param options: keyword arguments of the constructor.
-    :param seed: passed as ``seed`` if the constructor has such a parameter.
+    :param seed: passed as ``seed`` if the constructor accepts an argument of this name.
     :param batch_size: number of samples in a batch; None: the number that the task itself sets.
-    :raises TaskError: the module, the class or a method is missing, the constructor does not accept
-        an option, or the constructor fails.
+    :raises TaskError: the module, the class or a method is missing, an option is missing or
+        invalid, or the constructor fails.
     """
     cls = _found(spec)
     if batch_size is not None and batch_size < 1:
@@ -169,7 +169,7 @@ def check_task(spec: str, options: Mapping[str, Any] | None = None) -> None:
     """Check the task's class and its options, but do not make the task.
 
     :raises TaskError: the module, the class or a method is missing, or the constructor does not
-        accept an option.
+        accept an option or needs one that is missing.
     """
     _arguments(_found(spec), spec, dict(options or {}), 0)
 

@@ -156,7 +156,10 @@ def test_frames_of_a_flat_show_its_walls():
 
 
 def test_a_cell_learns_from_the_mean_of_what_is_around_it():
-    """Many points around a cell change the cell no more than a single point can change it."""
+    """The gradient of a cell does not grow with the number of points around the cell.
+
+    With 50 times as many points, it only comes closer to the mean of the points' gradients, here 1.
+    """
     low, high = torch.zeros(3), torch.ones(3) * 2
     points = torch.rand(400, 3, generator=torch.Generator().manual_seed(0)) * 2
     changes = []

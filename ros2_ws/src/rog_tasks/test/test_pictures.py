@@ -92,7 +92,7 @@ def saved(rgb, mode, form='PNG', **options):
     ('L', 'PNG', {}), ('LA', 'PNG', {}), ('L', 'JPEG', {}), ('I;16', 'PNG', {}),
     ('I;16', 'PNG', {'transparency': 7})])
 def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
-    """The decoder returns the same picture for every mode of Pillow in which a file is saved.
+    """The decoder returns the same picture for every mode of Pillow; for grey modes, it is grey.
 
     An earlier version refused a palette with transparency, and made most 16-bit pixels white.
     """

@@ -302,8 +302,8 @@ class Wall(ImplicitMap):
 
 def test_the_map_of_a_recording_is_measured_where_its_depth_is_known(kind, root):
     task = Crimp(frames=f'{kind}:{root}', bounds=BOUNDS, width=32)
-    # Half of the pixels are a little more than 1 m away, and half are a little more than 2 m away.
-    # The depth of one pixel in 768 is unknown.
+    # Half of the pixels are 1 m to 1.05 m away, and half are 2 m to 2.05 m away. The depth of one
+    # pixel in 768 is unknown.
     assert task.depth_error(Wall(2.0)) == pytest.approx(.5, abs=.05)
     for number in range(COUNT):
         file = depth_file(root, kind, number)

@@ -80,12 +80,14 @@ class Connection:
 
 @contextmanager
 def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
-    """Join the fleet of this DDS domain as ``robot``; if necessary, also initialise rclpy.
+    """Connect to the fleet of this DDS domain as ``robot``; if necessary, also initialise rclpy.
+
+    The robot joins the fleet when the program calls `Connection.optimizer`.
 
     If this function initialises rclpy, it also handles signals: Ctrl+C raises KeyboardInterrupt and
     SIGTERM raises SystemExit, wherever the program waits. The robot then leaves the fleet in an
-    orderly way, and no traceback is printed. If the program has initialised rclpy itself, it
-    keeps its own handling of signals. When it shuts rclpy down, waiting calls return and the
+    orderly way, and no traceback is printed. If the program has initialised rclpy itself, it keeps
+    its own handling of signals. When the program shuts rclpy down, waiting calls return and the
     optimizer is `stopped`.
 
     :param timeout: seconds for which `Connection.optimizer` waits for a server; None: for ever.

@@ -126,7 +126,8 @@ class WorkerNode(ManagedNode):
         self._computed: tuple[Array, SgdConfig] | None = None
         self.link = settings.shaped_link()
         if not settings.link_epoch:
-            self.link.hold()                  # emulate no delay until the training begins
+            # until the training begins, ignore the trace; only `latency` delays messages
+            self.link.hold()
         self.meter = open_meter(settings.power, time.monotonic())
         self._open_topics()
 
@@ -173,7 +174,7 @@ class WorkerNode(ManagedNode):
             self.report(state=PAUSED)
 
     def cleanup(self) -> None:
-        """Leave the fleet permanently."""
+        """Leave the fleet; to join again, the node must be configured and activated again."""
         self.leave()
 
     def _forget(self) -> None:

@@ -38,7 +38,10 @@ class Reports:
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
 
     def report(self, state: str = '') -> None:
-        """Publish the status. It is also the heartbeat, so the emulated link delays it like data.
+        """Publish the status, which is also the heartbeat.
+
+        The emulated link delays a status like data. But a status with a given ``state`` is sent at
+        once.
 
         :param state: `PAUSED` in the last status before a pause; `STOPPED` in the last status
             before the end; empty in every other status, which contains the robot's present state.

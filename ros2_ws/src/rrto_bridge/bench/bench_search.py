@@ -5,7 +5,7 @@ Prints one JSON line. `seconds`: processor time of the whole search over logs of
 linear. The search finds no sequence in these logs, so it always reads the whole log.
 There are three kinds of logs:
 
-- `steady`: there are two kinds of passes, each of 229 calls like those of ResNet-50.
+- `steady`: there are two kinds of passes, each of 230 calls like those of ResNet-50.
   The two kinds alternate in Thue-Morse order.
 - `volatile`: the passes repeat, but each pass has other weights, so FullCheck refuses
   again and again.

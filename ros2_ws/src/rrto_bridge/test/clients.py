@@ -465,7 +465,10 @@ def kornia_matcher(device):
 
 @client(small=True)
 def graph_network(device):
-    """Run GCN and GAT on random graphs; both models search for edges from a node to itself."""
+    """Run a network with a GCN layer and a GAT layer on random graphs.
+
+    Both layers search for edges from a node to itself.
+    """
     library = importlib.import_module('torch_geometric')
     layers = library.nn
 

@@ -1,11 +1,11 @@
 """`python hostile.py SERVER SEED COUNT [FLOODS]`: a peer that sends what no program would send.
 
 The peer sends allowed operators with random arguments, well-formed messages with random
-contents, and random bytes. Sometimes it sends a flood: many frames without waiting for
-acknowledgements. The number of floods is proportional to FLOODS. When the peer's
+contents, and messages in which one byte is random. Sometimes it sends a flood: many frames without
+waiting for acknowledgements. The probability of a flood is proportional to FLOODS. When the peer's
 process on the server dies or ends the session, the peer connects again under another
 name. At its end, the peer prints a line of JSON: the numbers of operators, messages and
-sessions, and how the sessions ended.
+sessions, and the errors with which sessions ended.
 """
 
 import collections

@@ -1,8 +1,8 @@
 """Runs operators on PyTorch's sample inputs, on rrto's device and on a CPU.
 
-`python opinfo.py [MODE]` prints how many operators return the same bits, how many raise a clear
-error, and how many do something else. It needs `expecttest`, which PyTorch's testing modules
-import.
+`python opinfo.py [MODE]` prints how many operators return the same bits, how many raise an error
+only on the device, how many differ, and how many have no samples. It needs `expecttest`, which
+PyTorch's testing modules import.
 """
 
 import itertools

@@ -19,7 +19,7 @@ torch.set_num_threads(1)   # always one thread: the number of threads changes ho
 
 
 class Mortal(InProcess):
-    """A server in this process; it is lost when the client has waited for replies `lives` times."""
+    """A server in this process; it is lost when the client waits more than `lives` times."""
 
     def __init__(self, machine, lives):
         super().__init__(machine)

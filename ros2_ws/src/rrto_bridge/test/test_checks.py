@@ -127,7 +127,7 @@ def test_a_result_for_which_there_is_no_memory_leaves_out_as_it_was(op):
 
 
 def test_operators_of_plain_numbers_are_refused():
-    """The server refuses operators that take only numbers or texts, no tensors.
+    """The server refuses operators whose arguments and results contain no tensor.
 
     For example, `aten.remainder.int(1, 0)` would crash the server's process.
     """
@@ -151,7 +151,7 @@ def test_what_is_not_named_is_refused(name):
                                 'aten.empty_strided.default', 'aten.new_empty_strided.default',
                                 'aten.empty.out', 'aten.empty_like.default'])
 def test_memory_that_is_not_written_is_zeroed_gaps_too(op):
-    """The server zeroes new memory; otherwise a program could read freed tensors of other programs.
+    """The server zeroes new memory; otherwise a program could read tensors that were freed.
 
     Also, a replay could otherwise return other values than the original calls.
     """

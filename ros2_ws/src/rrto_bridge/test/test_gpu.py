@@ -24,7 +24,10 @@ def test_values_cross_and_come_back(context):
 
 
 def test_random_operators_draw_from_a_generator_of_the_gpu():
-    """Attention, dropout and `randn` use a generator on the GPU, not the generator of the CPU."""
+    """Attention, dropout and `randn` use the context's generator on the GPU.
+
+    They do not change PyTorch's default generators of the CPU and the GPU.
+    """
     first, second = (Context(torch.device('cuda:0'), 1 << 30) for _ in range(2))
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
     drawn = []

@@ -87,7 +87,11 @@ def test_a_program_starts_beside_its_own_server():
 
 @pytest.mark.long
 def test_a_program_takes_the_server_that_is_found_instead_of_its_own(domain, server, monkeypatch):
-    """If `rrto run` finds another server, it ends the server that it has started itself."""
+    """If `rrto run` starts a server and finds another one, the program uses the other one.
+
+    `rrto run` then kills the server that it has started. In this test an ended process, whose id is
+    in RRTO_STARTING, stands for this server.
+    """
     ended = subprocess.Popen(['true'])
     ended.wait()
     monkeypatch.setitem(domain.env, 'RRTO_STARTING', str(ended.pid))

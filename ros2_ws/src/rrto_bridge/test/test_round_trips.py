@@ -1,6 +1,7 @@
-"""Counts the round trips of inferences whose sequence has been found; their replay must not stop.
+"""Counts the round trips of an inference after some inferences, in the modes async and replay.
 
-clients.py has programs that use libraries from PyPI.
+A replay that stops would need more, and would write to stderr. clients.py has programs that use
+libraries from PyPI.
 """
 
 import pytest

@@ -14,7 +14,7 @@ ITEM = 'aten._local_scalar_dense.default'
 
 
 class Program:
-    """Sends calls to a search; `found` is the last result of the search."""
+    """Sends calls to a search; `found` is the last sequence that the search has found, or None."""
 
     def __init__(self, **options):
         self.search = Search(**options)

@@ -110,7 +110,7 @@ def test_a_silent_program_is_forgotten_after_the_lease():
     acknowledgement, end = session.on_time(6.0)
     assert acknowledgement.error == end.reason == 'it was silent for too long'
     assert session.over
-    assert session.deadline == math.inf   # an alarm would go off again and again
+    assert session.deadline == math.inf   # otherwise an alarm would go off again and again
 
 
 def test_a_program_that_says_goodbye_is_forgotten():

@@ -6,8 +6,8 @@ installed:
     python -m adapters.PEER --role server|robot --robot I --robots N --server ADDRESS
                             --folder RUN --minutes M --seed S [--again] [options of the peer]
 
-The adapter imports only the standard library, PyTorch, numpy, its peer and the module
-`task` of this package. It trains until a signal ends it: SIGTERM at the end of the run,
-or SIGKILL when the scenario kills a process. ``--again`` tells a program that it was
-killed and started again.
+The adapter imports only the standard library, PyTorch, numpy, its peer, the module `task`
+of this package, and modules of this package that belong to the same peer. It trains until
+a signal ends it: SIGTERM at the end of the run, or SIGKILL when the scenario kills a process.
+``--again`` tells a program that it was killed and started again.
 """

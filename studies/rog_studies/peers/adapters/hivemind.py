@@ -1,8 +1,8 @@
 """hivemind: robots average their models among themselves; the server only helps to find peers.
 
 The program follows hivemind's quickstart "Decentralized Training" and its guide "Running across the
-Internet". Every robot takes steps on its own model. When N robots have trained N * `local_steps`
-batches in total, they average their models in the background.
+Internet". Every robot takes steps on its own model. Whenever the N robots together have trained
+N * `local_steps` batches, they average their models in the background.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ class ShapedLink:
 
     def send(self, nbytes: int, publish: Callable[[], None], now: float, lossy: bool = False
              ) -> None:
-        """Call ``publish`` when the link has carried ``nbytes``.
+        """Send a message of ``nbytes``; `release` calls ``publish`` when it has left the link.
+
+        An unlimited link without latency calls ``publish`` at once.
 
         :param lossy: True: a dead link drops the message, as a radio does. False: the message
             waits, as in a reliable connection.

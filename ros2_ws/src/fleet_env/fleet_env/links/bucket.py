@@ -32,8 +32,8 @@ class TokenBucket:
     def offer(self, nbytes: int, now: float) -> float:
         """Queue ``nbytes`` at time ``now``; return the time at which the last byte leaves.
 
-        The result is infinite if the rest of the trace has rate 0. If ``now`` is earlier than the
-        ``now`` of a previous call, the previous ``now`` is used.
+        The result is infinite if all rates of the trace are 0. Time does not go back: if ``now`` is
+        earlier than ``start``, or than ``now`` of a previous call, the latest of these is used.
 
         :raises ValueError: ``nbytes`` is negative.
         """
@@ -60,7 +60,10 @@ class TokenBucket:
         return self.trace.rate(now - self.start)
 
     def idle_at(self) -> float:
-        """Return the time at which all queued bytes have left; infinite if some never leave."""
+        """Return the time at which all queued bytes have left.
+
+        The result is infinite if they never leave, and -infinity if nothing was ever queued.
+        """
         return self._departure
 
     def clear(self, now: float) -> None:

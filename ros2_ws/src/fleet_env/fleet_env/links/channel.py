@@ -30,9 +30,9 @@ class Channel:
     :param traces: robot -> rate of its link; a rate of 0 lets nothing through.
     :param shared: True: all robots share one channel. False: each robot has its own channel, which
         only its two directions share.
-    :param start: time, on the caller's clock in seconds, at which the traces begin. Time never goes
-        back: a method called with an earlier ``now`` than before, or earlier than ``start``, uses
-        the latest time so far.
+    :param start: time, on the caller's clock in seconds, at which the traces begin. A channel's
+        time never goes back: an item that is offered before ``start``, or before the last event
+        of its channel, counts as offered at that time.
     :param max_items: if this number of items waits in one direction of a robot's link, further
         items in this direction are dropped.
     """

@@ -1,6 +1,6 @@
 """An energy meter that measures power with jetson-stats (``jtop``).
 
-If jetson-stats is not installed, the power is computed from the robot's state
+If jetson-stats is not installed or does not answer, the power is computed from the robot's state
 (`fleet_env.power.energy`).
 """
 

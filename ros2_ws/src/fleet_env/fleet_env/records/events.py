@@ -145,7 +145,8 @@ class RunWriter:
 
         If the disk stores only a part of the line, this part is removed again.
 
-        :raises RecordError: the disk is full or fails, or another file has replaced the record.
+        :raises RecordError: the disk is full or fails, or another file has replaced the record,
+            or the record was removed and cannot be written again.
         """
         fields = {key: _to_json(value) for key, value in vars(event).items()}
         line = {'kind': type(event).__name__.lower(), **fields}

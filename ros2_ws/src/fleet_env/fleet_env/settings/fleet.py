@@ -69,7 +69,8 @@ class ChannelConfig(Settings):
 class LinkConfig(Settings):
     """The link between a robot and the server.
 
-    If the link is emulated, both senders delay their messages according to the trace.
+    If the link is emulated, robot and server delay the messages that they send, according to the
+    trace.
     """
 
     trace: str = _('outdoor', 'rate over time: a built-in trace (indoor, outdoor, outdoor_fades, '

@@ -116,9 +116,9 @@ def child_fleets(fleet: FleetConfig) -> dict[str, FleetConfig]:
 
     A child fleet has the duration and the seed of the parent fleet.
 
-    :raises FleetFileError: one of four errors: the file of a child fleet cannot be read; its
-        `upstream.robot` is not the name of this robot; a child fleet has child fleets itself;
-        or robots of two child fleets have the same data.
+    :raises FleetFileError: one of four errors: the file of a child fleet cannot be read or is
+        invalid; its `upstream.robot` is not the name of this robot; a child fleet has child
+        fleets itself; or robots of two child fleets have the same data.
     """
     found = {robot.name: changed(read_fleet(robot.fleet), minutes=fleet.minutes, seed=fleet.seed)
              for robot in fleet.robots if robot.fleet}

@@ -1,13 +1,14 @@
 """Run one of the two sides of openpi's websocket.
 
     python openpi_side.py server PORT SECONDS    answers with zeros, SECONDS after an observation
-    python openpi_side.py client PORT            acts until it is ended
+    python openpi_side.py client PORT            acts until it is ended or loses the connection
 
 This program needs an environment with openpi-client. For each action that it executes,
 the client prints the monotonic time and the age of the action, both in seconds. The
-client consists of unmodified classes of openpi-client: WebsocketClientPolicy in an
-ActionChunkBroker. A loop calls the ActionChunkBroker at 30 Hz, as openpi's Runtime does.
-openpi-client has no server; the server here speaks the same protocol.
+client consists of classes of openpi-client: WebsocketClientPolicy in an ActionChunkBroker.
+A subclass of WebsocketClientPolicy adds only one thing: it records when it sends an observation.
+A loop calls the ActionChunkBroker at 30 Hz, as openpi's Runtime does. openpi-client has no server;
+the server here speaks the same protocol.
 """
 
 from __future__ import annotations

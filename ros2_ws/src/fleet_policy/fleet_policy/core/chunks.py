@@ -67,8 +67,8 @@ class ActionQueue:
     def add(self, chunk: Chunk, tick: int) -> str:
         """Store a chunk that arrives at ``tick``, unless it is late or repeated.
 
-        Return LATE if all ticks of the chunk are over, REPEATED if a chunk of the same
-        observation is in the queue, otherwise TAKEN.
+        Return LATE if all ticks of the chunk are over, REPEATED if the queue has a chunk with
+        the same first tick, which means the same observation, otherwise TAKEN.
         """
         if chunk.end <= tick:
             return LATE

@@ -10,12 +10,14 @@ the fault. In `starved` and `safe` the robot does what the setting `safety` says
 
 A place is the robot or the server. The machine requests new actions when the queue
 contains less than the share `request_share` of a chunk. It asks the fastest of the places
-that answer. If this place is not the robot, the request is early enough for the answer to
-arrive before the robot must begin to compute.
+that answer. If this place is not the robot, the machine asks earlier where necessary, so that
+the answer arrives before the robot must begin to compute. This is not possible if the latency
+of the place is too long for the length of the chunks.
 
 If the other places do not answer in time, the robot computes the actions itself. The
 robot begins while the queue still lasts long enough for this computation. So after the
-loss of the link new actions come less often, but every tick has an action.
+loss of the link new actions come less often. But every tick has an action, if the robot
+alone can compute a chunk before the previous chunk ends.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): S
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
 REMEMBERED = 256     # maximum number of unanswered requests whose answers are still accepted
-RETRY = 10.0  # seconds between requests that only measure the latency of a slower place
+# seconds after which a place that is slower than the robot is asked again, to measure its latency
+RETRY = 10.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,8 @@ from statistics import median
 
 ROBOT, SERVER = 'robot', 'server'
 KEPT = 8           # number of the latest latencies from which the next latency is estimated
-LATER = 3.0        # a request counts as lost after LATER times the longest of the KEPT latencies
+# a request counts as lost after LATER times the longest of the KEPT latencies, at least `patience`
+LATER = 3.0
 # A place gets no requests for FIRST_PENALTY seconds after the first loss. The time doubles with
 # each further loss, up to MOST_PENALTY seconds.
 FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0

@@ -69,8 +69,8 @@ class Call:
     """The call `overload(**arguments)`.
 
     `pick`: if the operator has several results, the index of the result that this object stands
-    for; None if the operator has a single result. `arguments` contains all arguments, with the
-    defaults of omitted arguments, so a rule does not need the defaults.
+    for; None if the operator has a single result. `arguments` also contains each omitted argument
+    with its default, unless the default is None. So a rule does not need the defaults.
     """
 
     overload: torch._ops.OpOverload

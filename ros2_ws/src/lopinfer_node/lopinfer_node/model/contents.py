@@ -61,7 +61,7 @@ def _middle(memory: memoryview) -> memoryview:
 def _memory(value: torch.Tensor | np.ndarray) -> memoryview | None:
     """Return the memory of a tensor or an array as bytes; None if it is no block of host memory.
 
-    If the elements have gaps between them, the bytes include the gaps.
+    If the elements have gaps between them, return the whole block of memory that contains them.
     """
     array = value if isinstance(value, np.ndarray) else _array(value)
     while array is not None and not array.flags.c_contiguous \

@@ -117,7 +117,10 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of all that plans depend on: operators, edges, footprints, shapes."""
+        """Return the SHA-256 of the parts of the graph on which plans depend.
+
+        These are the operators, edges, footprints, axes and shapes, and the bytes of an element.
+        """
         state = hashlib.sha256()
         for n in self.nodes:
             state.update(repr((n.op, n.kind.value, n.inputs, n.shape, n.itemsize, n.axis,

@@ -28,7 +28,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     objects as before the block. The lists, dictionaries, sets and deques in these attributes also
     contain the same items as before. Tensors that are not parameters have their former values
     again. Otherwise, a model that caches a result would keep a tensor of the tracer, which has no
-    values.
+    values. The state of PyTorch's random generator for the CPU is also restored.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}

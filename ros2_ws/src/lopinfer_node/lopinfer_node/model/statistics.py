@@ -161,8 +161,9 @@ def _softmax(w: _Rewriter, call: Call) -> Ref | None:
 def _attention(w: _Rewriter, call: Call) -> Ref | None:
     """Rewrite attention: attend to each part of the keys, then combine the results.
 
-    Return the new result. Return None for attention with a mask, with grouped heads or with too
-    few keys, and if keys and values are not divided along their positions.
+    Return the new result. Return None for attention with a mask, with grouped heads, with too few
+    keys, or with a constant query, key or value. Also return None if keys and values are not
+    divided along their positions.
     """
     names = ('query', 'key', 'value')
     if any(not isinstance(call.arguments[n], Value) for n in names) \

@@ -338,8 +338,9 @@ def _alike(got: torch.Tensor, want: torch.Tensor, share: float = 1e-3) -> bool:
 def divided(name: str, tape: Tape) -> Traced:
     """Return the model with its inputs divided so that as many operators as possible are divisible.
 
-    If several choices of axes are equally good, choose the outermost axes, because slices along an
-    outer axis are the largest contiguous pieces of memory.
+    The function tries the first `MAX_CHOICES` choices of axes. If several choices are equally
+    good, it takes the outermost axes, because slices along an outer axis are the largest contiguous
+    pieces of memory.
     """
     shapes = [r.shape for r in tape.records if r.overload is None]
     options: list[list[int | None]] = [[a for a, n in enumerate(shape) if n > 1] or [None]

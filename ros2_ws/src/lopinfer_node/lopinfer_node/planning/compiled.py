@@ -1,17 +1,21 @@
 """Evaluate plans in microseconds for the search.
 
 In these plans each operator has two cuts: the device computes the indices below the first cut,
-and the server computes the indices from the second cut on. The module converts a graph and its
-costs to flat arrays only once. Its compiled functions, the kernels, release the GIL, and their
-code is cached on disk.
+and the server computes the indices from the second cut on. `problem` converts a graph and its
+costs to flat arrays once for many evaluations. The compiled functions, called kernels, release
+the GIL, and their code is cached on disk.
 
 A candidate is a pair of bounds, int64 arrays (nodes,): the device computes only
 indices below `most`, and the server only indices from `least` on. `settle` derives the
 cuts from the bounds, from the last operator to the first. Each side computes what its
 own consumers need (halos included), as far as its bound allows. Needed indices beyond
-the bound cross the link. So bounds decide only what crosses, and every pair of bounds
-gives a valid plan. The bounds of a global operator are (extent, extent) if the device
-computes it, and (0, 0) if the server computes it.
+the bound cross the link. If the bounds exclude an index on both sides, one side computes
+it all the same. So bounds decide only what crosses. The bounds of a global operator are
+(extent, extent) if the device computes it, and (0, 0) if the server computes it.
+
+A candidate is invalid only if the result of a global operator must not cross the link
+(`stays`), but the other side needs this result. The bounds of a local operator whose result
+must not cross the link have no effect.
 """
 
 from __future__ import annotations

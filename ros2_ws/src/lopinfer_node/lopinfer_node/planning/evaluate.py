@@ -3,7 +3,8 @@
 The estimate follows thesis 4.6.1 and uses a calibrated timeline. Requests follow each other
 without a pause, as in the published runs. A request that starts during sample i of the trace uses
 the plan for the rate of sample i - 1, which is the last rate that could be measured before the
-request. The request then runs at the rate of sample i.
+request. (In sample 0 it uses the plan for the rate of sample 0.) The request then runs at the rate
+of sample i.
 """
 
 from __future__ import annotations

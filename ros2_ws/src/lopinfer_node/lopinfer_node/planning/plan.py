@@ -162,13 +162,13 @@ def check(plan: Plan, small_transfers: bool = False) -> None:
     A plan is valid if all of these statements are true:
     - Intervals lie inside their tensors.
     - The two sides together cover every operator.
-    - One side computes an indivisible operator whole.
+    - At least one side computes an indivisible operator whole.
     - Only one side computes a global operator.
     - Inputs and outputs are on the device alone.
     - Each index that a side needs is computed, by this side or by the other side.
 
-    `small_transfers` also checks the transmission-efficiency rule: no tensor larger than
-    the model's input crosses the link.
+    `small_transfers` also checks the transmission-efficiency rule: no tensor crosses the link
+    that is larger than all inputs of the model together.
     """
     graph = plan.graph
     for side, index in np.argwhere((plan.own[..., 0] < 0) | (plan.own[..., 1] > graph.extents)):

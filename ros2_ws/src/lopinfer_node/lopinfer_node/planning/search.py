@@ -2,8 +2,8 @@
 
 Both searches change bounds (`compiled.py`). A tensor is alive at position i if it is made at
 or before i and used after i. A *boundary* at position i sets a bound for each operator whose
-tensor is alive there. The bound is at the share `fraction` of the tensor's indices. There are
-two directions:
+tensor is alive there, except for global operators. The bound is at the share `fraction` of the
+tensor's indices. There are two directions:
 
 - Upward: the server computes only indices from the bound on. The robot sends the lower
   indices that the server needs.
@@ -231,7 +231,8 @@ def _select(values, ways, width):
     """Select rows of `ways`, each of which is one way to extend a beam.
 
     For each direction and fraction of a new boundary, select the best row. Of the rows without a
-    new boundary, select the best `width` rows. Return the numbers of the selected rows, best first.
+    new boundary, select the best `width` rows. Of rows with equal values select only one. Do not
+    select an invalid plan. Return the numbers of the selected rows, best first.
     """
     kept = np.zeros(len(values), np.int64)
     used = np.zeros(len(values), np.bool_)

@@ -30,10 +30,10 @@ FORMAT = 'lopinfer plan table 1'
 # plans that these searches find.
 ANCHORS = 3
 BANDWIDTHS = tuple(k * 1e6 for k in range(31))   # default bandwidths of a table, bytes/s
-# EFFORT / (number of operators) evaluations refine one bin (entry of the table); this takes about
-# 0.1 s
+# EFFORT / (number of operators) evaluations refine a bin (entry of the table) that runs a beam
+# search, and half as many evaluations refine any other bin; this takes about 0.1 s
 EFFORT = 1_500_000
-LEAST = 5000           # least number of evaluations that refine a bin, used for large graphs
+LEAST = 5000           # minimum of EFFORT / (number of operators), for large graphs
 
 
 class PlanTable(Sequence[Plan]):

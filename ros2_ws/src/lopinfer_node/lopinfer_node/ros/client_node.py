@@ -38,7 +38,8 @@ class ClientNode(Node):
             torch.set_num_threads(s.threads)
         self.size = (s.height, s.width)
         self._device = torch_device(s.device)
-        link, recording = s.shaped_link(), s.open_recording()   # these can fail; tracing takes long
+        # these can fail, so they come before the trace, which takes long
+        link, recording = s.shaped_link(), s.open_recording()
         traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device)
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,

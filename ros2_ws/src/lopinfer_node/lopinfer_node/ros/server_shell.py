@@ -331,7 +331,9 @@ class Server:
 
 def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None
                   ) -> list[Prepared]:
-    """Check the plans of a request and return their programs, one for each bandwidth of the table.
+    """Check the plans of a request and return their programs, one for each bin.
+
+    The *bin* of a plan is its position in the client's list of plans (`encode_plans`).
 
     Raise PlanError for an invalid plan, RemoteError for an invalid table.
     """

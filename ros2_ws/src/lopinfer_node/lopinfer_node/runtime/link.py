@@ -47,7 +47,8 @@ class LinkEstimate:
     _backed_off: float = -math.inf
     _last: tuple[int, float] = (-1, 0.0)   # newest packet, and the time of its arrival
     _before: float = math.inf              # estimate before the present train; infinite: unknown
-    _bytes: float = 0.0  # weighted bytes of this train; `_seconds`: weighted time
+    # bytes of this train, older bytes weighted less; `_seconds`: its time, weighted likewise
+    _bytes: float = 0.0
     _seconds: float = 0.0
     _length: float = 0.0                   # plain sum of the train's bytes
 
@@ -95,8 +96,9 @@ class LinkEstimate:
             # so the time between the arrivals does not show the rate.
             return
         self._last = packet, arrived
-        # The sender sent this packet before the preceding packet arrived. So the link was busy
-        # between the two arrivals, and the train continues.
+        # If the sender sent this packet before the preceding packet arrived, the link was busy
+        # between the two arrivals, and the train continues. The least delay converts the time of
+        # arrival from the receiver's clock to the sender's clock.
         if packet == former + 1 and sent_at <= former_arrived - min(self._delays):
             self._extend(nbytes, max(arrived - former_arrived, 1e-6))
         else:

@@ -57,7 +57,8 @@ class Outbox:
     def __init__(self, incarnation: int, piece_bytes: int) -> None:
         self.incarnation = incarnation
         self.link = LinkEstimate(piece_bytes)
-        # seconds that this side has computed; every piece carries this number
+        # seconds that this side has computed for the present request; every piece carries this
+        # number; it stays 0 on the client
         self.busy = 0.0
         self.bytes_sent = 0
         self.next_packet = 0
@@ -70,7 +71,11 @@ class Outbox:
         self.in_flight = 0         # bytes that were sent and are neither acknowledged nor lost
 
     def clear(self) -> None:
-        """Drop all queued transfers; pieces that are on the way still count for the window."""
+        """Drop all queued transfers.
+
+        Pieces that are on the way still count for the window, but are not sent again if they are
+        lost.
+        """
         self._waiting.clear()
         for sent in self._flight.values():
             sent.part.repeat = False
@@ -100,7 +105,8 @@ class Outbox:
     def on_ack(self, ack: Ack, now: float) -> None:
         """Handle an acknowledgement.
 
-        Raises RemoteError if no packet with this number was sent.
+        Raise RemoteError if no packet with this number was sent, or if the time of arrival is not
+        finite.
         """
         if not 0 <= ack.packet < self.next_packet or not math.isfinite(ack.arrived):
             raise RemoteError(f'acknowledged packet must be below {self.next_packet}, got '
@@ -128,7 +134,7 @@ class Outbox:
         return sent
 
     def _lose(self, packet: int) -> None:
-        """Count a packet as lost.
+        """Count a packet as lost, and queue its part again unless the part must not be repeated.
 
         If its acknowledgement arrives later, the packet counts as arrived after all.
         """

@@ -59,9 +59,9 @@ class TablePlanner:
 
         The profile is ``fixed`` (seconds of each operator) and ``per_share`` (additional seconds
         for the whole result). Measuring this machine and searching for plans take seconds, or
-        minutes on a busy machine. So if this machine has no profile, a first table comes from a
-        short measurement. It has at most two plans: the whole model on the robot, and the whole
-        model on the server.
+        minutes on a busy machine. So if the method is LOSS, and this planner has neither a profile
+        nor a table, a first table comes from a short measurement, without the search of LOSS. In
+        the plans of the first table each operator runs whole on one side.
         """
         if self.profile is None and self.table is None and self.method == LOSS:
             own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
@@ -97,14 +97,12 @@ class TablePlanner:
         are three kinds of plans:
 
         - A simple plan runs the whole model on one side.
-        - A layer plan runs each operator whole, on one side or the other. It is chosen only if it
-        is
-          better than both simple plans by a margin.
-        - A plan of LOSS is chosen only if it is better by a margin than the plan chosen from the
-        first
-          two kinds.
+        - A layer plan runs each operator whole, on one side or the other. It must be better than
+          both simple plans by a margin.
+        - A plan of LOSS must be better by a margin than the plan chosen from the first two kinds.
 
-        The margin allows for the error of the estimates.
+        The margin allows for the error of the estimates (`_margin`). A baseline chooses only among
+        its own plans: it uses the plan of the uplink's bandwidth.
         """
         graph, bins = table.graph, len(table)
         searched = list(dict.fromkeys(table.plans))

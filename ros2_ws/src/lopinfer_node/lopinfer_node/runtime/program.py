@@ -44,7 +44,7 @@ class _Compiled:
     sources: tuple[tuple[int, Interval, int | None], ...]
     run: Arithmetic | None
     own: Interval
-    last: tuple[int, ...]      # nodes whose tensors no later step uses
+    last: tuple[int, ...]      # nodes whose tensors are freed after this step, their last use
 
 
 def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Interval]

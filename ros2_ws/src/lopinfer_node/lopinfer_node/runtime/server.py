@@ -2,8 +2,8 @@
 
 The server handles models and clients; each client has a plan table and at most one request. The
 server does not choose plans: each request contains the number of its plan. A new request of a
-client replaces the client's previous request. A client's messages affect only this client's
-session.
+client replaces the client's previous request. A client's messages never change the session of
+another client.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Work:
 
 
 def _malformed(request: OpenRequest) -> str:
-    """Return why no server accepts this request; '' if the request itself is correct."""
+    """Return what is wrong with the request itself, in any state of the server; '' if nothing."""
     if not NAME.fullmatch(request.client) or '__' in request.client \
             or len(request.client) > MAX_NAME:
         return (f"'{request.client[:MAX_NAME]}' can't be the name of a client: its namespace "
@@ -213,7 +213,8 @@ class ServerMachine:
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._models: dict[str, _Model] = {}
-        # maps a client to its session; the client whose steps were computed last is at the end
+        # maps a client to its session, in the order of turns: `work` moves the client whose steps
+        # it returns to the end of this order
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     @property
@@ -398,7 +399,7 @@ class ServerMachine:
                  ) -> list[Action]:
         """Handle the end of `PreparePlans`.
 
-        ``table``: the checked plans, in the order of ``request``. ``reason``: why the plans are
+        ``table``: one checked plan for each bin of ``request``. ``reason``: why the plans are
         refused, or '' if they are valid.
         """
         session = self._sessions.get(request.client)

@@ -11,7 +11,7 @@ import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
-SHORTEST = 1e-3   # seconds; shorter pauses are added up until their sum exceeds this time
+SHORTEST = 1e-3   # seconds; shorter pauses are added up, because every sleep has an overhead
 
 
 def computing_time() -> float:

@@ -103,7 +103,8 @@ class Store:
     def take(self, request: UploadRequest, served: Collection[str] = ()) -> UploadReply:
         """Store one part of a file; refuse an unknown file name and a file that is too large.
 
-        ``served``: digests of models that must not be deleted to make room.
+        An unknown name could lead to a place outside the store. ``served``: digests of models that
+        must not be deleted to make room.
         """
         if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
             return UploadReply(False, f"'{request.file}' of model '{request.digest}' is not a file "

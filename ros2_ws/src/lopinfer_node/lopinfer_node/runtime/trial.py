@@ -40,7 +40,7 @@ from .measure import SHARES, measure
 from .program import Program
 
 LOADING = 300.0    # maximum seconds to read and check a model; enough on a busy machine
-# seconds that the measurement should take; a slow model is measured fewer times
+# seconds that the measurement should take at most; a slow model is measured fewer times
 MEASURING = 30.0
 TURNS = 9          # maximum number of passes over the model for each entry of `SHARES`
 # the memory limit of the trial's process exceeds `memory` by at least this many bytes

@@ -25,8 +25,8 @@ from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
 
-# NOTE: nothing is wrong now, but the user must change something before robots on other machines
-# can join.
+# NOTE: nothing is wrong now, but the user should change something before robots on other machines
+# join.
 GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 

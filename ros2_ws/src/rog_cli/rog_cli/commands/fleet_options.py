@@ -40,7 +40,7 @@ def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> 
 
 
 def add_runs(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the options for many runs: directory, number of parallel runs, whether to resume."""
+    """Add the options for many runs: their directory, where to compute, whether to resume."""
     parser.add_argument('--out', type=place, metavar='DIR',
                         help=f'directory for the results (default: runs/{verb}-...)')
     add_workers(parser)
@@ -103,7 +103,7 @@ def _true_rates(fleet: FleetConfig) -> dict[str, float]:
 
     The ``link.scale`` of a fleet file belongs to the trace that the fleet file names. The rates of
     another trace must not be scaled. So the overrides set ``link.scale`` to 1 for the fleet, and
-    for each robot whose link follows the fleet's trace.
+    for each robot whose link follows the fleet's trace. The other robots keep their scale.
     """
     def scale(link: LinkConfig) -> float:
         return 1.0 if link.trace == fleet.link.trace and not link.rate else link.scale

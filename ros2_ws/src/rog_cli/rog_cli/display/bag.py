@@ -39,7 +39,8 @@ def played(path: Path, namespace: str = '') -> Played:
     runs exist, and how many damaged messages it skipped.
 
     :param namespace: namespace of the fleet; needed if the recording contains several fleets.
-    :raises RecordError: the recording is missing or damaged, or it contains no statuses.
+    :raises RecordError: the recording is missing or damaged, contains no statuses or those of
+        another version, or contains several fleets and none has ``namespace``.
     """
     try:
         topics = _of_one_fleet(path, Recording(str(path), {}).types, namespace)

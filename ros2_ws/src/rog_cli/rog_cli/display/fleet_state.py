@@ -118,7 +118,7 @@ class Fleet:
                                         self.above)))
 
     def causes(self) -> list[str]:
-        """Return for each robot a line that says why others wait, or no longer wait, for it."""
+        """Return one line for each robot for which others wait, or no longer wait; it says why."""
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 
@@ -127,7 +127,11 @@ class Fleet:
         return all(robot.heard or robot.state == 'away' for robot in self.robots)
 
     def lines(self) -> list[str]:
-        """Return one short line for the state of each robot, and one for the remaining time."""
+        """Return one short line per robot with its state, and one for the remaining time.
+
+        If the remaining time is unknown, its line is left out. If no robot is known, the only line
+        is the headline.
+        """
         if not self.robots:
             return [self.headline()]
         lines = [f'{self.elapsed:5.0f} s  {_line(robot)}' for robot in self.robots]

@@ -84,7 +84,7 @@ class Monitor:
         return self.state.heard.get(name, -math.inf)
 
     def listen(self, robot: str) -> None:
-        """Subscribe to a robot's status, unless its name is invalid."""
+        """Subscribe to a robot's status, unless its name is invalid or `ROBOTS` is reached."""
         if robot in self._subscribed or len(self._subscribed) >= ROBOTS:
             return
         try:

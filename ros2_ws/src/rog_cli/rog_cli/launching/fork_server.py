@@ -4,7 +4,7 @@ A fork takes milliseconds. Without forks, each process loads PyTorch, which take
 seconds. Forked processes also share the loaded code in memory.
 
 `python -m rog_cli.launching.fork_server FD` is the fork server. FD is the number of a
-socket, which connects the fork server to the launcher. The fork server starts no thread
+socket, which connects the fork server to the launcher. The fork server itself starts no thread
 and uses neither ROS nor a device, because a forked process could not use the threads,
 ROS objects and devices of its parent. Each forked process becomes a child of the
 launcher and runs like a process that was started directly. The fork server ends when

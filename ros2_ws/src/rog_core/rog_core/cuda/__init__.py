@@ -54,7 +54,7 @@ def usable(values: Array) -> bool:
 def at_once(values: Array) -> int:
     """Return how many bytes `rog_core.transfer.sender.Rows.encode` should return at most per call.
 
-    The value is 0 if the CUDA kernels cannot process ``values``.
+    If the CUDA kernels cannot process ``values``, the result is 0, which means one window per call.
     """
     return AT_ONCE if usable(values) else 0
 

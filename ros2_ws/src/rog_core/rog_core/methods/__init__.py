@@ -1,8 +1,9 @@
 """Synchronisation methods, one file each, and `create`, which builds a method from its name.
 
-No code outside this folder depends on the name of a method. A method of another package is a
-subclass of `Method`. If that package registers the method (`rog_core.plugins`), users write the
-registered name. Otherwise users write ``package.module:Class:argument+option``.
+The state machines use a method only through the interface of `Method`; they never test its name.
+A method of another package is a subclass of `Method`. If that package registers the method
+(`rog_core.plugins`), users write the registered name. Otherwise users write
+``package.module:Class:argument+option``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def usages() -> str:
 def parse(text: str) -> MethodSpec:
     """Parse the text of a method: its name, arguments and options.
 
-    :raises ConfigError: the text names no method.
+    The name is known, or it has the form ``package.module:Class``; whether such a class exists is
+    not
+    checked.
+
+    :raises ConfigError: the text has another form, or more than `LONGEST` characters.
     """
     if len(text) > LONGEST:
         raise ConfigError(f'the text of a method must have at most {LONGEST} characters, got '

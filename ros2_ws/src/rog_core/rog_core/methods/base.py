@@ -236,9 +236,11 @@ class Method:
         return ''
 
     def on_join(self, robot: str) -> list[Due]:
-        """Handle a robot that joins or rejoins; drop its unfinished push, if there is one.
+        """Handle a robot that joins or rejoins; a push that it has not finished will not continue.
 
-        Returns the changes that the server must now make to the model.
+        A method that applies only complete pushes drops the unfinished push. Returns the changes
+        that the
+        server must now make to the model.
         """
         return []
 

@@ -124,7 +124,8 @@ def suffix(known: Iterable[str], options: frozenset[str], default: frozenset[str
 def read(text: str, names: frozenset[str]) -> MethodSpec | None:
     """Parse the text of a method; return None if it is malformed.
 
-    ``names``: names of all methods of this package and of plug-ins.
+    ``names``: the known names of methods. Any other name must have the form
+    ``package.module:Class``.
     """
     text = text.strip()
     # A name may contain a hyphen, as dgh-gc does, so the longest names are tried first.

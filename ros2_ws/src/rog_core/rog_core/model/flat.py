@@ -15,9 +15,10 @@ from .partition import RowPartition, partition_of
 
 
 class FlatModel:
-    """Stores the parameters of a model and their gradients in two flat float32 tensors (elements,).
+    """Stores a model's trainable parameters and their gradients in two flat float32 tensors.
 
-    The model's own parameters and gradients become views of these tensors.
+    Each tensor is (elements,). The model's own parameters and gradients become views of these
+    tensors.
     ``shared``: whether the memory of these tensors is shared with processes that are forked later.
     Raises `ConfigError` if `trainable` refuses the model.
     """

@@ -1,4 +1,4 @@
-"""Configuration of the state machines; all defaults are in `fleet_env.settings.fleet`.
+"""Configuration of the state machines; `fleet_env.settings.fleet` has the defaults of all settings.
 
 Each class method `of` accepts any object that has the sections of a fleet file as attributes: the
 settings of a fleet, or the parameters of a node.

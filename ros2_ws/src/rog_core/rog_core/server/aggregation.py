@@ -25,10 +25,10 @@ class ServerState:
     """The state of the server that a checkpoint contains besides the master rows.
 
     ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push that carried
-    this row. ``pushes`` maps each robot to its incarnation and the receipt of its last push.
-    ``policy``: JSON values, see `Method.state`. ``update`` maps names to arrays, float32
-    (elements,), see `Method.arrays`. ``base``, float32 (elements,): see
-    `rog_core.upstream.Upstream`; None without a parent fleet.
+    this row; a change by the parent fleet counts as such a push. ``pushes`` maps each robot to its
+    incarnation and the receipt of its last push. ``policy``: JSON values, see `Method.state`.
+    ``update`` maps names to arrays, float32 (elements,), see `Method.arrays`. ``base``, float32
+    (elements,): see `rog_core.upstream.Upstream`; None without a parent fleet.
     """
 
     iteration: int

@@ -37,7 +37,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     """Plan the pull of a member that may start its next iteration.
 
     ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push that carried
-    this row.
+    this row; a change by the parent fleet counts as such a push.
     """
     partition, sending = model.partition, method.sending()
     pending = member.mirror.measure()

@@ -148,7 +148,7 @@ class Pulls:
         return []
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:
-        """Handle a receipt: the robot has received the final model, or its first snapshot."""
+        """Handle the receipt of the final model, or of the snapshot that a joining robot gets."""
         member.mirror.stored(sender.taken_chunks())
         member.pulled_at[:] = self.shared.iteration
         if sender.transfer.kind == Kind.FINAL:

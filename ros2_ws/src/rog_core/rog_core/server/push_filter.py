@@ -36,7 +36,8 @@ from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
 WINDOW = 64     # the norms of the last WINDOW pushes of each robot are stored
-ENOUGH = 8      # with fewer norms than this, the usual norm is their maximum, not their median
+# with fewer norms than this from all robots, the usual norm is the maximum, not the median
+ENOUGH = 8
 SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
 UNKNOWN = 1e6   # the usual norm before the first push if all values of the model are zero
 # a larger norm is refused even if there is no limit, so that sums in float32 stay finite
@@ -51,8 +52,9 @@ class PushFilter:
 
     ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual norm; 0: no
     limit. As long as fewer than `ENOUGH` norms are stored, the usual norm for ``implausible`` is
-    the largest of these norms and the norm of the model. ``master``: the model, float32
-    (elements,).
+    the largest of these norms and, for gradients that are not full gradients, the norm of the
+    model.
+    ``master``: the model, float32 (elements,).
     """
 
     def __init__(self, implausible: float, clip: float, master: Array) -> None:

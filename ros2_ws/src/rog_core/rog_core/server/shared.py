@@ -56,6 +56,7 @@ class Shared:
         self.state = RUNNING
         self.members: dict[str, Member] = {}
         # For each master row, the iteration of the newest push that carried this row.
+        # A change by the parent fleet counts as a push of the present `iteration`.
         self.updated_at = np.zeros(partition.rows, np.int64)
         self.iteration = 0         # highest iteration pushed by any robot
         # After a restart of the server: for each robot, its incarnation and the receipt of its last

@@ -64,8 +64,8 @@ class Receiver:
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
         """Return the acknowledgement of a chunk, and its rows, which the caller must apply.
 
-        The acknowledgement is None if the transfer is closed or over. The rows are None if the
-        chunk is a duplicate, or if it contains a segment of an earlier chunk.
+        If the transfer is closed or over, both are None. The rows alone are None if the chunk is a
+        duplicate, or if it contains a segment of an earlier chunk.
         """
         self.check(chunk.transfer)
         if not self.is_open(chunk.transfer):

@@ -31,7 +31,8 @@ from ..protocol.states import CLOSING, DONE, SENDER, SENDING
 from .link import LinkEstimate
 from .plan import Plan
 
-DUPLICATES = 3  # a chunk counts as lost when this many chunks that were sent later have arrived
+# A chunk counts as lost if a chunk has arrived that was sent DUPLICATES or more transmissions later
+DUPLICATES = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +114,7 @@ class Sender:
     _newest: int = -1         # number of the latest transmission that has arrived
     # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
     _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
-    # Heap of (time-out, order, chunk) of each transmission; the time-out is a time in seconds.
+    # Heap of (time, order, chunk) of each transmission; ``time``: when it times out, in seconds.
     _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again
@@ -412,7 +413,10 @@ class Sender:
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
-        """Return whether every chunk of this transfer was sent at least once; some may be lost."""
+        """Return whether every chunk of this transfer was sent at least once; some may be lost.
+
+        After the plan's budget is over, only the chunks of mandatory windows count.
+        """
         if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
             return True
         return self._over(now) and self._window >= self.plan.mandatory \

@@ -71,7 +71,10 @@ class Accumulator:
                     self.model -= step
 
     def publish_own(self) -> None:
-        """Store ``weights`` - ``drift`` in ``model``; give both arrays separate memory first."""
+        """Store ``weights`` - ``drift`` in ``model``; before, separate the memory of both arrays.
+
+        If there is no ``drift`` yet, it begins at zero.
+        """
         if self.drift is None:
             self.drift = zeros_like(self.weights)
         self.detach()

@@ -1,7 +1,8 @@
 """Computations of a worker: one class for each kind of step in `rog_core.protocol.steps`.
 
-The worker adds a computed gradient to its accumulator and pushes rows of the accumulator. Only a
-full gradient is pushed completely and uncompressed.
+The worker adds a computed gradient to its accumulator and pushes rows of the accumulator. A full
+gradient is an exception: the accumulator stores it separately, and the worker pushes it completely
+and uncompressed.
 """
 
 from __future__ import annotations
@@ -174,7 +175,10 @@ class OfFull(Computation[Full]):
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: keep no rows for the next push of another gradient."""
+        """See `Computation.after_push`: put no rows back into ``store``.
+
+        A later model has another full gradient.
+        """
 
 
 class OfLocal(Computation[Local]):

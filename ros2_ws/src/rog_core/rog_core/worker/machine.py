@@ -6,8 +6,8 @@ gradient has its own table, because with pipelining a worker also computes while
 and pulls.
 
 The shell, which is the program around the machine, reports each event by a method call with the
-present time (seconds, any monotonic clock). Each call returns the actions that the shell must
-execute. The shell must call `on_time` at the time `deadline`.
+present time (seconds, any monotonic clock). Most of these calls return actions, which the shell
+must execute. The shell must call `on_time` at the time `deadline`.
 
 `Registration`, `Pushes` and `Pulls` each handle some of the events. They share one state, `Shared`.
 """

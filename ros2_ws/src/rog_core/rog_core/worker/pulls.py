@@ -103,7 +103,8 @@ class Pulls:
         if shared.state == JOINING:
             shared.pushed_at[:] = command.next_iteration - 1
         elif command.step.additive and command.next_iteration > shared.iteration + 1:
-            # This worker was retired. The iterations that it skips do not make its rows older.
+            # This worker skips iterations: it was retired, or the method lets it continue with a
+            # later round. The skipped iterations do not make its rows older.
             shared.pushed_at += command.next_iteration - 1 - shared.iteration
         shared.move('granted', now)
         if shared.command.step.additive != command.step.additive:

@@ -64,9 +64,9 @@ class Pushes:
         if shared.state == COMPUTING:
             shared.gradient_is('use', now)
             return self._start(gradient, sgd, now)
-        # The worker is joining, or the run is over. If the gradient may be added to a later one
-        # (`Step.additive`), keep it in the accumulator, to send it later. Otherwise drop it,
-        # because it belongs to a round that is over.
+        # The worker is registering, joining or paused, or the run is over. If the gradient may be
+        # added to a later one (`Step.additive`), keep it in the accumulator, to send it later.
+        # Otherwise drop it, because it belongs to a round that is over.
         additive = shared.order.step.additive
         shared.gradient_is('use' if additive else 'drop', now)
         if additive:
@@ -93,7 +93,10 @@ class Pushes:
         return [shared.order]
 
     def _compute_ahead(self, now: float) -> list[Action]:
-        """With pipelining, order the next gradient on the present model if the server allows it."""
+        """With pipelining, order the gradient of the next iteration if the server allows it.
+
+        The model of this gradient already includes the step under way, see `Computation.begin`.
+        """
         if not self.shared.command.ahead:
             return []
         self.shared.accumulator.detach()

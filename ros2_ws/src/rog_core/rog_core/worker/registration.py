@@ -28,8 +28,8 @@ MAX_REGISTER_INTERVAL = 4.0
 class Registration:
     """Registers the worker with the server.
 
-    When the server has answered, ``pushes`` ends a push that is still open. ``due``: time of the
-    next attempt, in seconds.
+    When the server has accepted the worker, ``pushes`` ends a push that is still open. ``due``:
+    time of the next attempt, in seconds.
     """
 
     def __init__(self, shared: Shared, pushes: Pushes) -> None:

@@ -28,7 +28,9 @@ class Samples:
 
 
 class Explorer:
-    """Takes a new frame at intervals of ``every`` steps; finds the pose of each frame in the map.
+    """Takes new frames, finds the pose of each frame in the map, and draws samples to learn from.
+
+    In the first `_WARM_UP` steps there is only the first frame.
 
     :param every: number of training steps from one new frame to the next.
     :param rays: number of pixels from which a step learns.

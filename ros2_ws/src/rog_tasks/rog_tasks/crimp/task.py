@@ -39,10 +39,10 @@ class Crimp(Task):
     A robot is given its first pose. From then on, between training steps, it finds the pose
     of each new frame by fitting the frame to its map, and learns from all frames so far.
 
-    The metric of a robot is 1 - e / e0. Here e is the error of its whole trajectory after
-    rigid alignment, and e0 is this error for a robot that never moves. So 1 means exact,
-    and 0 means as wrong as a robot that never moves. If a robot has driven only a part of
-    its trajectory, it counts as standing still for the rest.
+    The metric of a robot is 1 - e / e0, but at least 0. Here e is the error of its whole
+    trajectory after rigid alignment, and e0 is this error for a robot that never moves. So 1
+    means exact, and 0 means as wrong as a robot that never moves, or worse. If a robot has
+    driven only a part of its trajectory, it counts as standing still for the rest.
 
     The server's model belongs to no robot. Its metric is 1 - e / `FAR`, where e is the
     error of the map's depth. So 1 means exact, and 0 means an empty map. With a recording,
@@ -53,8 +53,9 @@ class Crimp(Task):
     :param frames: '' for the generated flat, or ``tum:PATH``, ``replica:PATH``,
         ``scannet:PATH``, ``7scenes:PATH``. Each robot has a part of the recording, or its
         own recording if the path contains ``{rank}``.
-    :param bounds: lowest and highest corner of the map, in metres. By default they are
-        computed from the recording, which must then be the same on every machine.
+    :param bounds: lowest and highest corner of a recording's map, in metres. By default they
+        are computed from the recording, which must then be the same on every machine. The map of
+        the generated flat always has the bounds of the flat.
     :param size: width and depth of the generated flat, in metres.
     :param furniture: number of pieces of furniture in each of the four rooms of the flat.
     :param noise: standard deviation, in metres, of the measured depth of a point at a depth
@@ -113,7 +114,7 @@ class Crimp(Task):
                                self._number('samples', rank)))
 
     def loss(self, model: nn.Module, batch: Explorer) -> Tensor:
-        """Find a pose of the robot; return the map's error on samples of the robot's frames."""
+        """Find or correct a pose of the robot; return the map's error on samples of its frames."""
         assert isinstance(model, ImplicitMap)
         self._robots[model] = batch
         samples = batch.step(model)

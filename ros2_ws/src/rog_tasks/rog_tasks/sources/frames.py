@@ -70,7 +70,8 @@ class Frames:
         self.trouble = ''                  # the last refused message, and the reason
         self.trouble_at = -math.inf
         self.newest_image = -math.inf      # time of the newest image, also if it was refused
-        # time of the newest image that has *arrived*: it is usable and its label is decided
+        # time of the newest image that has *arrived*: its label, if it needs one, is decided; it is
+        # not decoded yet
         self.newest_arrived = -math.inf
         self.newest = -math.inf            # time of the newest image that is kept
 

@@ -22,8 +22,8 @@ from .run import for_program, own_server
 
 MODES = ('native', 'replay', 'async', 'cached', 'rpc')
 Figures = dict[str, Any]
-# These modes are slow, because each call makes a round trip. Therefore the bench times only a
-# tenth of the usual number of inferences.
+# These modes are slow, because nearly every call makes a round trip. Therefore the bench times only
+# a tenth of the usual number of inferences.
 SLOW = ('cached', 'rpc')
 
 

@@ -14,8 +14,9 @@ from ..protocol.errors import described
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 
-# Maximum length of a chain of calls on which a tensor's values depend. If a chain gets longer, the
-# journal stores the tensor's values instead.
+# Maximum length of a chain of calls on which a tensor's values depend. When a chain has this
+# length, the client fetches the values of the tensors whose chains are longer than half of it,
+# except tensors that share memory. In the journal, these values replace the chains.
 DEPTH = 4096
 
 

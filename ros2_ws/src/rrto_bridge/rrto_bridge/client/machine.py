@@ -9,8 +9,8 @@ A call runs an operator. A query asks for a fact about the device, such as its n
 releases tensors. Modes:
 
 - rpc: every call, every query and every free is one request with a reply, as in the system Cricket.
-- cached: the client answers repeated queries from memory. It sends frees and views together with
-  the next request. The thesis calls this mode semi-RRTO.
+- cached: the client answers repeated queries from memory. It sends frees, and views whose results
+  it knows or can predict, together with the next request. The thesis calls this mode semi-RRTO.
 - async: the client does not wait for a result that it knows from an earlier call with equal scalars
   and metas, or that it can predict (see predict.py). It waits for all other results. The system
   LUPINE works like this.

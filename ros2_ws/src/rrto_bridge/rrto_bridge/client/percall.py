@@ -72,7 +72,7 @@ class PerCall:
         """Copy bytes to the device.
 
         If `weight` is True, send the bytes only if the server has not kept them from an earlier
-        upload.
+        upload. Fewer than `WEIGHT_BYTES` bytes are always sent.
         """
         handle = self._upload(meta, data, weight)
         if self.journal is not None:

@@ -28,7 +28,8 @@ class Predictor:
     """Predicts results with shape rules, which return metas or raise an error.
 
     The module `client.infer` contains such rules. `predict` always uses the first rule, which must
-    be fast. It uses the other rules only after the program has waited `WAITS` times for results.
+    be fast. It uses the other rules only after the program has waited `WAITS` times for results of
+    kinds that were already known.
     """
 
     def __init__(self, *rules: Rule) -> None:

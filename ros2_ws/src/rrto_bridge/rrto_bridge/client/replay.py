@@ -96,7 +96,8 @@ class ReplayClient:
         # If the program's next call matches this step, the caller uses `advance` instead of `call`.
         self.expected: Step | None = None
         self.base = 0                      # handle of the first tensor that the open run creates
-        self.runs = self.finished = 0      # numbers of opened runs and of completed runs
+        # number of the latest run; number of runs whose pass the program has completed
+        self.runs = self.finished = 0
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
         self._tree = PrefixTree(meta_of, infer)

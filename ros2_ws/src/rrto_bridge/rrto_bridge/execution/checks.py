@@ -84,7 +84,8 @@ def _recurrent(function: Call, device: torch.device) -> Call:
     these two facts change the values. On a CPU, PyTorch uses another routine for the matrix
     products if the weights require gradients. If gradients are enabled, PyTorch also uses another
     library to compute an LSTM. The weights on the server were made in inference mode, so they
-    cannot require gradients. Therefore the wrapper uses copies that require gradients.
+    cannot require gradients. Therefore the wrapper uses copies that require gradients, but only on
+    a CPU and for an input that is not contiguous.
     """
     def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
              graded: bool = False) -> Any:

@@ -44,7 +44,7 @@ class Context:
         self.device = device
         self.limit = limit
         self.note = note
-        self.used = 0                     # number of bytes that `reserve` has counted
+        self.used = 0                     # number of bytes that count as the client's memory now
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}

@@ -56,7 +56,10 @@ class CpuFallback:
         return torch.device('cpu') if isinstance(value, torch.device) else value
 
     def sent(self, value: Any) -> Any:
-        """Return a result of the operator, with each CPU tensor replaced by a remote tensor."""
+        """Return a result of the operator; replace each new CPU tensor in it by a remote tensor.
+
+        An argument that the operator returns becomes the program's own tensor again.
+        """
         if isinstance(value, torch.Tensor):
             given = self._given.get(id(value))
             return self._device.upload(value) if given is None else given

@@ -63,8 +63,8 @@ class Device:
                     return result
             begins = function is _TO_COPY and not isinstance(args[0], RemoteTensor)
             if connection.turns.enter(begins):
-                # While this thread waited, other threads made calls. So replay may expect another
-                # step now: dispatch the operator again.
+                # While this thread waited, other threads may have made calls. Then replay expects
+                # another step now. So dispatch the operator again.
                 return self.dispatch(function, args, kwargs)
             if operator(function).decomposes:
                 # Do not use function.decompose(): its Python decompositions round differently.

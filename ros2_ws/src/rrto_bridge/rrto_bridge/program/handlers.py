@@ -106,10 +106,10 @@ def _recurrent(function: Any) -> Any:
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
     """Return a handler for an operator that returns singular values or eigenvalues.
 
-    If the matrix requires gradients, PyTorch computes these values with the operator
-    `decomposition`, which rounds differently from `function`. To return equal values, the handler
-    then runs `decomposition` instead of `function`. `place`: index of the values among the results
-    of `decomposition`.
+    If gradients are enabled and the matrix requires them, PyTorch computes these values with the
+    operator `decomposition`, which rounds differently from `function`. To return equal values, the
+    handler then runs `decomposition` instead of `function`. `place`: index of the values among the
+    results of `decomposition`.
     """
     def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and matrix.requires_grad:

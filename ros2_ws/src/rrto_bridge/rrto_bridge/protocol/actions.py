@@ -112,8 +112,9 @@ class Value:
 
     `index`: number of the step among the wanted steps of the run, from 0. `metas`: metas of the
     returned tensors, if a shape depends on data. If these metas differ from the metas in the
-    sequence, the server stops after this step and waits for `Abandon`. `error`: why the run stopped
-    before this step; empty if the step succeeded.
+    sequence, the server stops after this step and waits for `Abandon`. `error`: why there is no
+    value: the error of this step, of an earlier step of the run, or of an earlier call; empty if
+    there is none.
     """
 
     run: int

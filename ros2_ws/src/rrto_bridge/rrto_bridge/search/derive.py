@@ -26,8 +26,8 @@ def derive(sequence: Sequence, given: Meta | None, infer: Infer,
            meta_of: Callable[[int], Meta | None]) -> Sequence | None:
     """Derive from `sequence` the sequence for an input with meta `given`.
 
-    Return None if no sequence can be derived. `given` must equal the meta of the sequence's
-    first input, except in dimension 0.
+    Return None if no sequence can be derived, for example because `given` differs from the meta of
+    the sequence's first input in more than dimension 0.
     """
     first = sequence.steps[0]
     if first.op != HTOD or sequence.bound or given is None or not first.metas[0]:

@@ -145,7 +145,7 @@ class PrefixTree:
         """Return the known sequences that begin with the call and do not skip this start.
 
         A sequence skips a start while its `pause` is above 0. The most recently used sequence comes
-        first.
+        first. If no known sequence begins with an input, derive sequences for its batch size.
         """
         able = [k for k in reversed(self.known) if self.bind(k, 0, call, ANY, []) is not None]
         if not able and call.op == HTOD and self._infer is not None:

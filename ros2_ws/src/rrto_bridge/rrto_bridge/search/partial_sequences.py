@@ -29,7 +29,8 @@ from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
 # `PartialSequences` forgets all observations when this number is reached: the number of different
-# calls observed so far, plus the number of calls in the open partial sequence.
+# calls observed so far, plus the number of calls and freed handles in the open partial sequence and
+# in the open fragment.
 LIMIT = 1 << 15
 FED = 16           # after every FED partial sequences, a node (`_Node`) gets a new `Search`
 
@@ -148,10 +149,10 @@ class PartialSequences:
     def _close(self, again: bool = False) -> Sequence | None:
         """End the open partial sequence; search it up to its last wanted call.
 
-        `again`: whether the partial sequence ends only because its first fragment occurs again. If
-        all earlier partial sequences that ended at the same node also ended for this reason, no
-        shape varies. The search for whole sequences then finds the calls, so do not search this
-        partial sequence.
+        `again`: whether the partial sequence ends only because its first fragment occurs again. In
+        this case, search it only if different fragments have come after its last wanted call
+        (`ends` of the node). Otherwise nothing varies there, and the search for whole sequences
+        finds these calls.
         """
         items, given, end = self._items, self._given, self._end
         self._items, self._node, self._end = [], None, None

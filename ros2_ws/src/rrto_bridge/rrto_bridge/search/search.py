@@ -159,8 +159,9 @@ class Search:
     def _add_section(self, end: int) -> set[int]:
         """Name the section that ends at position `end`; return the candidates.
 
-        A candidate is a possible number of sections of a pass. The number n is a candidate if, for
-        some k, the last 2^k sections are equal to the 2^k sections that end n sections earlier.
+        A candidate is a possible number of sections of a pass, at most `MAX_WANTED`. For each k,
+        the last 2^k sections are looked up. If n sections is the distance to their latest earlier
+        occurrence, n is a candidate.
         """
         section = len(self._ends) - 1
         key: Any = tuple(self._row[self._ends[-1] + 1:end + 1])
@@ -220,12 +221,14 @@ class Search:
     def _full_check(self, first: int, length: int, repetitions: int) -> int | list[bool]:
         """Check that every tensor argument has the same role in all passes.
 
-        There are two roles. Either the argument is the same tensor in all passes. Or the argument
-        is a result of the call that lies a fixed number of calls earlier, in the same pass or in a
-        recent pass. (In the first pass, it may be a result of any call before the pass.) If the
-        check succeeds, return a list with a bool for each tensor argument of the pass: True for the
-        first role. Otherwise return the earliest position at which the passes of a later check may
-        begin.
+        There are three roles. The argument is the same tensor in all passes. Or it is a result of
+        the call that lies a fixed number of calls earlier, in the same pass or in a recent pass.
+        (In the first pass, it may be a result of any call before the pass.) Or it is, in all
+        passes, a tensor that calls outside the log have left (`_outside`).
+
+        Check also that no pass contains a break (`_breaks`). If the checks succeed, return a list
+        with a bool for each tensor argument of the pass: True for the first role. Otherwise return
+        the earliest position at which the passes of a later check may begin.
         """
         last = first + (repetitions - 1) * length
         for start in range(last, first - 1, -length):

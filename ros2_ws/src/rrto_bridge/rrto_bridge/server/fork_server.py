@@ -162,8 +162,9 @@ class ForkServer:
 
 def main(arguments: list[str]) -> None:
     """Run a fork server for the supervisor; `arguments`: the file descriptor of the socket."""
-    # Ctrl+C, and systemd at its stop, signal all processes of the server. If this process ended
-    # first, the supervisor would start another one, and tell the programs a wrong reason.
+    # Ctrl+C sends a signal to all processes of the server, and so does systemd when it stops the
+    # server. If this process ended first, the supervisor would start another one, and tell the
+    # programs a wrong reason.
     for number in SHARED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # At a fork, Python 3.12 and later warn of the threads that OpenBLAS and LTTng start when they

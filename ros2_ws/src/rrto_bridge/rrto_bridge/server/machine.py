@@ -68,8 +68,8 @@ class Ending:
     """How the process of a program has ended, or why it could not start.
 
     `status`: exit status, negative for a signal. `reason`: reason of the end; '' if it is unknown.
-    `told`: whether the process itself has told the program the reason. `name`: last operator of the
-    process; '' if it had not begun any.
+    `told`: whether the process itself has told the program the reason. `name`: what the process
+    began last, an operator or 'a message'; '' if it had begun nothing.
     """
 
     status: int

@@ -39,8 +39,8 @@ from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-# Maximum time in seconds of each of two waits. First the server waits until the programs have
-# received the message about its end, then until the fork server has ended.
+# Maximum time in seconds of each wait at the end of the server: first until the programs have
+# received the message about the end, then until the fork server has ended.
 FAREWELL = 1.0
 START = 300.0     # maximum time in seconds to load PyTorch; long enough for a busy machine
 MEMORY = '/dev/shm'
@@ -384,7 +384,10 @@ def _folder() -> tuple[Path, IO[str]]:
 
 
 def _folder_in(place: str, reasons: list[str]) -> tuple[Path, IO[str]] | None:
-    """Create the folder below `place`, '' for the temporary folder; or append why it cannot."""
+    """Create a folder and its file `LOCK`; on an error, add the reason to `reasons`, return None.
+
+    `place`: the folder in which to create it; '' stands for the temporary folder.
+    """
     folder = None
     try:
         place = place or tempfile.gettempdir()

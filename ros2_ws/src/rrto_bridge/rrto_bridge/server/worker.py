@@ -53,7 +53,8 @@ class _ServerHasEnded(BaseException):
 
 
 def _server_has_ended(*_: Any) -> NoReturn:
-    # systemd sends SIGTERM to this process, too, so the fork server's is the second one.
+    # Ignore a second SIGTERM: when systemd stops the server, both systemd and the fork server send
+    # one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _ServerHasEnded
 

@@ -15,7 +15,10 @@ from .pointwise import same_axis
 
 @rule('permute', 'transpose', 't', 'numpy_T', 'mT', 'swapaxes', 'swapdims', 'movedim')
 def permute(call: Call) -> Division:
-    """Divide the result along the axis to which the operator moves the input's divided axis."""
+    """Divide the result along the axis to which the operator moves the input's divided axis.
+
+    A call of `movedim` is indivisible.
+    """
     value = call.values[0]
     rank = len(value.shape)
     order = list(range(rank))
@@ -41,8 +44,9 @@ def reshape(call: Call) -> Division:
 
     Two axes correspond if the product of the sizes of all outer axes is equal for both. The divided
     axis stays as it is, is joined with inner axes, or is split into several axes. After a split the
-    result is divided along the outermost of the new axes. If the operator joins the divided axis
-    with an outer axis, the operator is indivisible, because an interval would not stay an interval.
+    result is divided along the outermost of the new axes that are longer than 1. If the operator
+    joins the divided axis with an outer axis longer than 1, the operator is indivisible, because an
+    interval would not stay an interval.
     """
     value = call.values[0]
     assert value.axis is not None
@@ -91,7 +95,7 @@ def _axis_after(shape: tuple[int, ...], before: int, extent: int) -> int | None:
 
 @rule('expand', 'broadcast_to')
 def expand(call: Call) -> Division:
-    """Divide along an axis whose size this operator does not change.
+    """Divide along the divided axis of the input; indivisible if the operator expands this axis.
 
     The operator may also add leading axes.
     """
@@ -343,8 +347,8 @@ def interpolate(call: Call) -> Division:
 def _ambiguous(call: Call, value: Value) -> bool:
     """Return whether an output has 1 or 2 times the input size, but the call has another scale.
 
-    In that case some kernels use the sizes and other kernels use the scale. Sizes and scale
-    together decide which kernel runs.
+    One such spatial axis is enough. In that case some kernels use the sizes and other kernels use
+    the scale. Sizes and scale together decide which kernel runs.
     """
     return any(scale and size in (n, 2 * n) and scale * n != size for scale, n, size in zip(
         _scales(call, len(call.shape) - 2), value.shape[2:], call.shape[2:], strict=True))

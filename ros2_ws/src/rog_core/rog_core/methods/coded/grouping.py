@@ -21,7 +21,7 @@ Groups = list[list[int]]
 
 # Greedy grouping is used if (highest - lowest) / mean of the capacities is at most this value.
 SMALL_SPREAD = 0.5
-# robots whose capacities differ by at most this factor may be exchanged between groups
+# largest ratio of two capacities that `comparable` may treat as equal
 COMPARABLE = 1.1
 ROUNDING = 1e-9      # relative differences up to this value count as rounding errors
 

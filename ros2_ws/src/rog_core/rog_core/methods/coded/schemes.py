@@ -82,11 +82,14 @@ class Scheme:
     def round_over(self, received: Collection[int]) -> bool:
         """Count the ranks not in ``received`` as stragglers; return whether `code` has changed.
 
+        Only dcgc and dgh-gc count stragglers and change the groups: dcgc after every round, dgh-gc
+        after every ``every`` rounds.
+
         E_real is the expected number of stragglers that the groups tolerate with the observed
         frequencies; E_start is this number if all robots straggle equally often. The paper
         regroups when E_real falls below E_start. But different frequencies inside a group raise
         E_real, so this condition hardly ever holds, even if better groups exist. Therefore this
-        function changes the groups whenever an exchange of robots can raise E_real.
+        function changes the groups if an exchange of robots can raise E_real.
 
         Example: 12 robots in two groups (s = 1); one robot straggles in 90 % of the rounds,
         another robot in 20 %. With both robots in one group, E_real is 0.92 and E_start is 0.88.

@@ -168,7 +168,10 @@ _DeviceName.__module__, _DeviceName.__qualname__, _DeviceName.__name__ = 'torch'
 
 
 class _DeviceScope:
-    """Replaces the context `torch.cuda.device(...)`; does nothing, because there is one device."""
+    """Replaces the context `torch.cuda.device(...)`, which has nothing to switch here.
+
+    There is only one device; the constructor checks that the argument names this device.
+    """
 
     def __init__(self, device: Any = None) -> None:
         _check(device)
