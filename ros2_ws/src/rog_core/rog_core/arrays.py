@@ -80,9 +80,8 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
 
     momentum = mu * momentum + gradient; pending += rate * (step + decay * weights).
     ``nesterov``: if true, the step is gradient + mu * momentum; if false, the step is the momentum
-    (heavy ball).
-    ``offsets`` int64 (segments + 1,): index of the first element of each segment; the last value
-    is the number of elements.
+    (heavy ball). ``offsets`` int64 (segments + 1,): index of the first element of each segment; the
+    last value is the number of elements.
     """
     f32 = np.float32
     ahead = (f32(1), f32(mu)) if nesterov else (f32(0), f32(1))

@@ -45,8 +45,7 @@ def parse(text: str) -> MethodSpec:
     """Parse the text of a method: its name, arguments and options.
 
     The name is known, or it has the form ``package.module:Class``; whether such a class exists is
-    not
-    checked.
+    not checked.
 
     :raises ConfigError: the text has another form, or more than `LONGEST` characters.
     """

@@ -239,8 +239,7 @@ class Method:
         """Handle a robot that joins or rejoins; a push that it has not finished will not continue.
 
         A method that applies only complete pushes drops the unfinished push. Returns the changes
-        that the
-        server must now make to the model.
+        that the server must now make to the model.
         """
         return []
 

@@ -18,9 +18,8 @@ class FlatModel:
     """Stores a model's trainable parameters and their gradients in two flat float32 tensors.
 
     Each tensor is (elements,). The model's own parameters and gradients become views of these
-    tensors.
-    ``shared``: whether the memory of these tensors is shared with processes that are forked later.
-    Raises `ConfigError` if `trainable` refuses the model.
+    tensors. ``shared``: whether the memory of these tensors is shared with processes that are
+    forked later. Raises `ConfigError` if `trainable` refuses the model.
     """
 
     def __init__(self, model: torch.nn.Module, shared: bool = False) -> None:

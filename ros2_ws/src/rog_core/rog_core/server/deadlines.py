@@ -163,8 +163,7 @@ def patience(member: Member, members: Sequence[Member], method: Method) -> float
     The result is the median time between two pushes of the other members, multiplied by a share.
     The share is the part of the staleness bound that is left for the member's oldest row. The
     result is infinite if the option ``sparse`` of the method is off, because only this option
-    allows a
-    smaller codec. The result is also infinite if no other member has pushed twice.
+    allows a smaller codec. The result is also infinite if no other member has pushed twice.
     """
     others = [m for m in members if m is not member]
     periods = [m.period for m in others if not math.isnan(m.period)]

@@ -53,8 +53,7 @@ class PushFilter:
     ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual norm; 0: no
     limit. As long as fewer than `ENOUGH` norms are stored, the usual norm for ``implausible`` is
     the largest of these norms and, for gradients that are not full gradients, the norm of the
-    model.
-    ``master``: the model, float32 (elements,).
+    model. ``master``: the model, float32 (elements,).
     """
 
     def __init__(self, implausible: float, clip: float, master: Array) -> None:

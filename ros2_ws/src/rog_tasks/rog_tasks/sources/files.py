@@ -31,8 +31,7 @@ class Files:
     :param memory: maximum bytes that the encoded images of a compressed tar may take in memory.
     :raises DataError: the path is missing, cannot be read or holds no images. An archive is also
         refused if it contains a link, or a name that leads out of the archive, because this can be
-        an
-        attack.
+        an attack.
     """
 
     def __init__(self, path: str, memory: float) -> None:

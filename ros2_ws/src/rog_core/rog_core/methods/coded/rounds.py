@@ -24,8 +24,7 @@ class Coded(Rolling):
     """Base of GC, HGC, GCC, DCGC and DGH-GC: all robots compute on the same model, in rounds.
 
     ``gc[:S[:K[:B]]]``: each group tolerates S stragglers. GCC, DCGC and DGH-GC form K groups.
-    DGH-GC
-    regroups its robots every B rounds, DCGC after every round (see `Scheme`).
+    DGH-GC regroups its robots every B rounds, DCGC after every round (see `Scheme`).
 
     A round is an iteration. It ends when its pushes can be decoded to the mean gradient of all
     shards; a single coded gradient is useless by itself. A robot that has not pushed when the
