@@ -396,7 +396,7 @@ def _case(jobs: list[Job], task: Trained, times: list[float]) -> dict[str, Any]:
 
 
 def _measures(run: Run, targets: Sequence[float], times: Sequence[float]) -> dict[str, float]:
-    """Return the measures of one run for ``rivals.json``, except of_bsp and of_best."""
+    """Return the measures of one run for ``rivals.json``, but not `of_bsp` and `of_best`."""
     known, robots = run.measures(targets[1], 0), run.summary.robots.values()
     reached = run.reached(targets)
     return {**{name: known[name] for name in MEASURES},

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 CHECKSUM = re.compile(r'checksum of (\S+): ([0-9a-f]{8})')
-# The memory of a process may grow by FLAT_MIB MiB or by the share FLAT_SHARE of its last value,
-# whichever is more.
+# The memory of a process may grow by FLAT_MIB MiB, or by the share FLAT_SHARE of the memory that it
+# has at the end, whichever is more.
 FLAT_MIB, FLAT_SHARE = 32.0, 0.15
 AGE = 120.0                        # least lifetime, in seconds, of a process whose memory is judged
 # A direction of a link counts as busy if it had frames to send for at least this share of the time.

@@ -123,7 +123,7 @@ class Forwarder:
 
 
 def processes_in(spaces: Collection[int]) -> list[int]:
-    """Return the ids of all other processes in the network namespaces with these inode numbers."""
+    """Return the ids of all processes, except this one, in namespaces with these inode numbers."""
     found = []
     for process in Path('/proc').glob('[0-9]*'):
         with suppress(OSError):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .node import ParameterServerNode
 
 SECONDS = 2.0  # seconds that are enough to find another server, even if one announcement is lost
-_LEAST = 0.3   # least time, s, to read the messages that arrived during the imports
+_LEAST = 0.3   # minimum seconds for reading the messages that arrived during the imports
 
 
 class DuplicateServerCheck:

@@ -62,7 +62,7 @@ class ServerSettings(ManagedSettings, LinkSettings, FleetSettings):
 
 
 class RobotEntry(Computer):
-    """Parameters of the server's node for one robot; needed before the robot registers."""
+    """The parameters that the server's node has for each robot, needed before a robot registers."""
 
     link: LinkConfig = LinkConfig(trace='')
 

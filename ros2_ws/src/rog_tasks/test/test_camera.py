@@ -162,7 +162,7 @@ def test_corrupt_images_are_skipped_counted_and_named(start, settle, message, wh
     assert level == 'warn' and why in said and said.startswith('some is refused; last camera: ')
     assert 2 <= robot.source.report().values['refused'] <= 5
     robot.see(120)
-    assert robot.said[0] == 'ok'  # the refused images are no longer recent
+    assert robot.said[0] == 'ok'  # the last refused images are old now
 
 
 def test_a_camera_that_sends_nothing_but_damage_is_an_error(start, settle):

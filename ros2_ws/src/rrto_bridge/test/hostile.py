@@ -32,8 +32,8 @@ from rrto_bridge.protocol.wire import decode, encode
 from rrto_msgs import msg, srv
 
 PATIENCE = 60.0    # maximum time in seconds of each wait
-# Number of float32 tensors with only four different shapes. An operator often accepts several of
-# them together.
+# Number of random float32 tensors. They have only four different shapes, so that one operator
+# often accepts several of them as its arguments.
 FIT = 20
 INTEGERS = (0, 1, -1, 2, 3, 7, -2, 64, 1000, -1000, 2**31 - 1, -2**31, 2**31, 2**62, -2**63)
 FLOATS = (0.0, 1.0, -1.0, 0.5, 1e-5, 1e30, float('inf'), float('-inf'), float('nan'))

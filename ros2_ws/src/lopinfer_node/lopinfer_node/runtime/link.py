@@ -29,7 +29,7 @@ MIN_RATE = 1e4           # lowest estimate of the rate, bytes/s
 TRAIN_BYTES = 256e3      # the weight of a piece falls to exp(-1) after this many further bytes
 TRUST_BYTES = 48e3       # a train of this many bytes counts as much as all trains before it
 SURE_BYTES = 192e3       # a train of fewer bytes can at most double the estimated rate
-MIN_TRAIN = 24e3         # a train of fewer bytes does not count, because it is too inaccurate
+MIN_TRAIN = 24e3         # bytes; a shorter packet train is too inaccurate to be measured
 
 
 @dataclass

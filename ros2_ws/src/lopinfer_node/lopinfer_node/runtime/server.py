@@ -287,9 +287,8 @@ class ServerMachine:
     def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
         """Unload unused models, the oldest first, until ``nbytes`` bytes are free.
 
-        ``what``: what the bytes are for; the reason contains this text. Returns (reason, actions).
-        The reason says why there is not enough room, or is '' if there is enough. The actions
-        unload the models.
+        Returns (reason, actions). The reason says why there is not enough room, or is '' if there
+        is enough; it contains ``what``, the use of the bytes. The actions unload models.
         """
         actions: list[Action] = []
         in_use = {s.digest for s in self._sessions.values()}

@@ -264,8 +264,8 @@ class FleetState:
         state = seen.state if seen is not None and (own is None or seen.state in APART) \
             else own.state if own is not None else '?'
         state = doing = shown(state, NAME)
-        # The robot's status or the server's status may be old. So show for which robots this robot
-        # waits only if both statuses say that it waits.
+        # The robot's status or the server's status may be old. Only if both say that this
+        # robot waits, show for which robots it waits.
         if seen is not None and seen.waiting_for and state == 'waiting':
             doing = f'{state} for {shown(seen.waiting_for, NAME)} {seen.waiting_time:.0f} s'
         why = '' if seen is None else shown(seen.why)

@@ -16,7 +16,8 @@ from .pulls import Pulls
 from .push_filter import PushFilter
 from .shared import Shared
 
-# Maximum number of chunks of a push that the server stores before the receipt of the pull arrives.
+# A push can arrive before the receipt of the pull that preceded it. Until the receipt arrives, the
+# server stores at most this many chunks of the push.
 EARLY = 64
 
 

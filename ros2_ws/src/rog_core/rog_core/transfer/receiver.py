@@ -108,7 +108,7 @@ class Receiver:
         `End` takes effect only after more chunks have arrived.
         """
         self.check(end.transfer)
-        most = self.rows_of(end.transfer).segments  # a chunk has at least one segment
+        most = self.rows_of(end.transfer).segments  # maximum of chunks, one segment each
         if not 0 <= end.chunks <= most:
             raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
                                       f'of segments, {most}, got {end.chunks}')

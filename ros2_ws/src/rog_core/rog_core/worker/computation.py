@@ -58,7 +58,7 @@ class Computation(Generic[S]):
         self.step = step
 
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """Prepare the model on which the step is computed; return the order to compute the step.
+        """Prepare the model on which the step is computed; return the action `Compute`.
 
         ``ahead``: see `Accumulator.publish`.
         """

@@ -43,8 +43,8 @@ class Registration:
         """Ask the server to let this worker join."""
         shared = self.shared
         shared.settle(now)
-        # Iteration 0 is never granted. So the gradient that is being computed fits a later grant
-        # only if its step is exchangeable (`Step.exchangeable`).
+        # Mark the gradient that is being computed with iteration 0, which is never granted: it then
+        # fits a later grant only if its step is exchangeable (`Step.exchangeable`).
         shared.order = shared.order and replace(shared.order, iteration=0)
         shared.accumulator.anchor = None
         self.due = now + self._interval

@@ -96,7 +96,7 @@ class ReplayClient:
         # If the program's next call matches this step, the caller uses `advance` instead of `call`.
         self.expected: Step | None = None
         self.base = 0                      # handle of the first tensor that the open run creates
-        # number of the latest run; number of runs whose pass the program has completed
+        # `runs`: number of runs begun, also by a switch; `finished`: runs whose pass the program has completed
         self.runs = self.finished = 0
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
@@ -319,8 +319,8 @@ class ReplayClient:
     def _stop_is_near(self, run: _Run) -> bool:
         """Return whether to send nothing yet, because a step that needs a message follows soon.
 
-        A step needs a message in two cases: it needs data from the client, or another possible
-        sequence (a rival) differs at this step from the sequence that the run follows (the leader).
+        A step needs a message if it needs data from the client. It also needs one if two possible
+        sequences differ at this step: the one that the run follows, and another one.
         """
         sequence = run.leader.sequence
         branches = {run.leader.common[r.sequence.number] for r in run.rivals}

@@ -156,7 +156,7 @@ class Replaying(PerCall):
         return decision
 
     def _note_closed(self) -> None:
-        """Record in the journal the calls of a closed run.
+        """Record in the journal the calls of a run that has just been closed.
 
         Also record which results of these calls the program has already dropped.
         """

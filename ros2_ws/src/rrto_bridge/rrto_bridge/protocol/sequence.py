@@ -44,7 +44,10 @@ ROLES = (Own, Persistent, Bound)
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One call of a sequence. `arguments` and `keywords` hold roles where a call holds `Ref`.
+    """One call of a sequence.
+
+    `arguments` and `keywords` are those of the call, with a role instead of each `Ref`. A role says
+    where a tensor comes from.
 
     `results`: `Own` for a new tensor, the argument's role for a returned argument, None for a
     result that is not a tensor. `metas`: the meta of each result; None for a result that is not a

@@ -49,7 +49,7 @@ class _Node:
     following: Fragment | None = None   # the only fragment that has ever come after this node
     child: _Node | None = None          # the node after the fragment `following`
     search: Search | None = None        # finds sequences in the partial sequences that ended here
-    fed: int = 0                        # number of partial sequences that ended here
+    fed: int = 0                        # number of partial sequences that ended at this node
 
     def after(self, fragment: Fragment, known: bool) -> _Node | None:
         """Return the node after `fragment`; None if the partial sequence ends before `fragment`.

@@ -36,7 +36,7 @@ MAX_WANTED = 256      # maximum number of wanted calls in one pass
 LIMIT = 1 << 17       # maximum calls in the log; a pass of more than LIMIT / R calls is not found
 
 _ORDERS = MAX_WANTED.bit_length()
-_TENSOR = '\0tensor'  # stands for a tensor in a tag
+_TENSOR = '\0tensor'  # replaces each tensor in the tag of a call
 _BOOLS = ('\0False', '\0True')
 
 # Origin of a tensor: ``position << _SHIFT | index``, with the position of the call that

@@ -111,7 +111,7 @@ class ForkServer:
                 descriptor = os.pidfd_open(child)
                 self.selector.register(descriptor, selectors.EVENT_READ, program)
         except OSError as error:
-            if child:   # the process cannot be watched
+            if child:   # the process was forked, but watching it has failed
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
             if descriptor >= 0:

@@ -170,9 +170,9 @@ def layer_norm(call: Call) -> Division:
 
 @rule('softmax', '_softmax', 'log_softmax', '_log_softmax', 'cumsum')
 def along_one_axis(call: Call) -> Division:
-    """Divide along any axis except `dim`, because the operator aggregates along `dim`.
+    """Divide an operator that aggregates along the axis `dim`.
 
-    If `dim` is the divided axis, the operator is global.
+    The operator is local along every other axis. If the divided axis is `dim`, it is global.
     """
     value = call.values[0]
     assert value.axis is not None

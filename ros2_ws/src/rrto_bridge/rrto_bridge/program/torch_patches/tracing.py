@@ -1,9 +1,9 @@
 """Patch PyTorch's functions that record or transform other functions, such as `make_fx`.
 
 With tensors of the device, these functions must give a correct result or raise an error. While
-PyTorch records, it recognises a tensor by the identity of its Python object. But for a tensor
-subclass, autograd and views create new objects for the same tensor. PyTorch does not recognise
-these objects, so their values would become constants of the recording.
+PyTorch records, it recognises a tensor by the identity of its Python object. But autograd and views
+create new objects for the same tensor if its class is a subclass of Tensor. PyTorch does not
+recognise these objects, so their values would become constants of the recording.
 """
 
 from __future__ import annotations
