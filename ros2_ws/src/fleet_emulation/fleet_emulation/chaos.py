@@ -194,8 +194,10 @@ class _Run:
             self.processes.processes[target].send_signal(signal.SIGSTOP)
         elif fault.kind == plan.DISK_FULL:
             _fill(self.disk / 'filler')
-        else:
+        elif fault.kind in (plan.LINK_IMPAIRMENT, plan.BLACKOUT):
             self._link_impairment(target)
+        else:
+            raise ValueError(f'{fault.kind} must have a branch here')
 
     def _end(self, fault: plan.Fault) -> None:
         target = fault.target
@@ -207,8 +209,10 @@ class _Run:
             self.processes.processes[target].send_signal(signal.SIGCONT)
         elif fault.kind == plan.DISK_FULL:
             (self.disk / 'filler').unlink(missing_ok=True)
-        else:
+        elif fault.kind in (plan.LINK_IMPAIRMENT, plan.BLACKOUT):
             self._link_impairment(target)
+        else:
+            raise ValueError(f'{fault.kind} must have a branch here')
 
     def _restart(self, name: str) -> None:
         self.processes.start(name)

@@ -134,7 +134,7 @@ class PolicyMachine:
         return self._count(self._queue.add(chunk, self.tick_of(now)))
 
     def on_failure(self, request: int, reason: str, now: float) -> None:
-        """Record that server or robot could not compute a request; this is not the policy's fault."""
+        """Record that server or robot failed to compute a request, not because of the policy."""
         if request in self._open:
             self.places[self._open.pop(request)[0]].failed(request, reason, now)
 

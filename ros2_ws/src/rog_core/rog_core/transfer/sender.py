@@ -413,10 +413,7 @@ class Sender:
         return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
 
     def _all_sent(self, now: float) -> bool:
-        """Return whether every chunk of this transfer was sent at least once; some may be lost.
-
-        After the plan's budget is over, only the chunks of mandatory windows count.
-        """
+        """Return whether all chunks were sent once; after the budget, mandatory windows suffice."""
         if self._window == len(self.plan.windows) and self._fresh == len(self._chunks):
             return True
         return self._over(now) and self._window >= self.plan.mandatory \
