@@ -96,7 +96,7 @@ class ReplayClient:
         # If the program's next call matches this step, the caller uses `advance` instead of `call`.
         self.expected: Step | None = None
         self.base = 0                      # handle of the first tensor that the open run creates
-        # `runs`: runs begun, also by a switch; `finished`: runs whose pass the program has completed
+        # `runs`: runs begun, also by a switch; `finished`: runs whose pass the program completed
         self.runs = self.finished = 0
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
