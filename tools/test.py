@@ -29,7 +29,7 @@ NO_KERNELS = ('rrto', 'lopinfer', 'rrto_bridge', 'lopinfer_node')
 # The packages whose tests take longest. These tests begin first, so that none of them runs
 # alone at the end.
 LONGEST = ('rog_bringup', 'testing', 'rrto_bridge', 'rog_core', 'rog_studies', 'lopinfer_node',
-           'rog_cli', 'rog_sim', 'fleet_policy')
+           'rog_sim', 'fleet_emulation', 'rog_cli', 'fleet_policy')
 # Number of packages that are tested at the same time. Four packages keep two cores busy, because
 # most tests spend a part of their time waiting.
 AT_ONCE = 4
