@@ -180,7 +180,7 @@ RUN = {
 IMAGE = "needs a base image; testing/test_docker.py runs what the containers of compose.yaml run"
 BUILT = 'docs/install.md says what was tried'
 ROS = 'needs ROS 2; launch/test starts the same launch files there'
-AS_ROOT = "needs root; rog_cli's tests run it, in short"
+AS_ROOT = "needs root; fleet_emulation's tests run it, in short"
 EXAMPLE = 'testing/test_examples.py runs it, in short'
 # Maps the beginning of a command to the reason why it is not run.
 NOT_RUN = {

@@ -7,10 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fleet_env.command import at_least_one
 from fleet_env.durable import write_text
 from fleet_env.links.trace import read_trace
 from fleet_env.settings.fleet_file import dump_fleet
-from rog_cli.commands.fleet_options import add_workers, at_least_one
+from rog_cli.commands.fleet_options import add_workers
 from rog_cli.display.progress import runs_progress
 
 

@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from rog_cli.commands.fleet_options import add_runs, at_least_one
+from fleet_env.command import at_least_one
+from rog_cli.commands.fleet_options import add_runs
 from rog_cli.display.progress import runs_progress
 from rog_core.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""What all commands of the suite share: `--version`, parser errors, and words for exit codes."""
+"""What all commands of the suite share: `--version`, parsers of options, and words for errors."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def how_it_ended(code: int) -> str:
     except ValueError:  # real-time signals have no names
         name = f'signal {-code}'
     return f'was ended by {name}' + ', as when memory runs out' * (-code == signal.SIGKILL)
+
+
+def os_error_text(error: OSError) -> str:
+    """Return a line for the user about a file that cannot be used: its name and the reason."""
+    named = error.filename and error.strerror
+    return f'{error.filename}: {error.strerror}' if named else str(error)
+
+
+def at_least_one(text: str) -> int:
+    """Parse an option's text as a whole number; raise `ArgumentTypeError` if it is below 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'must be a whole number of at least 1, got {text}')
+    return int(text)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from fleet_env.command import command_parser
+from fleet_env.command import command_parser, os_error_text
 from fleet_env.errors import RecordError, SettingError, TraceError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
@@ -65,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'rog: {error}', file=sys.stderr)
         return 2
     except OSError as error:  # a file or directory that the user has named cannot be used
-        said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
-        print(f'rog: {said}', file=sys.stderr)
+        print(f'rog: {os_error_text(error)}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

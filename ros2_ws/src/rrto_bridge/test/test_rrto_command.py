@@ -73,7 +73,7 @@ def test_a_server_that_ends_in_its_start_is_not_said_to_be_invisible(monkeypatch
 def test_numbers_below_1_are_refused_before_anything_is_measured(option, capsys):
     with pytest.raises(SystemExit):
         main(['bench', *option])
-    assert 'must be at least 1' in capsys.readouterr().err
+    assert 'must be a whole number of at least 1' in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(

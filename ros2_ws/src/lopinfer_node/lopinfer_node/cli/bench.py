@@ -8,10 +8,11 @@ import time
 
 import numpy as np
 import torch
+from fleet_env.command import at_least_one
 
 from ..model import zoo
 from ..model.traced import trace
-from .choice import add_device, measured, positive
+from .choice import add_device, measured
 from .rig import Rig, private_domain
 
 
@@ -21,7 +22,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         'bench', help='measure the overhead over plain server-only execution, on loopback')
     parser.add_argument('models', nargs='*', metavar='MODEL', default=['resnet18', 'vgg11_bn'],
                         help='models of torchvision or timm (default: resnet18 vgg11_bn)')
-    parser.add_argument('--requests', type=positive, default=30, metavar='N',
+    parser.add_argument('--requests', type=at_least_one, default=30, metavar='N',
                         help='inferences to measure (default: 30)')
     add_device(parser)
     parser.set_defaults(run=_run)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fleet_env.command import at_least_one
 
 from ..errors import ModelError, ProfileError
 from ..model import zoo
@@ -34,7 +35,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('model', metavar='MODEL', help=MODEL_HELP)
     parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
                         help='shape of the input (default: 1x3x224x224)')
-    parser.add_argument('--threads', type=positive, metavar='N',
+    parser.add_argument('--threads', type=at_least_one, metavar='N',
                         help="computing threads (default: PyTorch's own choice)")
 
 
@@ -189,13 +190,6 @@ def bandwidths(text: str) -> tuple[float, ...]:
         raise wrong
     return tuple(found)
 
-
-def positive(text: str) -> int:
-    """Parse an integer of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f'must be at least 1, got {text}')
-    return number
 
 
 def above_zero(text: str) -> float:

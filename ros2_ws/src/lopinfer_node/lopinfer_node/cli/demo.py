@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from fleet_env.command import at_least_one
 
 from ..model import zoo
 from ..model.traced import trace
@@ -18,7 +19,6 @@ from .choice import (
     bandwidths,
     example_input,
     measured,
-    positive,
     print_table,
     shape,
 )
@@ -40,7 +40,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         metavar='2,5,10', help='rates of the emulated link, MB/s (default: 2,5,10)')
     parser.add_argument('--slowdown', type=above_zero, default=3.0, metavar='X',
                         help='slow the robot down by this factor (default: 3)')
-    parser.add_argument('--requests', type=positive, default=5, metavar='N',
+    parser.add_argument('--requests', type=at_least_one, default=5, metavar='N',
                         help='inferences per method and bandwidth (default: 5)')
     add_device(parser)
     parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',

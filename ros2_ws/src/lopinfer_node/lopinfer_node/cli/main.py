@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from fleet_env.command import command_parser
+from fleet_env.command import command_parser, os_error_text
 from fleet_env.errors import SettingError, TraceError
 
 from ..errors import LopinferError
@@ -40,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'lopinfer: {error}', file=sys.stderr)
         return 2
     except OSError as error:  # an error of a file or directory that the user named
-        said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
-        print(f'lopinfer: {said}', file=sys.stderr)
+        print(f'lopinfer: {os_error_text(error)}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

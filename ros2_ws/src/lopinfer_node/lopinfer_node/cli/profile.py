@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from fleet_env.command import at_least_one
 
-from .choice import add_model, measured, new_file, positive, print_table, traced_model
+from .choice import add_model, measured, new_file, print_table, traced_model
 
 SHOWN = 10
 
@@ -17,7 +18,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser(
         'profile', help='measure the time of each operator of a model on this machine')
     add_model(parser)
-    parser.add_argument('--repeats', type=positive, default=7, metavar='N',
+    parser.add_argument('--repeats', type=at_least_one, default=7, metavar='N',
                         help='passes at each share (default: 7)')
     parser.add_argument('--out', type=new_file, metavar='FILE',
                         help='file of the profile (default: MODEL.profile.json)')

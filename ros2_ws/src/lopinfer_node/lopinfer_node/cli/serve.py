@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from fleet_env.command import at_least_one
 from fleet_ros.network_options import add_network_options, join_network
 
 from ..nodes import server_main
-from .choice import add_device, positive
+from .choice import add_device
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -16,9 +17,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('--models', default='', metavar='A,B,...',
                         help='models to load at start; robots send other models')
     add_device(parser)
-    parser.add_argument('--threads', type=positive, metavar='N',
+    parser.add_argument('--threads', type=at_least_one, metavar='N',
                         help="computing threads (default: PyTorch's own choice)")
-    parser.add_argument('--memory', type=positive, metavar='MIB',
+    parser.add_argument('--memory', type=at_least_one, metavar='MIB',
                         help='most memory for models and open requests, MiB (default: 4096)')
     parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
                         help='namespace of the server (default: lopinfer)')

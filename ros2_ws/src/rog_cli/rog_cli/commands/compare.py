@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet_env.command import at_least_one
 from fleet_env.durable import write_text
 from fleet_env.settings.fleet import TrainingConfig
 from rog_core.errors import ConfigError
@@ -16,7 +17,7 @@ from rog_tasks.task import check_task
 
 from ..display.progress import runs_progress
 from ..launching.emulation import emulation
-from .fleet_options import add_fleet_options, add_runs, at_least_one, chosen_fleet, resumed
+from .fleet_options import add_fleet_options, add_runs, chosen_fleet, resumed
 
 if TYPE_CHECKING:
     from rog_sim.jobs import Job

@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import Any
 
+from fleet_env.command import at_least_one
 from fleet_env.errors import FleetFileError
 from fleet_env.links.generate import PROFILES
 from fleet_env.settings.fleet import FleetConfig, LinkConfig
@@ -111,12 +112,6 @@ def _true_rates(fleet: FleetConfig) -> dict[str, float]:
     return {'link.scale': scale(fleet.link),
             **{f'robots.{robot.name}.link.scale': scale(robot.link) for robot in fleet.robots}}
 
-
-def at_least_one(text: str) -> int:
-    """Return an option's text as a whole number; raise `ArgumentTypeError` if it is below 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'must be a whole number of at least 1, got {text}')
-    return int(text)
 
 
 def _count(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fleet_env.command import at_least_one
 from fleet_env.errors import FleetEnvError
 from fleet_env.settings.base import from_flat
 from fleet_env.settings.fleet import ReachConfig
@@ -32,23 +32,17 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser('bench', help='latency in every mode, over emulated links')
     parser.add_argument('--model', default='small',
                         help='small, or the name of a torchvision model')
-    parser.add_argument('--size', type=positive, default=32, help='rows and columns of the image')
+    parser.add_argument('--size', type=at_least_one, default=32,
+                        help='rows and columns of the image')
     parser.add_argument('--round-trips', type=float, nargs='+', default=[1, 5, 10, 30],
                         metavar='MS', help='emulated round trips, ms (default: 1 5 10 30)')
     parser.add_argument('--rate', type=float, default=1000.0, help='rate of the link, Mbit/s')
     parser.add_argument('--traces', nargs='+', default=[], metavar='TRACE',
                         help='emulate recorded links instead: indoor, outdoor or a file; each with '
                              'the first round trip')
-    parser.add_argument('--count', type=positive, default=30, help='number of timed inferences')
+    parser.add_argument('--count', type=at_least_one, default=30, help='number of timed inferences')
     parser.set_defaults(call=call)
 
-
-def positive(text: str) -> int:
-    """Parse an integer of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f'must be at least 1, got {text}')
-    return number
 
 
 def call(options: Any) -> int:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from fleet_env.command import command_parser
+from fleet_env.command import command_parser, os_error_text
 from fleet_env.errors import SettingError
 from fleet_ros.ending import end_with_launcher
 
@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
     except OSError as error:   # such as a full disk
-        said = f'{error.filename}: {error.strerror}' if error.filename and error.strerror else error
-        print(f'rrto: {said}', file=sys.stderr)
+        print(f'rrto: {os_error_text(error)}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
