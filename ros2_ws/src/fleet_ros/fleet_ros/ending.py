@@ -30,6 +30,7 @@ LAUNCHER = 'FLEET_LAUNCHER'  # environment variable with the process id of the l
 # again from `ros2 launch`.
 _SAME = 0.5
 _BOUND = 5     # seconds after which the kernel ends a process that should have ended at once
+LEAVING = 10.0  # seconds that a node's process has to leave the ROS graph
 _PR_SET_PDEATHSIG = 1
 _parent = 0    # process id of the parent; 0 without a launcher
 
@@ -195,6 +196,18 @@ def _silence() -> None:
     for stream in (1, 2):
         os.dup2(null, stream)
     os.close(null)
+
+
+def limit_leaving() -> None:
+    """Let the kernel end this process by SIGALRM if it is still there after `LEAVING` seconds.
+
+    Call this before the process destroys its node. Fast DDS can wait for ever in `destroy_node`.
+    No thread of Python could end the process then, because `destroy_node` holds Python's lock
+    (GIL).
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, LEAVING)
 
 
 def ignore_signals() -> None:

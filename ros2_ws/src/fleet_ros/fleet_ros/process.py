@@ -14,7 +14,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from .ending import Interruption, end_with_launcher, ignore_signals, leave
+from .ending import Interruption, end_with_launcher, ignore_signals, leave, limit_leaving
 from .environment import domain_of
 from .spinning import until_shut_down
 
@@ -72,6 +72,8 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         spin_until(node, lambda: bool(interruption) or time.monotonic() >= until, interruption)
         return code
     finally:
+        if arguments is None:
+            limit_leaving()
         node.destroy_node()
         _end(0)
 

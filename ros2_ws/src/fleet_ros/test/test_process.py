@@ -58,3 +58,24 @@ def test_a_process_that_gets_a_signal_waits_for_no_thread_that_still_computes():
         assert process.ended() == (7, 'serves\n')
     finally:
         process.process.kill()
+
+
+HANGS = """
+import ctypes
+from fleet_ros import ending
+from fleet_ros.process import run
+from rclpy.node import Node
+
+class Hangs(Node):
+    def destroy_node(self):
+        ctypes.PyDLL(None).pause()   # holds the GIL
+
+ending.LEAVING = 0.1
+run(lambda: Hangs('thing'), lambda node, interruption: 0, None, ())
+"""
+
+
+def test_a_node_that_hangs_while_it_is_destroyed_is_ended():
+    ended = subprocess.run([sys.executable, '-c', HANGS], env=environment(free_domain()),
+                           check=False, timeout=LIMIT)
+    assert ended.returncode == -signal.SIGALRM

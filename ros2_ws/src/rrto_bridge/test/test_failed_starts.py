@@ -292,9 +292,10 @@ def test_a_process_that_ends_with_its_server_ignores_a_second_sigterm():
 HANGS = """
 import ctypes
 from types import SimpleNamespace
+from fleet_ros import ending
 from rrto_bridge.server import worker
 
-worker.PATIENCE = 0.1
+ending.LEAVING = 0.1
 made = worker._Worker.__new__(worker._Worker)
 made.acks = made.down = SimpleNamespace(wait_for_all_acked=lambda duration: None)
 made._spinning = SimpleNamespace(close=ctypes.PyDLL(None).pause)   # holds the GIL

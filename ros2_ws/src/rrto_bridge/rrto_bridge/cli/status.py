@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Any
 
+from fleet_ros.ending import limit_leaving
 from fleet_ros.network_options import add_network_options, join_network
 
 SECONDS = 2.0   # time in seconds for which the command collects statuses
@@ -48,6 +49,7 @@ def call(options: Any) -> int:
     if not heard:
         print(f'no server in DDS domain {node.context.get_domain_id()}; rrto serve starts one, '
               'rog doctor checks the network')
+    limit_leaving()
     node.destroy_node()
     rclpy.try_shutdown()
     return 0 if heard else 1

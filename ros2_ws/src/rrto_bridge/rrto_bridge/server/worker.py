@@ -22,7 +22,7 @@ import rclpy
 import torch
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import limit_memory, warm_up
-from fleet_ros.ending import die_with
+from fleet_ros.ending import die_with, limit_leaving
 from fleet_ros.receiving import Receiving
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
@@ -176,13 +176,8 @@ class _Worker:
             del message
 
     def _close(self) -> None:
-        """Leave the ROS graph; if that hangs, the kernel ends the process after `PATIENCE` seconds.
-
-        A thread could not end it: Fast DDS can wait for ever in `destroy_node`, which holds
-        Python's lock (GIL).
-        """
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+        """Leave the ROS graph."""
+        limit_leaving()
         # DDS repeats a lost message only while the publisher of the message exists
         for publisher in (self.acks, self.down):
             publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
