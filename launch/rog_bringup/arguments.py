@@ -72,7 +72,7 @@ def network(context: Any) -> ReachConfig:
 
 
 def given(context: Any, names: Iterable[str]) -> dict[str, Text]:
-    """Return name -> value of the arguments ``names`` that are not empty."""
+    """Return a dict, name -> value, of the arguments ``names`` that are not empty."""
     return {name: Text(text) for name in names if (text := value(context, name))}
 
 

@@ -1,4 +1,4 @@
-"""Simulates ROG's outdoor runs and compares the results with the published figures.
+"""Simulates ROG's outdoor runs and compares the results with the published numbers.
 
 The inputs come from the authors: the record that they replayed to four robots; the seconds per
 iteration for computing, for compressing and for the sleep that equalises the robots; and the bytes

@@ -1,4 +1,4 @@
-"""`rog calibrate`: simulate the published outdoor runs; compare them with published figures."""
+"""`rog calibrate`: simulate the published outdoor runs; compare them with published numbers."""
 
 from __future__ import annotations
 

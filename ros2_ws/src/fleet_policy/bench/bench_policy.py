@@ -1,6 +1,6 @@
 """Compare policies over bad links in virtual time.
 
-The figures are starved ticks, age of actions and bytes. The network is ACT at 30 Hz
+The results are starved ticks, age of actions and bytes. The network is ACT at 30 Hz
 with chunks of 100 actions. The bench first measures one inference of the network on
 this machine. Then `PolicyMachine`, which also runs on real robots, controls a robot over
 a link for `MINUTES` of virtual time. For comparison, the bench repeats this with a robot
@@ -123,7 +123,7 @@ class Run:
         send(now)
 
     def go(self, tick, seconds: float) -> None:
-        """Call ``tick(k, now)`` at each tick, for ``seconds`` seconds of virtual time."""
+        """Call ``tick(number, now)`` at each tick, for ``seconds`` seconds of virtual time."""
         self.now = 0.0
         for k in range(int(seconds * RATE)):
             end = k / RATE

@@ -89,7 +89,7 @@ def links() -> dict[str, LinkTrace]:
 
 def rival(python: str, side: str, trace: LinkTrace, server: list[str], client: list[str]
           ) -> dict[str, Any]:
-    """Run a rival for `SECONDS` and return its figures.
+    """Run a rival for `SECONDS` and return its measurements.
 
     ``side``: file of the rival's program in the folder `rivals`. ``server``, ``client``: further
     arguments of this program when it runs as the server or as the client.
@@ -131,7 +131,7 @@ def lost_ticks(acted: Acted) -> list[float]:
 
 
 def lerobot(trace: LinkTrace) -> dict[str, Any]:
-    """Return the figures of LeRobot's client and server, with an ACT policy as large as ours."""
+    """Measure LeRobot's client and server, with an ACT policy as large as ours."""
     python = os.environ[PYTHONS[LEROBOT]]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, str(HERE / 'rivals/lerobot_side.py'), 'save', folder], check=True,
@@ -140,7 +140,7 @@ def lerobot(trace: LinkTrace) -> dict[str, Any]:
 
 
 def openpi(trace: LinkTrace) -> dict[str, Any]:
-    """Return the figures of openpi's client.
+    """Measure openpi's client.
 
     The client's server waits for as long as an inference takes on this machine.
     """
@@ -187,7 +187,7 @@ class Robot:
 
 
 def ours(trace: LinkTrace | None, lead: float = 0.0) -> dict[str, Any]:
-    """Return the figures of our node, with LOPInfer's server as a process.
+    """Measure our node, with LOPInfer's server as a process.
 
     ``trace``: rate of the link; None: there is no link, and the robot computes alone. ``lead``:
     seconds from the start of the server to the start of the run; the server must begin to compute
@@ -260,7 +260,7 @@ def losses(values: dict[str, str]) -> int:
 # -- figures ---------------------------------------------------------------------------------------
 
 def figures(lost: list[float], acted: Acted, nbytes: int, **more: Any) -> dict[str, Any]:
-    """Return the figures of a run; ``lost``: the times of ticks without an action, in seconds."""
+    """Return the numbers of a run; ``lost``: the times of ticks without an action, in seconds."""
     edges = [0.0, *(at for at, _ in OUTAGES), SECONDS + BIN]
     names = ['before', *(f'after {last:g} s' for _, last in OUTAGES)]
     counts = np.histogram(lost, edges)[0].tolist()

@@ -1,4 +1,4 @@
-"""Tests of policies: loading, adapters, given first actions, and replay of a recording."""
+"""Tests of policies: loading, adapters, chunks whose first actions are given, and replay."""
 
 import importlib.util
 

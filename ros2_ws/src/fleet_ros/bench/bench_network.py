@@ -95,7 +95,7 @@ def sent(space: str) -> int:
 
 
 def measure(profile: str) -> None:
-    """Measure all figures of one profile and print them as JSON lines."""
+    """Measure everything with one profile, and print the results as JSON lines."""
     from rclpy.utilities import get_rmw_implementation_identifier
 
     def show(**figures: object) -> None:

@@ -77,7 +77,7 @@ def receive(size: int, way: str, seconds: float) -> tuple[float, float]:
 
 
 def udp(size: int, seconds: float) -> tuple[float, float]:
-    """Measure the same two figures as `receive`, but for UDP datagrams without DDS."""
+    """Measure the same two numbers as `receive`, but for UDP datagrams without DDS."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.bind(('127.0.0.1', 0))
         code = ('import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n'
@@ -94,7 +94,7 @@ def udp(size: int, seconds: float) -> tuple[float, float]:
 
 
 def one(size: int, way: str, seconds: float) -> list[float]:
-    """Start a sender and a receiver as new processes; return the receiver's figures."""
+    """Start a sender and a receiver as new processes; return the receiver's measurements."""
     command = [sys.executable, __file__, '--size', str(size), '--way']
     sender = subprocess.Popen([*command, 'send'])
     try:

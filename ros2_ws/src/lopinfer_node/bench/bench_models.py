@@ -27,7 +27,7 @@ LATENCY, SPEED = 0.002, 10
 
 
 def row(name):
-    """Measure one model and return its figures."""
+    """Measure one model and return the results."""
     model = named(name)
     begin = time.perf_counter()
     # this time includes the verification of the trace; `offload` verifies its trace in the

@@ -56,7 +56,7 @@ def seconds(function):
 
 
 def network(name):
-    """Measure the planning of one network and return the figures."""
+    """Measure the planning of one network and return the results."""
     build, device, server, launch = NETWORKS[name]
     graph = build()
     costs = work_costs(graph, device, server, launch)
@@ -84,7 +84,7 @@ def network(name):
 
 
 def optimum(graphs):
-    """Return figures that compare LOSS with the exact solver on ``graphs`` random graphs.
+    """Return numbers that compare LOSS with the exact solver on ``graphs`` random graphs.
 
     LOSS and the exact solver obey the same rules for plans.
     """

@@ -35,7 +35,7 @@ def row(measured):
 
 
 def model_rows(name, options, folder):
-    """Measure one model and return the figures of each method at each bandwidth.
+    """Measure one model and return the results of each method at each bandwidth.
 
     `device-only` is measured only at the first bandwidth, because it does not use the link.
     """

@@ -2,7 +2,7 @@
 
 One robot pushes and pulls, chunk by chunk. The other robots exist only in the server's
 tables, which therefore have their full size. Each number of robots is measured in
-a new process. The bench prints one JSON line with four figures for each number of robots:
+a new process. The bench prints one JSON line with four numbers for each number of robots:
 
 - ``server_ms``: milliseconds that the server needs for one push and its pull. This is
   the minimum of the repeats, because the machine may be busy with other work.

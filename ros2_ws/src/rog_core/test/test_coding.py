@@ -1,4 +1,4 @@
-"""Gradient codes: which robot computes which shard, and decoding when any s robots are missing."""
+"""Gradient codes: which robot computes which shard, and decoding while some robots are missing."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The paper's SendWithTimeout: stops at the budget, sends the minimum, accounts for every row."""
+"""Tests of the sender (SendWithTimeout in the paper): its budget, its minimum, and every row."""
 
 import math
 

@@ -62,7 +62,7 @@ def names_of(count):
 
 
 class Drive:
-    """Plays robots under the method ``gsgm``; a robot that must wait does not push."""
+    """Plays the robots of a fleet with the method ``gsgm``; a waiting robot does not push."""
 
     def __init__(self, robots):
         self.method = create('gsgm', Team(momentum=MOMENTUM))

@@ -19,10 +19,12 @@ def to_device_of(model: torch.nn.Module, batch: Batch) -> Batch:
 
 
 class Batches(Iterator[Batch]):
-    """Yields endless batches of a shard: images (B, C, H, W) and labels (B,).
+    """Yields endless batches of a shard: images and their labels.
 
-    :param shard: (n,) indices into ``images`` and ``labels``, n at least 1.
-    :param size: number B of samples in a batch.
+    The images of a batch are (images, channels, height, width).
+
+    :param shard: indices into ``images`` and ``labels``, at least one.
+    :param size: number of samples in a batch.
     :param shift: changes the images, differently in each pass through the shard.
     :param generator: random numbers for the order and the shift.
     """

@@ -35,8 +35,8 @@ class Classification(Task):
         a function that returns an :class:`~rog_tasks.data.ImageData`.
     :param data_options: keyword arguments of this function.
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:function``
-        of a function or class that returns a model. The model maps images (N, C, H, W),
-        with values from 0 to 1, to logits (N, classes).
+        of a function or class that returns a model. The model maps N images, (N, channels,
+        height, width), with values from 0 to 1, to logits (N, classes).
     :param model_options: keyword arguments of this function or class.
     :param split: which robot gets which images, see :func:`rog_tasks.shards.partition`.
     :param test_limit: largest number of test images, chosen at equal intervals; 0: use all.
@@ -72,9 +72,10 @@ class Classification(Task):
         return made
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
-        """Yield batches of the robot's shard: images (B, C, H, W) and labels (B,).
+        """Yield batches of the robot's shard: images and their labels.
 
-        The shard is repeated without end, each time in a new order.
+        The images of a batch are (images, channels, height, width). The shard is repeated without
+        end, each time in a new order.
         """
         return Batches(self._data.train_images, self._data.train_labels, self._shard(rank, world),
                        self.batch_size, self._shift, self._generator('batches', rank))

@@ -12,8 +12,9 @@ from rog_tasks.errors import DataError
 class ImageData:
     """A data set, divided into training and test images.
 
-    Images are (n, C, H, W): float32 from 0 to 1, or uint8 from 0 to 255, which takes a quarter of
-    the memory (:func:`as_float` converts it). Labels are (n,) int64, 0 to classes - 1.
+    Images are (images, channels, height, width): float32 from 0 to 1, or uint8 from 0 to 255, which
+    takes a quarter of the memory (:func:`as_float` converts it). Labels are int64, one per image, 0
+    to classes - 1.
     ``digest``: hexadecimal digest of the content; '' if it is not known.
     """
 

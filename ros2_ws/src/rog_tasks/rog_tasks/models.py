@@ -4,8 +4,8 @@ No model has buffers: batch normalisation is left out, so the parameters that a 
 the whole model. No model draws random numbers: dropout is left out even where the published network
 has it, so equal batches give equal gradients.
 
-Each model takes images (N, channels, H, W), 0 to 1, and returns logits (N, classes). The last
-pooling layer adapts to the size of the image; at the published size it changes nothing.
+Each model takes N images, (N, channels, height, width), 0 to 1, and returns logits (N, classes).
+The last pooling layer adapts to the size of the image; at the published size it changes nothing.
 """
 
 from collections.abc import Mapping
@@ -162,7 +162,7 @@ class _MlpStage(nn.Module):
         self.mlp2 = _ChannelMlp(channels, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of ``x``, (N, C, H, W)."""
+        """Return a tensor of the shape of ``x``, (images, channels, height, width)."""
         x = self.mlp1(x.permute(0, 2, 3, 1))
         x = self.places(self.norm(x).permute(0, 3, 1, 2)) + x.permute(0, 3, 1, 2)
         return self.mlp2(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -176,7 +176,7 @@ class _ChannelMlp(nn.Module):
         self.fall = nn.Linear(hidden, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of ``x``, (N, H, W, C)."""
+        """Return a tensor of the shape of ``x``, (images, height, width, channels)."""
         return x + self.fall(gelu(self.rise(self.norm(x))))
 
 

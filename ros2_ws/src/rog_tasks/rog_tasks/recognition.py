@@ -79,7 +79,7 @@ class Recognition(Task):
         fit(model, self.loss, batches, self._start.epochs * math.ceil(len(source) / START_BATCH))
 
     def batches(self, rank: int, world: int) -> Iterator[Batch]:
-        """Return batches: images (B, C, H, W) and labels (B,), -1 for an image without a label."""
+        """Return batches: images, and their labels, which are -1 for an image without a label."""
         return self._source.batches(rank, world, self.batch_size)
 
     def shard(self, rank: int, world: int) -> Iterator[Batch]:

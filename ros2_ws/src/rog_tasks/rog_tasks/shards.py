@@ -33,7 +33,7 @@ def partition(labels: NDArray[np.int64], world: int, split: str = 'iid', seed: i
           standard deviation of the feature.
         - ``dirichlet:ALPHA``: each class is divided in proportions drawn from Dirichlet(ALPHA): the
           smaller ALPHA, the fewer classes a robot sees.
-    :param images: (n, C, H, W); only ``place`` needs them.
+    :param images: (images, channels, height, width); only ``place`` needs them.
     :raises DataError: the split is unknown, or there are fewer samples than shards.
     """
     if not 1 <= world <= len(labels):

@@ -1,7 +1,7 @@
 """Adds fog to images and changes their brightness, as DeepTest does (Tian et al., ICSE 2018).
 
-All functions take and return images (N, C, H, W), float, 0 (black) to 1 (white), and change nothing
-in place.
+All functions take and return float images of shape (images, channels, height, width), from 0
+(black) to 1 (white). They change nothing in place.
 """
 
 from dataclasses import dataclass

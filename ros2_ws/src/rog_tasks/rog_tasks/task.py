@@ -85,8 +85,9 @@ class Task(ABC):
 
         A run in virtual time calls this for the model of every robot and of the server.
         `rog_sim.figures` draws these arrays. For a robot: ``truth`` and ``estimate``, positions
-        (n, 3) in m. For the server: ``top`` (H, W, 3), the colours, 0 to 1, seen from above;
-        ``height`` (H, W) in m; ``extent``, (lowest x, highest x, lowest y, highest y) in m.
+        (n, 3) in m. For the server: ``top`` (rows, columns, 3), the colours, 0 to 1, seen from
+        above; ``height`` (rows, columns) in m; ``extent``, (lowest x, highest x, lowest y, highest
+        y) in m.
         """
         return {}
 

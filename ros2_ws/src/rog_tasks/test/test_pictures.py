@@ -76,7 +76,7 @@ def test_damaged_files_bombs_and_other_formats_are_named(data):
 
 
 def saved(rgb, mode, form='PNG', **options):
-    """Return the pixels ``rgb`` (H, W, 3) as an encoded picture in a mode of Pillow."""
+    """Return the pixels ``rgb``, (height, width, 3), as a picture encoded in a mode of Pillow."""
     out = io.BytesIO()
     if mode == 'I;16':  # pillow does not convert 8 bits to 16 bits
         grey = np.asarray(Image.fromarray(rgb).convert('L'))

@@ -104,7 +104,7 @@ def measured(lines):
 def figures(turns, took):
     """Return `*_ms` and `*_busy` for each kind of neighbour.
 
-    The docstring of this module describes these figures.
+    The docstring of this module describes these numbers.
     """
     result = {}
     for kind in NEIGHBOURS:
@@ -120,7 +120,7 @@ def figures(turns, took):
 
 
 def isolation(calls, cycles, floods=1, seed=5):
-    """Run the bench; return its figures."""
+    """Run the bench; return its results."""
     domain = Domain()
     try:
         server = domain.server('iso', threads=1, lease=120.0, memory=64, operator=2.0, programs=4)

@@ -126,7 +126,10 @@ class Task:
         return cross_entropy(model(images), labels)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the robot's batches, endlessly: (images (B, C, H, W) from 0 to 1, labels (B,))."""
+        """Yield the robot's batches, endlessly.
+
+        A batch is (images, labels). The images are (images, channels, height, width), 0 to 1.
+        """
         images, labels = _images(self._data / f'shard{self._robot}.npz')
         generator = torch.Generator().manual_seed(self.settings.seeds[self._robot])
         waiting = torch.empty(0, dtype=torch.int64)

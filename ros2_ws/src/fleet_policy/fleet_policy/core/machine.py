@@ -54,9 +54,9 @@ class Infer:
     ``observed``: time of the observation from which the actions are computed.
 
     ``prefix``: the planned actions from ``observed`` on, an array with one action per row; None if
-    no action is planned. The robot will execute these actions before the
-    answer can arrive. A policy that inpaints needs the prefix, because it completes a chunk
-    whose first actions are given.
+    no action is planned. The robot will execute these actions before the answer can arrive. A
+    policy that inpaints needs the prefix, because it completes a chunk whose first actions are
+    given.
     """
 
     place: str
@@ -135,7 +135,7 @@ class PolicyMachine:
         return self._count(self._queue.add(chunk, self.tick_of(now)))
 
     def on_failure(self, request: int, reason: str, now: float) -> None:
-        """Record that server or robot failed to compute a request, not because of the policy."""
+        """Record that a request has failed for a reason other than the policy."""
         if request in self._open:
             self.places[self._open.pop(request)[0]].failed(request, reason, now)
 

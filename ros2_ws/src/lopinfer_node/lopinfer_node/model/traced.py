@@ -256,7 +256,7 @@ def _verify_sharing(model: torch.nn.Module, traced: Traced, given: list[torch.Te
 
 def _run(model: torch.nn.Module, leaves: list[torch.Tensor], structure: pytree.TreeSpec
          ) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
-    """Run the model, which may write to `leaves`; return its results and how it nests them."""
+    """Run the model, which may write to `leaves`; return its results and their structure."""
     args, kwargs = pytree.tree_unflatten(leaves, structure)
     results, nested = pytree.tree_flatten(model(*args, **kwargs))
     return [result.detach().clone() for result in results], nested

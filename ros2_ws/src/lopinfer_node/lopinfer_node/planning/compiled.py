@@ -223,7 +223,7 @@ def _widen(w, side, u, lo, hi):
 
 @kernel
 def crossing(w, source, v):
-    """Return the indices [lo, hi) of node v's output that side `source` sends; none if lo >= hi."""
+    """Return the indices [lo, hi) of node `v` that side `source` sends; none if lo >= hi."""
     if source == DEVICE:
         return w.lo[SERVER, v], min(w.hi[SERVER, v], w.cut[SERVER, v])
     return max(w.lo[DEVICE, v], w.cut[DEVICE, v]), w.hi[DEVICE, v]

@@ -92,7 +92,7 @@ class Search:
         self._beams = [(most.copy(), least.copy())]
 
     def refine(self, seed: int, evaluations: int, stop: float | None = None) -> None:
-        """Run phase II: spend half of the evaluations on all beams, then half on the best beam."""
+        """Run phase II: improve all plans of phase I, then with equal effort only the best plan."""
         generator = np.random.default_rng(seed)
         patient = evaluations >= PATIENCE * len(self.graph)
         for heat in (HEAT if patient else 0.0, 0.0):

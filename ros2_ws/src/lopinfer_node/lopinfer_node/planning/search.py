@@ -205,7 +205,7 @@ def _extend(p, most, least, last, position, way):
 
 @kernel
 def _expand(p, w, most, least, last, position, parent, before, ways, values):
-    """Extend one plan in all possible ways by a boundary at `position`; return their number.
+    """Extend a plan in all possible ways by a boundary at `position`; return the number of ways.
 
     Write each way to a row of `ways`, and its evaluation to `values`; `beam_search` explains the
     rows. `before`: the row that describes the plan's last boundary. If the last boundary and the
@@ -302,7 +302,7 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
 
 @kernel
 def _centre(on_path, rng):
-    """Draw an operator, usually one that is on the critical path."""
+    """Choose a random operator, usually one that is on the critical path."""
     v = 0
     for _ in range(8):
         v = rng.integers(0, len(on_path))
@@ -313,7 +313,10 @@ def _centre(on_path, rng):
 
 @kernel
 def _window(nodes, positions, centre, rng):
-    """Draw a range of operators near `centre`; in half of the draws its ends are in `positions`."""
+    """Choose a random range of operators near `centre`.
+
+    In half of the cases, both ends of the range are in `positions`.
+    """
     if len(positions) > 1 and rng.random() < 0.5:
         before = np.searchsorted(positions, centre)
         size = int((len(positions) + 1) ** rng.random())

@@ -118,7 +118,10 @@ class Fleet:
                                         self.above)))
 
     def causes(self) -> list[str]:
-        """Return one line per robot for which other robots wait or no longer wait, with the reason."""
+        """Return lines about robots for which other robots wait, or no longer wait.
+
+        Each line names one robot and the reason.
+        """
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 

@@ -62,5 +62,5 @@ class Flown(Method):
 
 
 def _rank(other: float, mine: float) -> float:
-    """Return 1 if ``mine`` is higher, 0 if it is lower, 0.5 if both are equal or one is NaN."""
+    """Return 1 if ``mine`` is higher than ``other``, 0 if lower, 0.5 if equal or one is NaN."""
     return 0.5 + 0.5 * ((mine > other) - (mine < other))

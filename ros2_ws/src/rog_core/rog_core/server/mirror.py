@@ -22,13 +22,13 @@ class Mirror:
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self.partition, self.master = partition, master
         self.rows = zeros_like(master)
-        # For each segment, the sum of |pending value| at the last call of `measure`.
+        # For each segment, the sum of the absolute pending values at the last call of `measure`.
         self.magnitude = np.zeros(partition.segments, np.float32)
         # Whether the worker is known to have `rows`, except those of the present transfer.
         self.known = False
 
     def measure(self) -> np.ndarray:
-        """Return each row's mean |pending value|, float32 (rows,); keep the sums for `encode`."""
+        """Return the mean absolute pending value of each row; keep the sums for `encode`."""
         self.magnitude = difference_magnitude(self.master, self.rows, self.partition.offsets)
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 

@@ -432,6 +432,6 @@ class Sender:
 
     def _end_message(self, now: float, whole: bool = False) -> End:
         duration, mta = now - self.started, self.mta_duration
-        if math.isinf(mta):  # estimate when the mandatory rows will be acknowledged
+        if math.isinf(mta):  # estimated time until the mandatory rows are acknowledged
             mta = (duration + self.link.round_trip) * self.plan.mta_factor
         return End(self.transfer, self._fresh, duration, mta, self.command, whole)

@@ -123,7 +123,7 @@ class Explorer:
 
 
 def _facing(frames: Frames, directions: Tensor) -> Tensor:
-    """Return the cosine between the ray of each pixel and the surface normal, (n, p), at least 0.2.
+    """Return the cosine between the ray of each pixel and the surface normal, at least 0.2.
 
     The distance along the ray times the cosine is about the distance to the surface. The cosine is
     1 if the neighbours of a pixel are not known.

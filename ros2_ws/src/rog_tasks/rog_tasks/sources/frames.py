@@ -41,7 +41,7 @@ class Frames:
     """The newest images with their labels; all times are seconds of the same clock.
 
     :param classes: names of the classes, in the order of their numbers.
-    :param image: shape (C, H, W) of the pixels.
+    :param image: shape (channels, height, width) of the pixels.
     :param keep: largest number of kept images.
     :param memory: largest size of all images together, in bytes.
     :param tolerance: largest difference, in seconds, between the times of a label and its image.
@@ -154,7 +154,7 @@ class Frames:
         return taken
 
     def keep(self, frame: Frame, pixels: NDArray[np.uint8] | None, error: str = '') -> None:
-        """Keep the pixels (C, H, W) of a taken image in place of the oldest kept image.
+        """Keep the pixels of a taken image, (channels, height, width), instead of the oldest image.
 
         ``pixels`` is None if the image could not be decoded; then ``error`` says why.
         """
@@ -168,7 +168,10 @@ class Frames:
 
     def draw(self, count: int, generator: np.random.Generator
              ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return pixels (n, C, H, W) and labels (n,) of n random images, n at most ``count``."""
+        """Return the pixels and the labels of at most ``count`` random images.
+
+        The pixels are (images, channels, height, width).
+        """
         chosen = generator.choice(len(self), min(count, len(self)), replace=False)
         return self._pixels[chosen], self._kept_labels[chosen]
 

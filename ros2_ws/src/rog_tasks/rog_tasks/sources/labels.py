@@ -21,7 +21,7 @@ class Sure:
         self.asked = self.given = 0
 
     def complete(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return ``labels`` (B,), with each UNKNOWN label replaced by the most probable class.
+        """Return ``labels``, with each UNKNOWN label replaced by the most probable class.
 
         An UNKNOWN label stays if ``logits`` make that class less probable than the threshold.
         """
@@ -40,7 +40,7 @@ class Teacher:
     :param weights: safetensors file with the state of the model.
     :param threshold: minimum probability, 0 to 1, with which the most probable class
         becomes the label of an image.
-    :param image: shape (C, H, W) of the images.
+    :param image: shape (channels, height, width) of the images.
     :param classes: number of classes.
     :raises TaskError: the model cannot be made, the weights do not fit the model, or the
         model does not fit the images or the number of classes.
@@ -68,7 +68,7 @@ class Teacher:
         return self._sure.asked, self._sure.given
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the labels (B,) of images (B, C, H, W), UNKNOWN if the teacher is not sure."""
+        """Return the label of each image, UNKNOWN where the teacher is not sure."""
         with torch.inference_mode():
             logits = self._model(images)
         return self._sure.complete(logits.clone(), torch.full((len(images),), UNKNOWN))

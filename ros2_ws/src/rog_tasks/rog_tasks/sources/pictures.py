@@ -99,7 +99,7 @@ def decode(picture: Picture, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def as_stored(picture: Picture) -> NDArray[Any]:
-    """Return the pixels as a JPEG or PNG file stores them: (H, W) or (H, W, channels).
+    """Return the pixels as a JPEG or PNG file stores them: (height, width[, channels]).
 
     :raises DataError: the image is not a JPEG or PNG, is damaged or is too large; the
         message names the image.

@@ -67,9 +67,9 @@ class Source(ABC):
     def batches(self, rank: int, world: int, count: int) -> Iterator[Batch]:
         """Open the source, and return endless batches of at most ``count`` images.
 
-        Images are (B, C, H, W) float32, 0 to 1; labels are (B,) int64, -1 for an image without
-        a label. The robots divide the images of a folder. A recording or a topic belongs to one
-        robot.
+        The images of a batch are float32 (images, channels, height, width), 0 to 1. The labels are
+        int64, one per image, -1 for an image without a label. The robots divide the images of a
+        folder. A recording or a topic belongs to one robot.
 
         :raises DataError: a file or topic is missing or invalid; the message names it, and what
             is available instead.
@@ -143,7 +143,7 @@ class Source(ABC):
                       labels.tolerance if labels.kind == 'topic' else None)
 
     def _decode(self, picture: Picture) -> tuple[NDArray[np.uint8] | None, str]:
-        """Return the pixels (C, H, W) and ''.
+        """Return the pixels (channels, height, width) and ''.
 
         If the picture cannot be decoded, return None and the reason.
         """

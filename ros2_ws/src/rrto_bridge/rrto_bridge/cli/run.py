@@ -166,7 +166,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
             process.wait(STOP_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # server may hang in the kernel
+            with contextlib.suppress(subprocess.TimeoutExpired):   # it may hang in the kernel
                 process.wait(STOP_LIMIT)
 
 

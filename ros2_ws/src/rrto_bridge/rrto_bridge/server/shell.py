@@ -77,7 +77,7 @@ class ForkServerProcess:
             data = self._link.recv(MESSAGE)
         except TimeoutError as error:
             raise ConfigError(f'PyTorch did not load within {START:g} s') from error
-        except OSError:   # it has ended before it has read its settings
+        except OSError:   # the process has ended before it has read its settings
             data = b''
         if not data:
             raise ConfigError(f'PyTorch cannot be loaded: the process that loads it {self._end()}')

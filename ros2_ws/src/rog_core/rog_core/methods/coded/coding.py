@@ -139,7 +139,7 @@ class GroupCode:
     def decode(self, received: Collection[int]) -> NDArray[np.float64] | None:
         """Return the coefficients (n,) of the members' sums; a missing sum has coefficient 0.
 
-        Returns None if more than s sums are missing. If fewer than s sums are missing, several
+        Returns None if more than `stragglers` sums are missing. If fewer sums are missing, several
         choices of coefficients are correct. Then the choice with the smallest norm is returned.
         """
         missing = [place for place, rank in enumerate(self.members) if rank not in received]
