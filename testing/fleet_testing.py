@@ -18,7 +18,7 @@ from typing import IO, Any
 
 LIMIT = 300.0  # a wait fails after this many seconds, which suffice even on a busy machine
 
-# Domains above 101 are not used: on Linux, any connection may get their ports.
+# Not above 101: there, Linux may already have given the ports of a domain to some connection.
 _DOMAINS = range(1, 102)
 _SHARE = 8
 # maps a domain to its lock file, which this process holds until its end

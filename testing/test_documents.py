@@ -342,7 +342,7 @@ def test_every_block_is_of_a_kind_that_is_tested():
     python_blocks = [text for _, language, text in blocks() if language == 'python']
     assert [text for text in EXAMPLES if text not in python_blocks] == []
     assert {text.splitlines()[0] for text in python_blocks if text not in EXAMPLES} == {*CODE}
-    # Blocks of the language '' contain no code. Sphinx reads the other kinds, and
+    # A block of the language '' contains no code. Sphinx reads the blocks in braces, and
     # testing/test_examples.py runs the files that they include.
     assert {language for _, language, _ in blocks()} <= {
         'bash', 'python', '', '{toctree}', '{literalinclude}', '{include}'}

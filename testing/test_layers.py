@@ -1,4 +1,4 @@
-"""Imports of packages and package.xml follow the table in CONTRIBUTING."""
+"""Tests that imports and the files package.xml follow the table in CONTRIBUTING."""
 
 import ast
 import re

@@ -48,7 +48,7 @@ def install(distribution: str) -> None:
 
 
 def set_run_paths() -> None:
-    """Set each library's run path, so that no library needs LD_LIBRARY_PATH to find others."""
+    """Set each library's run path, so that libraries find each other without LD_LIBRARY_PATH."""
     bundled = sorted(SITE.glob('ros_*.libs'))
     packages = [SITE / entry.name for entry in INDEX.iterdir()]
     files = defaultdict(list)

@@ -33,9 +33,9 @@ PACE = 0.15  # seconds that a computer of 600 MHz takes for the gradient of a sh
 LATE = 1.0               # additional seconds of a late gradient
 OFTEN, SELDOM = 0.3, 0.03  # probabilities that a gradient is late
 SPARSITIES = (0.05, 0.01, 0.005, 0.002, 0.001)  # shares of the elements that a push sends
-PERIODS = (100, 50, 30, 20, 10)  # values of b: rounds until `dgh-gc` regroups the robots
-# Maps a group of robots in Table 2 to values of k. A method divides these robots into k code
-# groups.
+PERIODS = (100, 50, 30, 20, 10)  # rounds between two regroupings of the robots by `dgh-gc`
+# Maps a group of robots in Table 2 to the numbers of code groups into which a method divides these
+# robots.
 GROUPS = {'a': (3, 2), 'b': (5, 4, 2)}
 MODELS = ('mnistnet', 'lenet5')
 ROUNDS = 100             # rounds after which the study reports accuracies

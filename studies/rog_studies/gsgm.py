@@ -127,7 +127,10 @@ def peak(method: MethodResult, first: MethodResult) -> str:
 
 
 def settled(method: MethodResult, first: MethodResult) -> str:
-    """Return the mean accuracy in the second half of a run in %, and how many runs diverged."""
+    """Return the accuracy in the second half of the runs, in %, as a cell of a `Table`.
+
+    If runs have diverged, the cell also contains their number.
+    """
     lost = f' ({method.diverged} diverged)' if method.diverged else ''
     return spread(method.accuracy_settled, 100, 1) + lost
 

@@ -53,8 +53,8 @@ from lopinfer_node.planning.profile import Profile
 # take 87.4 ms, as long as all columns. The authors also measured no gain: 90 ms for half of the
 # columns, 85 ms for all columns.
 DEVICE_LAUNCH = 170e-6
-# Seconds per launch: the largest value with which launches do not prolong the server's published
-# times (ResNet: 14.5 ms for 514 operators).
+# Seconds per launch. With a larger value, the launches alone would take longer than the published
+# times of the server (ResNet: 14.5 ms for 514 operators).
 SERVER_LAUNCH = 28e-6
 MACHINES = ('Jetson Xavier NX', 'RTX 3080')
 _COLUMNS = ('op_name', 'device_ms', 'server_ms', 'out_bytes', 'input_from', 'out_shape0',

@@ -1,4 +1,4 @@
-"""Graphs and costs from the published profiles reproduce the published latencies."""
+"""Tests that graphs and costs from the published profiles give the published latencies."""
 
 import shutil
 from pathlib import Path

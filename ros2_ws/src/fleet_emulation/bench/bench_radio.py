@@ -1,11 +1,12 @@
 """Compares the emulated radio with the kernel's token bucket (``tc tbf``).
 
 Both run in the network namespaces of an emulated fleet, so the bench needs root. Robots send more
-than their links can carry. The result ``used`` is the received data, headers included, divided by
-the data that one link alone can carry (the mean over all links). In the first case, one robot has
-a trace that changes every 0.5 s. In the second case, two robots with links of 20 Mbit/s share the
-air time; ``used`` is 1 if the whole air time is used. The bench sets the rate of the token bucket
-every 0.1 s. A token bucket cannot model that robots share the air.
+than their links can carry. The result ``used`` is all data that the server receives, headers
+included, divided by the data that a link can carry alone. If there are several links, the divisor
+is the mean of what each of them can carry alone. In the first case, one robot has a trace that
+changes every 0.5 s. In the second case, two robots with links of 20 Mbit/s share the air time;
+``used`` is 1 if the whole air time is used. The bench sets the rate of the token bucket every
+0.1 s. A token bucket cannot model that robots share the air.
 """
 
 import json

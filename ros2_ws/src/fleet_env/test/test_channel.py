@@ -34,7 +34,7 @@ def arrivals_of(fleet, gaps):
 
 
 def play(fleet, arrivals, shared=True, until=1e3):
-    """Offer ``arrivals`` to a channel; return (time, robot, uplink, index) of each departure."""
+    """Offer ``arrivals`` to a channel; return (time, robot, uplink, index) as each item leaves."""
     channel, out = Channel(fleet, shared), []
 
     def drain(limit):

@@ -1,4 +1,4 @@
-"""Pauses of robots have the frequency and length that the fleet file sets.
+"""The pauses of robots have the frequency and length that the fleet file sets.
 
 Equal seeds give equal pauses.
 """

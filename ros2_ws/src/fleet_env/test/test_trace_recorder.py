@@ -1,4 +1,4 @@
-"""Traces recorded from transfers and from the program iw."""
+"""Tests of traces that are recorded from transfers or from the output of `iw`."""
 
 import math
 

@@ -73,7 +73,7 @@ class Layer(nn.Module):
 
 
 class Act(nn.Module):
-    """Maps images uint8 (1, 3, h, w) and joints (1, 7) to actions (1, 100, 7)."""
+    """Maps images, uint8 (1, 3, height, width), and joints, (1, 7), to actions, (1, 100, 7)."""
 
     def __init__(self, width: int = 512, heads: int = 8, hidden: int = 3200) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ class PolicyNode(ManagedNode):
         self._alarm = Alarm(self._on_tick, self)
         self.held.callback(self._alarm.close)
         self.held.callback(self._make_safe)
-        # Reports use a steady clock, because a simulated clock may stop or jump back.
+        # The reports use a steady clock, because a simulated clock may stop or jump back.
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(STATUS_PERIOD, self._report, clock=self._steady)
 

@@ -84,7 +84,9 @@ class Observer:
 
 
 def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
-    """Return the tensor of each entry: an image uint8 (1, 3, h, w), numbers float32 (1, n).
+    """Return the tensor of each entry.
+
+    An image is uint8 (1, 3, height, width). A list of n numbers is float32 (1, n).
 
     :raises DataFault: an image cannot be decoded.
     """
@@ -103,7 +105,7 @@ def vector(entry: Observation, message: Any) -> np.ndarray:
 
 
 def image(name: str, entry: Observation, message: Any) -> torch.Tensor:
-    """Return the pixels of a message, uint8 (1, 3, h, w), scaled to the size in ``entry``."""
+    """Return a message's pixels, uint8 (1, 3, height, width), scaled to the size in ``entry``."""
     size = (entry.height, entry.width)
     try:
         if hasattr(message, 'format'):

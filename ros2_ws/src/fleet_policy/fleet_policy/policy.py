@@ -31,11 +31,11 @@ class Policy(ABC):
     ``contract``: name of a contract file in the folder of the module, or the content of a
     contract. If it is None, a parameter of the node names the file.
 
-    ``chunk``: if it is not 0, the policy inpaints: it completes a chunk of this length,
-    whose first actions are given. The batches of such a policy contain two more tensors.
-    `prefix`, float32 (1, chunk, d), contains planned actions, followed by zeros. The robot
-    will execute these actions, from the time of the observation on, before the answer can
-    arrive. `prefix_count`, int64 (1,), is the number of these actions.
+    ``chunk``: if it is not 0, the policy inpaints. This means that it completes a chunk of this
+    length, whose first actions are given. The batches of such a policy contain two more tensors.
+    `prefix`, float32 (1, chunk, numbers of an action), contains planned actions, followed by
+    zeros. The robot will execute these actions, from the time of the observation on, before the
+    answer can arrive. `prefix_count`, int64 (1,), is the number of these actions.
     """
 
     contract: str | Mapping[str, Any] | None = None
@@ -58,8 +58,9 @@ class Policy(ABC):
 
     @abstractmethod
     def actions(self, output: Any) -> torch.Tensor:
-        """Return the chunk, (n, d) or (1, n, d), from the output of the model.
+        """Return the chunk from the output of the model.
 
+        The chunk is n actions of d numbers, as (n, d) or (1, n, d).
         Action 0 is for the time of the observation. Action k is for the time k ticks later.
         """
 
@@ -117,7 +118,12 @@ def load_policy(spec: str, options: Mapping[str, Any], contract: Contract) -> Po
 
 def inputs_of(policy: Policy, batch: Batch, prefix: Actions | None, size: int
               ) -> tuple[torch.Tensor, ...]:
-    """Return the model's inputs; ``prefix``: planned actions (m, d), if the policy inpaints."""
+    """Return the inputs of the policy's model.
+
+    :param prefix: array of planned actions, one action per row; None: no action is planned. It is
+        used only if the policy has a ``chunk`` (see `Policy`).
+    :param size: how many numbers an action has.
+    """
     chunk = getattr(policy, 'chunk', 0)
     if chunk:
         rows = torch.zeros(1, chunk, size)
@@ -130,7 +136,10 @@ def inputs_of(policy: Policy, batch: Batch, prefix: Actions | None, size: int
 
 
 def chunk_of(policy: Policy, output: Any) -> Actions:
-    """Return the policy's actions as an array (n, d); an invalid shape stays as it is."""
+    """Return the policy's actions as an array, one action per row.
+
+    If the output has an invalid shape, the array has this shape, too.
+    """
     found = policy.actions(output)
     array = found.detach().float().cpu().numpy() if isinstance(found, torch.Tensor) \
         else np.asarray(found, np.float32)

@@ -1,4 +1,4 @@
-"""Contract files: which are accepted and how others are refused; observations and actions."""
+"""Tests of contracts: valid and invalid files, observations, and actions."""
 
 import copy
 import math

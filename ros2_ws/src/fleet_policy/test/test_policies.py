@@ -1,4 +1,4 @@
-"""Policies: loading, adapters, inpainting, and replay of a recording."""
+"""Tests of policies: loading, adapters, given first actions, and replay of a recording."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Command-line options that choose the network of commands without a fleet file."""
+"""The options by which a command gets its network settings if it reads no fleet file."""
 
 from __future__ import annotations
 

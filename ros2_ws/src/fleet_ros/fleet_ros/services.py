@@ -20,8 +20,9 @@ from rclpy.parameter import Parameter
 # but not this clock.
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
-AT_ONCE = 2.0  # seconds of work that the calls of unauthenticated senders can use without a pause
-# when `AT_ONCE` seconds of work are used, calls of unauthenticated senders get 1/SHARE of the time
+# Calls of unauthenticated senders can use AT_ONCE seconds of processor time in one burst. After
+# that, they get 1/SHARE of the processor time.
+AT_ONCE = 2.0
 SHARE = 10
 SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
@@ -33,12 +34,12 @@ NAME = 256     # maximum number of characters in the name of a type, a hash or a
 class Allowance:
     """The processor time for service calls whose sender is not authenticated.
 
-    Such calls can use `AT_ONCE` seconds of processor time without a pause, and after that
-    1/`SHARE` of the time.
+    Such calls can use `AT_ONCE` seconds of processor time in one burst. After that, they get
+    1/`SHARE` of the processor time.
     """
 
     def __init__(self) -> None:
-        # Seconds of work that count as used, and the time at which this number was computed.
+        # `_spent`: seconds of processor time that count as used at the time `_at`.
         self._spent, self._at = 0.0, 0.0
 
     def left(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Pictures show the same times as the timeline, and they can be written to files."""
+"""Tests that the pictures show the times of the timeline, and can be written to files."""
 
 import matplotlib.collections
 import matplotlib.image

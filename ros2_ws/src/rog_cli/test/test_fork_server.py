@@ -1,4 +1,4 @@
-"""Processes that are forked from a process with loaded libraries behave like separate processes."""
+"""Tests that a process forked from a process with loaded libraries behaves like a new process."""
 
 import json
 import os

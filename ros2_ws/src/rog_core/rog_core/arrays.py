@@ -51,7 +51,7 @@ def to_host(values: Array) -> np.ndarray:
 
 
 def copy_of(values: Array) -> Array:
-    """Return a copy of ``values`` on their device."""
+    """Return a copy of ``values`` on the same device."""
     return values.copy() if isinstance(values, np.ndarray) else values.clone()
 
 

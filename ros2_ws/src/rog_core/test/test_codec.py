@@ -1,4 +1,4 @@
-"""Codecs: arrays and tensors give the bytes of a slow reference, and bad data is refused."""
+"""Tests that codecs give the same bytes as slow reference codecs, and refuse bad data."""
 
 from dataclasses import replace
 

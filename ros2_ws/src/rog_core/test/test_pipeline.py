@@ -62,9 +62,10 @@ class Worker:
         return TransferId(9 ^ SERVER, Kind.PULL, iteration, self.attempt)
 
     def grant(self, iteration, staleness=0, rows=()):
-        """Complete a pull with the chunks ``rows``, each a row and the value of its elements.
+        """Complete a pull, which lets the worker compute ``iteration``.
 
-        The pull lets the worker compute ``iteration``.
+        ``rows``: (row, value) for each chunk of the pull. The chunk carries this row, and all
+        elements of the row have this value.
         """
         transfer, actions = self.transfer(iteration - 1), []
         for number, (row, value) in enumerate(rows):

@@ -135,7 +135,7 @@ def test_without_any_part_every_row_travels():
     assert create('rsp:4-order-timeout-minimum').options == create('rsp:4-early').options
 
 
-# -- a worker gets the smaller codec if the others would wait for it
+# -- a worker gets the smaller codec if other robots would wait for it
 
 
 @pytest.mark.parametrize(('rate', 'patience', 'smaller'), [

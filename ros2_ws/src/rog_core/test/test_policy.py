@@ -83,7 +83,7 @@ def test_thresholds_stay_in_the_range_and_nobody_waits_for_ever(times, bounds, f
     low, high = bounds
     if family in ('ssp', 'rsp'):
         high = low
-    if 'rsp' in family:  # RSP counts from 1: a row is too old if it is T or more iterations behind
+    if 'rsp' in family:  # in RSP with threshold T, a row is at most T - 1 iterations behind
         text = f'{family}:{low + 1}' + f':{high + 1}' * (family != 'rsp')
     else:
         text = {'ssp': f'ssp:{low}', 'bsp': 'bsp'}.get(family, f'{family}:{low}:{high}')
@@ -100,7 +100,7 @@ def test_thresholds_stay_in_the_range_and_nobody_waits_for_ever(times, bounds, f
 
 
 def brute_force(latest, interval, slowest_latest, slowest_interval, most):
-    """Compute Algorithm 2 of the DSSP paper literally, in nested loops over k and r."""
+    """Compute Algorithm 2 of the DSSP paper literally, in two nested loops."""
     own = [latest + r * interval for r in range(most + 1)]
     slowest = [slowest_latest + slowest_interval + k * slowest_interval for k in range(most + 1)]
     best, found = math.inf, 0
@@ -156,9 +156,9 @@ def test_only_the_fastest_worker_is_given_extra_iterations(leader, held):
 
 
 def flown_bounds(fleet, low, high):
-    """Return the bound of each device: how many iterations other devices may be ahead of it.
+    """Return, for each robot, how many iterations another robot may be ahead of it.
 
-    Find the bounds by trial.
+    Find these bounds by trial.
     """
     method = create(f'flown:{low}:{high}')
     for name in fleet:

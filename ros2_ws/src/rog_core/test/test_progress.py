@@ -136,7 +136,7 @@ def test_a_robot_whose_rows_only_come_again_is_not_away_either():
                                              'bsp', 'rsp:4'))
 def test_a_slow_board_is_waited_for(sync):
     fleet = quick(sync, patience=0.0)
-    fleet.robots['robot0'].compute_time = 5.0  # fifty times slower than the others
+    fleet.robots['robot0'].compute_time = 5.0  # fifty times as long as the other robots take
     fleet.run(90)
     fleet.check()
     assert fleet.counts['retired'] == 0
@@ -229,7 +229,7 @@ def test_a_robot_that_nobody_waits_for_is_not_retired():
 
 @pytest.mark.parametrize('links', ['dead_links', 'deaf_links'])
 def test_the_end_of_a_run_has_a_limit(links):
-    """Check that the run ends although robot0, unlike the others, never gets the final model."""
+    """Check that the run ends although robot0, unlike the other robots, never gets the model."""
     fleet = quick('rsp:4')
     getattr(fleet, links).add('robot0')
     fleet.run(0.3)

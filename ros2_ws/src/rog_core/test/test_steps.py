@@ -297,7 +297,7 @@ def phase(ours, step, sgd, ahead=0):
 
 
 def test_phases_of_which_nothing_is_sent_are_one_long_training():
-    """Phases without a push equal one long training, and the rows of the fleet do not change."""
+    """Several phases without a push equal one long training, and do not change the fleet's rows."""
     sgd, ours = SgdConfig(0.1, 0.9, 0.0, True), learner()
     before = ours.store.weights.copy()
     fresh = [phase(ours, Phase(count), sgd).fresh for count in (3, 1, 4)]

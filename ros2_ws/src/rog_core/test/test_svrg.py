@@ -16,7 +16,10 @@ BATCHES = 4
 
 
 class Quadratics:
-    """Robot k has the batches b, with losses sum_i a[k, b, i] (w_i - c[k, i])^2 / 2.
+    """Robots whose batches have quadratic losses.
+
+    The loss of a batch is sum(curves * (weights - centre) ** 2) / 2. All batches of a robot have
+    the same centre, but different curves.
 
     ``corrected``: for each corrected gradient, the robot, the iteration, and the weights and full
     gradient that corrected it. ``plain``: number of gradients without correction.

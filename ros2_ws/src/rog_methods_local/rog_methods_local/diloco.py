@@ -132,7 +132,7 @@ class DiLoCo(Outer):
     # -- what a robot computes -------------------------------------------------------------------
 
     def goes_ahead(self, staleness: int) -> bool:
-        """See `Method.goes_ahead`: a robot waits for the others after its push, not before."""
+        """See `Method.goes_ahead`: a robot waits for other robots after its push, not before."""
         return self.pipelined
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:

@@ -126,7 +126,7 @@ def write_key(path: Path, key: Key) -> None:
 def read_key(path: str | Path) -> Key:
     """Read a key file.
 
-    :raises ConfigError: the file cannot be read, others can read it, or it is not a key.
+    :raises ConfigError: the file cannot be read, other users can read it, or it is not a key.
     """
     try:
         with open(path, encoding='ascii') as file:

@@ -15,7 +15,8 @@ LAST_WORDS = Duration(seconds=1.0)
 CHUNK = QoSProfile(depth=512, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
 
-# Ends and receipts of transfers. They are reliable, because they are few and a peer waits for each.
+# For the messages `End` and `Receipt` of a transfer. These messages are reliable, because they are
+# few and a peer waits for each.
 CONTROL = QoSProfile(depth=16, history=HistoryPolicy.KEEP_LAST,
                      reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 

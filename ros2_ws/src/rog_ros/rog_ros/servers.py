@@ -1,4 +1,4 @@
-"""Decides which of two parameter servers in a namespace ends, and which one robots obey."""
+"""Decides which of two parameter servers in a namespace must end, and which the robots obey."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ Result = Callable[[], Any]  # waits for a call; returns its result, or raises it
 
 
 class GradientProcesses:
-    """Calls the functions ``work[k]`` in other processes.
+    """Calls the functions of ``work`` in other processes.
 
-    Calls with equal k run in one process, in order.
+    All calls of the same function run in one process, in order.
 
     :raises BrokenProcessPool: a process was killed or has ended; any method can raise this
         error.

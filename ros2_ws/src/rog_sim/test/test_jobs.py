@@ -1,6 +1,6 @@
-"""Runs give the same results in one process, in several processes and on a cluster.
+"""Tests of runs in one process, in several processes and on a cluster.
 
-They also end cleanly.
+In all three cases the runs give the same results and end cleanly.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs in virtual time: equal files, consistent times, failing links, refused settings."""
+"""Tests of runs in virtual time: their files and times, failing links, and refused settings."""
 
 import os
 import subprocess

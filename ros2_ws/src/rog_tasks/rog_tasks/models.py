@@ -36,7 +36,7 @@ class DigitNet(nn.Module):
         self.out = nn.Linear(128, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes)."""
+        """Return the logits of N images, (N, classes)."""
         # 0.3 and 0.35 are near the digits' mean (0.31) and standard deviation (0.38). On a CPU,
         # `channels_last` halves the time of a step, and relu in place saves a quarter of the time
         # of an evaluation.
@@ -64,7 +64,7 @@ class MnistNet(nn.Module):
         self.out = nn.Linear(50, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes)."""
+        """Return the logits of N images, (N, classes)."""
         # 0.1307 and 0.3081 are the mean and the standard deviation of MNIST.
         x = torch.relu(max_pool2d(self.conv1((images - 0.1307) / 0.3081), 2))
         x = self.pool(torch.relu(max_pool2d(self.conv2(x), 2)))
@@ -89,7 +89,7 @@ class LeNet5(nn.Module):
         self.out = nn.Linear(84, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes)."""
+        """Return the logits of N images, (N, classes)."""
         x = max_pool2d(torch.relu(self.conv1((images - 0.5) / 0.5)), 2)
         x = self.pool(max_pool2d(torch.relu(self.conv2(x)), 2))
         x = torch.relu(self.hidden1(x.flatten(1)))
@@ -114,7 +114,7 @@ class ConvNet(nn.Module):
         self.out = nn.Linear(500, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes)."""
+        """Return the logits of N images, (N, classes)."""
         x = max_pool2d(torch.relu(self.conv1((images - 0.5) / 0.5)), 2)
         x = max_pool2d(torch.relu(self.conv2(x)), 2)
         x = self.pool(max_pool2d(torch.relu(self.conv3(x)), 2))
@@ -143,7 +143,7 @@ class ConvMlp(nn.Module):
         self.out = nn.Linear(192, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes)."""
+        """Return the logits of N images, (N, classes)."""
         x = ((images - 0.5) / 0.25).contiguous(memory_format=torch.channels_last)
         x = max_pool2d(torch.relu(self.conv1(x)), 2)
         x = self.stage1(max_pool2d(torch.relu(self.conv2(x)), 2))

@@ -135,7 +135,7 @@ def test_a_robot_trains_on_a_recording(kind, root):
     loss = task.loss(model, next(task.batches(0, 2)))
     loss.backward()
     assert loss.isfinite() and task.evaluate(model) == pytest.approx(0, abs=1e-6)
-    assert task.evaluate(task.model()) == 0  # the map is empty
+    assert task.evaluate(task.model()) == 0  # an untrained map has the largest error
 
 
 def test_a_depth_image_of_another_size_is_refused_by_name(kind, root):

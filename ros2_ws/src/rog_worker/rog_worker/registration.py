@@ -1,4 +1,7 @@
-"""Registers the robot with a parameter server; in a fleet with a key, both prove their identity."""
+"""Registers the robot with a parameter server.
+
+In a fleet with a key, the robot and the server prove their identity to each other.
+"""
 
 from __future__ import annotations
 

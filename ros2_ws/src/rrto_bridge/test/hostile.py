@@ -69,7 +69,11 @@ class Fuzzer:
         self.number = 0
 
     def uploads(self):
-        """Yield uploads: `FIT` tensors of four shapes, then tensors of random types and shapes."""
+        """Yield uploads of 40 tensors.
+
+        The first `FIT` tensors are float32, and each has one of four shapes. The others have
+        random types and shapes.
+        """
         for handle in self.handles[:40]:
             dtype = torch.float32 if handle <= FIT else getattr(torch, self.chance.choice(DTYPES))
             shape = (1, 8, 8, 8)[-1 - handle % 4:] if handle <= FIT else self.chance.choice(SHAPES)

@@ -20,7 +20,7 @@ def meta(size):
 
 @dataclass
 class Item:
-    """One call of a unit; a unit is the list of calls that a `Writer` writes for a pass.
+    """One call of a unit. A unit is a list of calls, from which a `Writer` writes a pass.
 
     An element of `inputs` is ('own', i) for the result of call i of the same pass, ('last', i) for
     the result of call i of the previous pass, or ('weight', k) for weight number k.
@@ -50,7 +50,7 @@ class Log:
 
 
 def unit(chance, size):
-    """Return a random unit of about `size` calls."""
+    """Return a random unit (see `Item`) of about `size` calls."""
     items, weights = [], 6
     prefetch = chance.random() < 0.25
     state = chance.random() < 0.2
@@ -98,7 +98,10 @@ def unit(chance, size):
 
 
 def changed(chance, items):
-    """Return two units that differ in one place, so that their passes are not equal."""
+    """Return two variants of a pass's calls `items` that differ in one place.
+
+    A pass with the first calls and a pass with the second calls are therefore never equal.
+    """
     items = [Item(i.op, list(i.inputs), i.scalar, i.size, i.wanted) for i in items]
     at = chance.choice([k for k, i in enumerate(items) if i.op not in (HTOD, DTOH)
                         and not i.wanted])
@@ -112,7 +115,7 @@ def changed(chance, items):
     if change == 'meta':
         return items, _with(items, at, Item(item.op, item.inputs, item.scalar, item.size + 1))
     if change in ('input', 'weight'):
-        # Only one input of one call differs between the two units.
+        # The two variants differ in one input of one call.
         others = [('weight', 4), ('weight', 5)] if change == 'weight' else [('own', 0),
                                                                             ('weight', 5)]
         pair = [_with(items, at, Item(item.op, [*item.inputs, o], item.scalar, item.size))

@@ -13,10 +13,11 @@ def exact(value):
 
 
 def canonical(calls):
-    """Return (rows, outer handles, positions) of a pass; equal passes have equal rows.
+    """Return (rows, outer handles, positions) of a pass.
 
-    The outer handles name tensors that no call of the pass creates. The positions say which call
-    creates each of the other handles.
+    Each row describes one call without its handles, so equal passes have equal rows. The outer
+    handles name the tensors that a call uses before any call of the pass has returned them. The
+    positions map each handle that a call returns to (number of the call, number of the result).
     """
     made, rows, outer = {}, [], []
     for k, call in enumerate(calls):

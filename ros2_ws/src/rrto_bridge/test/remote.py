@@ -65,7 +65,7 @@ def start(mode, lives=1 << 60, journal=False):
     global _device, _next
     _next = _engine(mode, lives, journal)
     gc.collect()
-    # So many objects exist only if a library has been imported. Freeze the objects, so that the
+    # With more than 50,000 objects, a library has been imported. Freeze the objects, so that the
     # garbage collector skips them; see the conftest.py of the repository.
     if len(gc.get_objects()) > 50_000:
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Processes that a program starts use the device, whatever environment the program gives them."""
+"""The processes that a program starts use the device, whatever environment it gives them."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""Programs with libraries from PyPI return the same bits on the device as on the CPU.
+"""Tests that programs with libraries from PyPI return the same bits on the device and the CPU.
 
-Their models have random weights. Programs whose library is not installed are skipped; docs/rrto.md
-says what to install.
+The models of these programs have random weights. Programs whose library is not installed are
+skipped; docs/rrto.md says what to install.
 """
 
 import clients

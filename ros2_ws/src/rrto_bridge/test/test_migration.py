@@ -1,4 +1,4 @@
-"""Tensors that move to another server keep their values; those that shared memory still do so."""
+"""Tensors that move to another server keep their values, and still share memory as before."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Programs that leave a sequence, or lose their server, get the results of plain PyTorch."""
+"""A program that leaves a sequence, or loses its server, gets the results of plain PyTorch."""
 
 import os
 

@@ -161,7 +161,7 @@ def test_seeds_are_replayed_and_a_mismatch_leaves_the_numbers_right(journal):
                 torch.manual_seed(k)
                 x = torch.ones(2, device=device)
                 yield (x + torch.randn(2, device=device)).cpu()
-                torch.manual_seed(k)  # the calls that follow differ from the calls of an inference
+                torch.manual_seed(k)  # an inference begins with this call, but none begins here
                 yield torch.rand(3, device=device).cpu()
 
     expected = list(results('cpu'))

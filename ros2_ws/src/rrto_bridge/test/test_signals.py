@@ -1,4 +1,4 @@
-"""Signals that a program receives while its device is on the server."""
+"""Tests of the signals that a program receives while its device is on the server."""
 
 import re
 import signal

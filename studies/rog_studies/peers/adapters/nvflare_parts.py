@@ -1,4 +1,4 @@
-"""Parts of the jobs of `nvflare`: server and site of FedBuff, and a component that watches FedAvg.
+"""The parts of the jobs of `nvflare`: FedBuff's server and site, and a watcher of FedAvg.
 
 FedBuff follows NVFlare's example collab/pt_async_cifar10 as of pull request 5239, with FLARE's
 Collab API. A few updates together make the next version of the model. A site never waits for

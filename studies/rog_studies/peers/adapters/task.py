@@ -169,7 +169,7 @@ def _as_float(images: Tensor) -> Tensor:
 
 
 class Journal:
-    """Records for the study: lines of JSON in ``journals``, models in ``snapshots``.
+    """Writes the records of a run: lines of JSON in ``journals``, models in ``snapshots``.
 
     Every line has ``t`` (the machine's monotonic clock, in seconds), ``pid`` (the process) and
     ``kind``:
@@ -248,7 +248,7 @@ class DigitNet(nn.Module):
         self.out = nn.Linear(128, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, classes)."""
+        """Return the logits of B images, (B, classes)."""
         x = torch.relu(self.conv1((images - 0.3) / 0.35))
         x = x.contiguous(memory_format=torch.channels_last)  # this layout halves the time on a CPU
         x = max_pool2d(torch.relu(self.conv2(x)), 2)
@@ -270,7 +270,7 @@ class ConvMlp(nn.Module):
         self.out = nn.Linear(192, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, classes)."""
+        """Return the logits of B images, (B, classes)."""
         x = ((images - 0.5) / 0.25).contiguous(memory_format=torch.channels_last)
         x = max_pool2d(torch.relu(self.conv1(x)), 2)
         x = self.stage1(max_pool2d(torch.relu(self.conv2(x)), 2))

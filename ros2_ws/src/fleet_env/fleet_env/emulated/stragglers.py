@@ -29,7 +29,8 @@ class Stragglers:
 
     def next(self) -> Pause:
         """Return the pause before the next gradient: the robot is late, drops out, or neither."""
-        # Always draw both numbers, so that one probability does not change the draws of the other.
+        # Always draw both numbers, so that a change of one probability does not affect the draws
+        # for the other probability.
         late, away = self._rng.random(2)
         if away < self._config.drop_probability:
             return Pause(self._config.drop_time, silent=True)

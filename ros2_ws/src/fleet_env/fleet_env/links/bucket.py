@@ -25,8 +25,8 @@ class TokenBucket:
         self.start = start
         self._now = -math.inf
         self._departure = -math.inf
-        # Amount of data in Mbit that the link could carry from `start` to the departure of the
-        # last queued packet.
+        # Amount of data in Mbit that the link could carry from `start` until the last queued packet
+        # leaves.
         self._busy_until = -math.inf
 
     def offer(self, nbytes: int, now: float) -> float:

@@ -45,8 +45,8 @@ class Channel:
         self._flows = {(flow.robot, flow.uplink): (flow, index)
                        for index, air in enumerate(self._airs)
                        for pair in air.flows for flow in pair}
-        self._then = list(self._airs)            # state of each channel at its next departure
-        self._due = [_NEVER for _ in self._airs]  # time of each channel's next departure
+        self._then = list(self._airs)            # state of each channel at its time in `_due`
+        self._due = [_NEVER for _ in self._airs]  # time at which the next item leaves each channel
         self._soonest = _NEVER
         self._left: list[tuple[str, bool, Any]] = []
         self._left_at = _NEVER
@@ -165,7 +165,7 @@ class _Air:
         return other
 
     def next(self) -> 'tuple[float, _Air]':
-        """Return the time of the next departure, and this channel as it will be then."""
+        """Return the time at which the next item leaves, and this channel's state at that time."""
         air = self
         for _ in range(_LOOK_AHEAD):
             leaves, change = air.leaves(), min(air.change)

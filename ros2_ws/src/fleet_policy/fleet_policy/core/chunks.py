@@ -42,7 +42,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """An action (d,), the time of its observation, and where the action was computed."""
+    """The numbers of an action, the time of its observation, and where the action was computed."""
 
     values: Actions
     observed: float
@@ -126,7 +126,7 @@ class ActionQueue:
         return end - tick
 
     def planned(self, tick: int, most: int) -> Actions | None:
-        """Return at most ``most`` actions (m, d): for ``tick`` and the ticks after it.
+        """Return at most ``most`` actions, one per row: for ``tick`` and the ticks after it.
 
         Return None if ``tick`` has no action.
         """

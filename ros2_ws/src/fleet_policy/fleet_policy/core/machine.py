@@ -42,18 +42,19 @@ TABLE = {(WAITING, ACTS): RUNNING, (STARVED, ACTS): RUNNING, (RUNNING, LACKS): S
 
 ACT, HOLD, STOP, NOTHING = 'act', 'hold', 'stop', 'nothing'
 REMEMBERED = 256     # maximum number of unanswered requests whose answers are still accepted
-# seconds after which a place that is slower than the robot is asked again, to measure its latency
+# If the robot is the fastest place, it asks another place every RETRY seconds, to measure how fast
+# that place is now.
 RETRY = 10.0
 
 
 @dataclass(frozen=True, eq=False)
 class Infer:
-    """Order to compute actions at ``place``.
+    """An order: ``place`` must compute actions.
 
-    ``observed``: time of the observation from which they are computed.
+    ``observed``: time of the observation from which the actions are computed.
 
-    ``prefix``: the planned actions from ``observed`` on, an array (m, d) of m actions of d
-    numbers; None if no action is planned. The robot will execute these actions before the
+    ``prefix``: the planned actions from ``observed`` on, an array with one action per row; None if
+    no action is planned. The robot will execute these actions before the
     answer can arrive. A policy that inpaints needs the prefix, because it completes a chunk
     whose first actions are given.
     """
@@ -66,7 +67,7 @@ class Infer:
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """What the robot does at a tick: ACT with ``values`` (d,), HOLD, STOP or NOTHING.
+    """What the robot does at a tick: ACT with ``values``, HOLD, STOP or NOTHING.
 
     ``age``: seconds since the observation from which the action follows. ``place``: where the
     action was computed.
@@ -113,7 +114,7 @@ class PolicyMachine:
         self._observed = max(self._observed, observed)
 
     def on_answer(self, request: int, actions: Actions, now: float, where: str = '') -> str:
-        """Add the chunk (n, d) of an answer to the queue; return what happened to the chunk.
+        """Add the chunk of an answer to the queue; return what happened to the chunk.
 
         The result is 'taken', 'late', 'repeated', 'unknown' (no such request), 'dropped' (in the
         state `safe`), or a text that says what is wrong with the actions.

@@ -19,9 +19,9 @@ EMPTY: Interval = (0, 0)
 class Footprint:
     """Says which interval of one input each interval of an output needs.
 
-    `extent`: number of indices of this input. `starts` and `ends` are int64 of shape (output
-    extent,) and never decrease. The output interval [a, b) needs the input interval [starts[a],
-    ends[b - 1]). If that input interval is empty, the output interval needs nothing.
+    `extent`: number of indices of this input. `starts` and `ends` are int64, with one value per
+    index of the output, and never decrease. The output interval [a, b) needs the input interval
+    [starts[a], ends[b - 1]). If that input interval is empty, the output interval needs nothing.
 
     The indices that an output index needs may have gaps, or may decrease from one output index to
     the next. In that case `starts` and `ends` describe larger intervals that contain all needed
@@ -51,7 +51,7 @@ class Footprint:
 
     @property
     def local(self) -> bool:
-        """Return whether some output index needs only a part of the input, or the extent is 1."""
+        """Return whether the input has one index, or an output index needs only a part of it."""
         return self.extent == 1 or bool(self.starts[-1] > 0 or self.ends[0] < self.extent)
 
 

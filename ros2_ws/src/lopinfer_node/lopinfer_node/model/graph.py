@@ -31,10 +31,10 @@ class Node:
     """One operator and its output tensor.
 
     `axis` is the axis along which the tensor may be divided. If it is None, the tensor is
-    indivisible, and its extent is 1. `inputs`: indices of the nodes that produce the inputs, each
-    once. `footprints`: the footprint of each of `inputs`. `is_global`: one index of the output
-    needs all indices of an input that has more than one index (thesis 4.4.1). Only one side
-    computes a global operator.
+    indivisible, and its extent is 1. Otherwise its extent is the number of indices along the axis.
+    `inputs`: indices of the nodes that produce the inputs, each once. `footprints`: the footprint
+    of each of `inputs`. `is_global`: one index of the output needs all indices of an input that
+    has more than one index (thesis 4.4.1). Only one side computes a global operator.
     """
 
     index: int
@@ -107,7 +107,7 @@ class Graph:
 
     @cached_property
     def extents(self) -> np.ndarray:
-        """Return the extent of each node, int64 of shape (nodes,)."""
+        """Return the `extent` of each node, int64 of shape (nodes,)."""
         return np.array([n.extent for n in self.nodes], np.int64)
 
     @cached_property

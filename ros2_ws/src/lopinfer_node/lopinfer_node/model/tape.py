@@ -35,7 +35,10 @@ class Record:
 
 @dataclass
 class Tape:
-    """Records in topological order; each of `outputs` refers to a record or holds a constant."""
+    """A list of records in topological order, with the outputs and the weights of the model.
+
+    Each of `outputs` refers to a record or holds a constant.
+    """
 
     records: list[Record] = field(default_factory=list)
     outputs: list[Ref | Weight] = field(default_factory=list)

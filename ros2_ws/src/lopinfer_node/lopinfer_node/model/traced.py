@@ -190,7 +190,7 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
                 _verify_sharing(model, traced, leaves, own, structure)
     except ModelError:
         raise
-    except Exception as error:   # such as an error of an unexpected type or operator
+    except Exception as error:   # the code of a model can raise any exception
         raise ModelError(f'{type(model).__name__} cannot be traced: {place_of(error)}') from error
     return traced
 

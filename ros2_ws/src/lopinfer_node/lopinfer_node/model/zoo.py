@@ -1,4 +1,4 @@
-"""Models by name: torchvision, timm, or `package.module:factory`."""
+"""Finds a model by its name: of torchvision, of timm, or `package.module:factory`."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ indices below `most`, and the server only indices from `least` on. `settle` deri
 cuts from the bounds, from the last operator to the first. Each side computes what its
 own consumers need (halos included), as far as its bound allows. Needed indices beyond
 the bound cross the link. If the bounds exclude an index on both sides, one side computes
-it all the same. So bounds decide only what crosses. The bounds of a global operator are
-(extent, extent) if the device computes it, and (0, 0) if the server computes it.
+it all the same. So bounds decide only what crosses. Both bounds of a global operator are its
+number of indices if the device computes it, and 0 if the server computes it.
 
 A candidate is invalid only if the result of a global operator must not cross the link
 (`stays`), but the other side needs this result. The bounds of a local operator whose result
@@ -277,9 +277,9 @@ def schedule(p, w):
 
 @kernel
 def _ready(p, w, side, v):
-    """Return arrival time and node of the last transfer for which node v waits on this side.
+    """Return arrival time and node of the last transfer for which node `v` waits on this side.
 
-    Return (0, -1) if v waits for no transfer.
+    Return (0, -1) if node `v` waits for no transfer.
     """
     ready, cause = 0.0, -1
     for e in range(p.first[v], p.first[v + 1]):

@@ -22,8 +22,8 @@ from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
 from .timeline import Costs, Link
 
-# at each position the search keeps at most this many of the beams (plans) that get no new
-# boundary at this position
+# at each position the beam search keeps at most this many of the plans that get no new boundary
+# there
 WIDTH = 6
 POSITIONS = 24         # maximum number of positions at which the beam search may put a boundary
 # A position can have a boundary only if all tensors that are alive there have together at most

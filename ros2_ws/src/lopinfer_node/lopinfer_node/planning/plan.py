@@ -58,9 +58,10 @@ class Plan:
     def of_cuts(cls, graph: Graph, device_to: np.ndarray, server_from: np.ndarray) -> Plan:
         """Return the plan with two cuts per node.
 
-        For each node the device computes the indices [0, device_to), and the server computes
-        [server_from, extent). A plan is valid if every node has server_from <= device_to, and
-        each global operator is on one side: then one side computes what the other side lacks.
+        For each node the device computes the indices below `device_to`, and the server computes
+        the indices from `server_from` on. A plan is valid if every node has server_from <=
+        device_to, and each global operator is on one side: then one side computes what the other
+        side lacks.
         This function itself sets the cuts of inputs and outputs, whatever the arguments say.
         """
         fixed = np.array([n.kind is not Kind.OPERATOR for n in graph.nodes])

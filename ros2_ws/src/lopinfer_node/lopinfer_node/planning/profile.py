@@ -1,8 +1,8 @@
 """The time of every operator of a model on one machine, in a file that machines can exchange.
 
-An operator that computes the share s of its extent (0 < s <= 1) takes `fixed + per_share * s`
-seconds. Nearly all time of a small kernel is `fixed`: half of its extent takes as long as the
-whole.
+An operator takes `fixed + per_share * share` seconds to compute a share of its indices (more than
+0, at most 1). Nearly all time of a small kernel is `fixed`: half of its indices take as long as all
+of them.
 
 A profile file is one JSON object:
 
@@ -37,16 +37,15 @@ _TEXTS = ('digest', 'model', 'machine', 'torch')
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Costs of the operators of one graph on one machine.
+    """The costs of the operators of one graph on one machine.
 
     :param digest: `Graph.digest` of the graph to which the profile belongs.
     :param model: name of the model.
     :param machine: name of the machine on which the profile was measured.
     :param torch: version of PyTorch, '' if unknown.
     :param names: one name per node.
-    :param fixed: (nodes,) float64, seconds that an operator takes for any share of its
-        extent.
-    :param per_share: (nodes,) float64, seconds that the whole extent takes in addition to
+    :param fixed: (nodes,) float64, seconds that an operator takes for any share of its indices.
+    :param per_share: (nodes,) float64, seconds that all of its indices take in addition to
         `fixed`.
     :raises ProfileError: a cost is missing, negative or not finite.
     """
@@ -74,7 +73,7 @@ class Profile:
 
     @property
     def whole(self) -> np.ndarray:
-        """Return the seconds that each operator takes for its whole extent, shape (nodes,)."""
+        """Return the seconds that each operator takes for all of its indices, shape (nodes,)."""
         return self.fixed + self.per_share
 
     def check(self, graph: Graph) -> None:
@@ -152,7 +151,7 @@ def fit(shares: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
     Both results are at least 0.
 
-    :param shares: (samples, 1) or (samples, nodes), shares of the extent, above 0.
+    :param shares: (samples, 1) or (samples, nodes), shares of the nodes' indices, above 0.
     :param seconds: (samples, nodes), measured seconds, finite and at least 0.
     :returns: fixed and per_share, (nodes,) float64 each, in seconds. If a node is measured
         at only one share, all of its time is fixed, because nothing shows that a smaller

@@ -188,7 +188,7 @@ def _mark(p, w, value, on_path):
 
 @kernel
 def _extend(p, most, least, last, position, way):
-    """Extend a beam by the boundary that `way`, a row of `ways`, describes.
+    """Extend a plan by the boundary that `way` describes, a row of `ways` (see `beam_search`).
 
     Return how many global operators the extension places on one side.
     """
@@ -205,10 +205,11 @@ def _extend(p, most, least, last, position, way):
 
 @kernel
 def _expand(p, w, most, least, last, position, parent, before, ways, values):
-    """Evaluate the boundaries that one beam can get at one position.
+    """Extend one plan in all possible ways by a boundary at `position`; return their number.
 
-    Return the number of these boundaries. `before`: the row of `ways` by which the beam was last
-    extended. After an upward boundary, the next upward boundary must not have a larger fraction.
+    Write each way to a row of `ways`, and its evaluation to `values`; `beam_search` explains the
+    rows. `before`: the row that describes the plan's last boundary. If the last boundary and the
+    new boundary are both upward, the fraction of the new one must not be the larger one.
     """
     made = 0
     for choice in range(6 * STEPS):
@@ -360,7 +361,7 @@ def _single(p, most, least, v, direction, fraction):
 
 @kernel
 def _shift(p, cut, most, least, begin, end, rng):
-    """Shift the bounds of operators begin..end - 1 by a random share of their extents.
+    """Shift the bounds of operators begin..end - 1 by a random share of each operator's indices.
 
     Each bound moves by at least one index.
     """

@@ -37,7 +37,7 @@ LEAST = 5000           # minimum of EFFORT / (number of operators), for large gr
 
 
 class PlanTable(Sequence[Plan]):
-    """Plans for ascending bandwidths, in bytes/s.
+    """The plans of one model for ascending bandwidths, in bytes/s.
 
     A measured rate below the second bandwidth gets the first plan.
 

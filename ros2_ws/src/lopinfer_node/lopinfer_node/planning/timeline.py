@@ -20,11 +20,12 @@ from .plan import DEVICE, SERVER, SIDES, Plan, Transfer
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of every operator on each side, in seconds: `fixed + per_share * (share of its extent)`.
+    """The cost of every operator on each side: `fixed + per_share * share` seconds.
 
-    Both arrays are float64 of shape (2, nodes), finite and not negative. Inputs and outputs cost
-    nothing, whatever the arrays contain. An operator costs nothing on a side that computes no part
-    of it.
+    `share` is the share of the operator's indices that the side computes, 0 to 1. An operator costs
+    nothing on a side that computes no part of it. `fixed` and `per_share` are float64 arrays of
+    shape (2, nodes), finite and not negative. Inputs and outputs cost nothing, whatever the arrays
+    contain.
 
     :raises ValueError: the arrays have other shapes or values.
     """
@@ -48,7 +49,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Link:
-    """Rates of the link in bytes/s, and the other costs of a transfer.
+    """The rates of a link in bytes/s, and the other costs of a transfer.
 
     With rate 0 the link is dead. `latency`: delay of each direction, in seconds; during the
     delay the link is free for other transfers. `message`: seconds for which each transfer occupies

@@ -128,8 +128,8 @@ class TablePlanner:
                 _at(score, chosen), sent[other] - sent[chosen])), other, chosen)
         others = np.stack([np.where(kinds[chosen] == 2, best[1], chosen),
                            *(np.full((bins, bins), k) for k in range(len(simple)))])
-        # Requests measure their latency, but not their energy. So alternatives help only if the
-        # objective is the latency alone.
+        # For each request the latency is measured, but not the energy. So alternatives help only if
+        # the objective is the latency alone.
         if not self._fastest:
             others = others[:0]
         used, positions = np.unique(np.stack([chosen, *others]), return_inverse=True)

@@ -171,7 +171,7 @@ class _Session:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Steps that the shell must compute now, for the request of one client."""
+    """The steps that the shell must compute now, for the request of one client."""
 
     client: str
     execution: Execution

@@ -118,7 +118,7 @@ class Fleet:
                                         self.above)))
 
     def causes(self) -> list[str]:
-        """Return one line for each robot for which others wait, or no longer wait; it says why."""
+        """Return one line per robot for which other robots wait or no longer wait, with the reason."""
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 

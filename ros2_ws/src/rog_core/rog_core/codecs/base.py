@@ -29,7 +29,7 @@ from .kernels import LENGTH, OWN, SCALE
 # What a CUDA kernel encodes. DIFFERENCE: ``values - mirror``. TAKE: ``values``; afterwards the
 # kernel subtracts the decoded values from ``values``. COPY: ``values``, without changing them.
 DIFFERENCE, TAKE, COPY = range(3)
-MOST = 512  # maximum elements of a segment that are sent with their positions
+MOST = 512  # a sparse codec sends at most this many elements of each segment
 Part = tuple[np.ndarray, np.ndarray]  # segment ids int64, encoded values of these segments uint8
 
 

@@ -74,9 +74,10 @@ class SparseTernary(Codec):
         return SparseTernary(sparsity)
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Return how many elements each segment sends, int64: m = max(n p, 1), equation 18.
+        """Return how many elements each segment sends, int64: at least 1 (equation 18).
 
-        ``lengths``: the number n of elements of each segment; p is the sparsity.
+        ``lengths``: the number of elements of each segment. A segment sends the share `sparsity` of
+        its elements, rounded.
         """
         return np.maximum(np.rint(self.sparsity * lengths), 1).astype(np.int64)
 

@@ -247,7 +247,7 @@ class Method:
         """Handle the end of a push; ``fleet`` is the progress after this push."""
 
     def on_wait(self, robot: str, seconds: float) -> None:
-        """Handle the end of a wait: a robot has waited ``seconds`` for others."""
+        """Handle the end of a wait: a robot has waited ``seconds`` for other robots."""
 
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
         """Return the robots for which this robot must wait; empty if this robot may continue.
@@ -273,7 +273,7 @@ class Method:
         return self.bound
 
     def at_barrier(self, robot: str, fleet: Fleet) -> bool:
-        """Return whether this robot must wait for all others to reach its iteration."""
+        """Return whether this robot must wait until all other robots reach its iteration."""
         return False
 
     @staticmethod

@@ -2,7 +2,8 @@
 
 Source: DiLoCo (arXiv 2311.08105), Algorithm 1. A robot pushes its model before the local steps
 minus its model after them. Let delta be the mean of these pushes over the robots. Then
-v = b v + delta; model -= rate (delta + b v). With rate = 1 and b = 0, this is FedAvg.
+velocity = momentum * velocity + delta; model -= rate * (delta + momentum * velocity). With rate = 1
+and momentum = 0, this is FedAvg.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ class Outer(Method):
 
 def add_momentum(partition: Segments, master: Array, velocity: Array, total: Array,
                  ids: np.ndarray, rate: float, mu: float) -> None:
-    """Apply to the segments ``ids``: v = mu v + total; master -= rate mu v; total = 0.
+    """Update the momentum of the segments ``ids``, and apply it to the model.
 
-    ``master``, ``velocity`` (v) and ``total`` are flat float32 (elements,). ``mu`` is the
-    coefficient of the momentum.
+    velocity = mu * velocity + total; master -= rate * mu * velocity; total = 0. The three arrays
+    are flat float32 (elements,). ``mu`` is the coefficient of the momentum.
     """
     if isinstance(master, np.ndarray):
         _add_momentum(partition.offsets, ids, master, velocity, total, np.float32(mu),

@@ -33,7 +33,7 @@ class Deadlines:
     def __init__(self, silence: float, pause: float) -> None:
         self.silence, self._pause = silence, pause
         self.patience = longest_pause((), pause, silence)  # present patience, in seconds
-        # For each robot for which others wait: the time at which they began to wait.
+        # For each robot for which other robots wait: the time at which they began to wait.
         self.waited_for: dict[str, float] = {}
         # whether the run is ending; the time by which it must end
         self.stopping, self.stop_by = False, math.inf
@@ -88,7 +88,7 @@ class Deadlines:
         return member.stood_at + (member.stood - OWED * self.patience) * SHARE
 
     def stands_for(self, member: Member, now: float) -> None:
-        """Add to `Member.stood` the time for which others have waited for the member until now."""
+        """Add to `Member.stood` the time for which other robots have waited for the member."""
         if (since := self.waited_for.pop(member.robot, None)) is not None:
             member.stands(now - since, now)
 

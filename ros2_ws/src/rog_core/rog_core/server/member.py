@@ -31,7 +31,7 @@ BUSY = (JOINING, PULLING, TRAINING)  # states in which the server waits for a me
 USUAL = 10  # computing counts as progress for at most USUAL times the usual time of a gradient
 PACE = 10   # the mandatory segments of a transfer must arrive within PACE times the patience
 LEFT = 4    # at least 1/LEFT of the fleet's patience is always left for each member
-SHARE = 10  # in the long run, others wait for one member at most 1/SHARE of the time
+SHARE = 10  # in the long run, the other robots wait for a member at most 1/SHARE of the time
 OWED = 2    # a retired member returns once `Member.owed` is at most OWED times the patience
 LEAST = 1 / 32  # at least this share of the segments of a push must arrive
 
@@ -47,7 +47,7 @@ class Member:
     incarnation: int
     push: Receiver
     mirror: Mirror
-    versions: np.ndarray     # V in ROG: for each row, newest iteration whose gradient has arrived
+    versions: np.ndarray     # for each row, newest iteration whose gradient has arrived (V in ROG)
     pulled_at: np.ndarray    # for each row, iteration at which the worker last received this row
     bound: float             # staleness bound that applied to the robot's last push
     heard: float             # time of the last message from the robot, in seconds
@@ -79,8 +79,8 @@ class Member:
     # progress is too slow, this time falls behind the present. The robot's patience is counted from
     # this time.
     paid: float = math.nan
-    # Patience in seconds that the robot had used up at the time `stood_at`: time for which others
-    # waited for it. `owed` returns the present value.
+    # Patience in seconds that the robot had used up at the time `stood_at`: time for which other
+    # robots waited for this robot. `owed` returns the present value.
     stood: float = 0.0
     stood_at: float = 0.0    # time of the last change of `stood`, in seconds
     wanted: int = 1          # number of segments of the push that must arrive
@@ -132,7 +132,7 @@ class Member:
         self.paid = min(now, self.paid + share * PACE * patience)
 
     def stands(self, seconds: float, now: float) -> None:
-        """Add to `stood` the ``seconds`` for which others have waited for this member."""
+        """Add to `stood` the ``seconds`` for which other robots have waited for this member."""
         self.stood, self.stood_at = self.owed(now) + seconds, now
 
     def owed(self, now: float) -> float:

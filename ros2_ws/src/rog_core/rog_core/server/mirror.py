@@ -1,9 +1,10 @@
-"""The server's copy L of the rows of one worker; A are the master rows.
+"""The mirror: the server's copy of the rows of one worker.
 
-A - L is the change that the worker has not yet received. When encoded rows have arrived at the
-worker, the server adds their decoded values to L. So the error of a lossy codec stays in A - L and
-is sent later (error feedback without further state). A push changes only A, so its cost does not
-depend on the number of workers.
+The pending values are the master rows minus the mirror: the change that the worker has not yet
+received. When encoded rows have arrived at the worker, the server adds their decoded values to the
+mirror. So the error of a lossy codec stays pending and is sent later (error feedback without
+further state). A push changes only the master rows, so its cost does not depend on the number of
+workers.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class Mirror:
     def __init__(self, partition: RowPartition, master: Array) -> None:
         self.partition, self.master = partition, master
         self.rows = zeros_like(master)
-        # For each segment, the sum of |A - L| at the last call of `measure`.
+        # For each segment, the sum of |pending value| at the last call of `measure`.
         self.magnitude = np.zeros(partition.segments, np.float32)
-        # Whether the worker is known to have L, apart from the rows of the present transfer.
+        # Whether the worker is known to have `rows`, except those of the present transfer.
         self.known = False
 
     def measure(self) -> np.ndarray:
-        """Return the mean |A - L| of each row, float32 (rows,); keep the sums for `encode`."""
+        """Return each row's mean |pending value|, float32 (rows,); keep the sums for `encode`."""
         self.magnitude = difference_magnitude(self.master, self.rows, self.partition.offsets)
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
 
@@ -41,7 +42,7 @@ class Mirror:
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
-        """Add to L the values that the worker has added to its rows.
+        """Add to the mirror the values that the worker has added to its rows.
 
         ``parts``: (segments, encoded values) of each chunk.
         """
@@ -49,7 +50,7 @@ class Mirror:
         codec.add(self.partition, self.rows, ids, values)
 
     def stored(self, parts: list[Part]) -> None:
-        """Store in L the model values that the worker has stored; mark L as known.
+        """Store in the mirror the model values that the worker has stored; mark it as known.
 
         ``parts``: segments and their raw values, from a snapshot or from the final model.
         """

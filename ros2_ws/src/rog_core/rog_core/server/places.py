@@ -58,7 +58,7 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
 def take_back(shared: Shared, member: Member, now: float) -> list[Action]:
     """Make a retired member active again, at an iteration that delays no other member.
 
-    If others have waited too long for this member, it stays retired until the time
+    If other robots have waited too long for this member, it stays retired until the time
     `Deadlines.back_at`.
     """
     if now < shared.deadlines.back_at(member):

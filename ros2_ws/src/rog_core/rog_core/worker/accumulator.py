@@ -97,11 +97,14 @@ class Accumulator:
 
     def accumulate(self, gradient: Array, learning_rate: float, momentum: float = 0.9,
                    weight_decay: float = 0.0, nesterov: bool = True) -> None:
-        """Add one step: m = mu m + g; pending += lr (g + mu m + decay w), where w is ``model``.
+        """Add one step of SGD to `pending`.
 
-        If ``nesterov`` is false, the momentum is standard: pending += lr (m + decay w). The
-        gradient must be finite, see `check`. If the step overflows float32, drop all pending rows:
-        no server would accept these rows, so the worker would otherwise send them forever.
+        At first, m, the stored momentum, becomes momentum * m + gradient. Then the step is
+        learning_rate * (gradient + momentum * m + weight_decay * model). If ``nesterov`` is false,
+        the momentum is standard: the step is learning_rate * (m + weight_decay * model).
+
+        The gradient must be finite, see `check`. If the step overflows float32, drop all pending
+        rows: no server would accept these rows, so the worker would otherwise send them forever.
         """
         self.rate = learning_rate
         self.magnitude = accumulate(

@@ -23,10 +23,10 @@ STEP = 0.07    # distance between two frames, in metres
 
 @dataclass(frozen=True)
 class Scene:
-    """The boxes of a flat: ``boxes`` (K, 2, 3) are their lowest and highest corners.
+    """The K boxes of a flat: ``boxes`` (K, 2, 3) are their lowest and highest corners.
 
     The first box is the flat, seen from inside. ``tints`` (K, 3) and ``waves`` (K, 3, 4): colour of
-    a box and parameters of its pattern.
+    each box and parameters of its pattern.
     """
 
     boxes: Tensor

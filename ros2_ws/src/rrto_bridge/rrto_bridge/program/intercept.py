@@ -62,7 +62,7 @@ def install(device: Device) -> None:
 
 
 def _first(device: Device, *args: Any) -> Any:
-    """Call `_without_dtensor`, then dispatch the first operator; `device` dispatches all others."""
+    """Call `_without_dtensor`, then dispatch the first operator; `device` dispatches later ones."""
     _without_dtensor()
     Hook.dispatch = device.dispatch
     return device.dispatch(*args)

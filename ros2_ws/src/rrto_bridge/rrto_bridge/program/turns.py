@@ -1,6 +1,7 @@
-"""Turns of threads that use the device: a thread keeps its turn for a whole inference.
+"""Lets one thread at a time use the device: a thread keeps its turn for a whole inference.
 
-If the threads took turns for each call, their calls would alternate and form no sequence to replay.
+If the turn changed after each call, the calls of the threads would alternate and form no sequence
+to replay.
 A thread keeps its turn until it uploads the next input, or makes no call for `GAP` seconds. The
 *holder* is the thread whose turn it is.
 """

@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Steps of one inference. `kept`: slots of tensors that the program held after the pass."""
+    """The steps of one inference. `kept`: slots of tensors that the program held after the pass."""
 
     steps: tuple[Step, ...]
     kept: frozenset[int]

@@ -173,7 +173,7 @@ class PrefixTree:
         return new
 
     def _specialise(self, call: Call, infer: Infer, actions: list[Action]) -> list[Known]:
-        """Derive sequences for an input with a batch size that is not known yet."""
+        """Derive sequences for an input whose batch size no known sequence has."""
         new = []
         for known in [*self.known]:
             sequence = known.sequence

@@ -28,8 +28,8 @@ from ..protocol.record import HTOD, Call, Meta
 from ..protocol.sequence import Sequence
 from .search import Search, skeleton
 
-# `PartialSequences` forgets all observations when this number is reached: the number of different
-# calls observed so far, plus the number of calls and freed handles in the open partial sequence and
+# `PartialSequences` forgets all observations when it holds this many items. It holds one item for
+# each different call so far, and one for each call or freed handle in the open partial sequence and
 # in the open fragment.
 LIMIT = 1 << 15
 FED = 16           # after every FED partial sequences, a node (`_Node`) gets a new `Search`

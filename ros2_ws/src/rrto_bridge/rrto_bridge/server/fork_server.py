@@ -170,7 +170,8 @@ def main(arguments: list[str]) -> None:
     # At a fork, Python 3.12 and later warn of the threads that OpenBLAS and LTTng start when they
     # are loaded.
     warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)
-    # This error means that the supervisor has ended. Any other error must be seen.
+    # A ConnectionError means that the supervisor has ended: end this process without a message.
+    # Do not suppress any other error.
     with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(ConnectionError):
         fork_server = ForkServer(link)
         gc.freeze()   # so that the forked processes share memory pages with this process

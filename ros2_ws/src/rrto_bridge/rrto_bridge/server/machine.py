@@ -24,7 +24,7 @@ LONGEST = 10.0  # maximum delay of the next start, in seconds
 
 
 class Limits(Settings):
-    """Limits of one server."""
+    """The limits of one server."""
 
     programs: int = setting(16, 'most programs at a time', ge=1, le=1024)
     memory: int = setting(4096, 'most memory for the tensors of one program', 'MiB', ge=1,

@@ -38,7 +38,8 @@ class Dcgc(Coded):
 class DghGc(Coded):
     """``dgh-gc``: groups of equal capacity, shards in proportion to the robots' capacities.
 
-    Every B rounds, the robots that straggled most often are spread over the groups again.
+    Every B rounds (see `Coded`), the robots that straggled most often are spread over the groups
+    again.
     """
 
     name = usage = 'dgh-gc'

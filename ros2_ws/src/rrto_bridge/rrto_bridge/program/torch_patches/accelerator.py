@@ -1,4 +1,4 @@
-"""Patches for `torch.accelerator`, random generators, and features that the device lacks."""
+"""The patches for `torch.accelerator`, random generators, and features that the device lacks."""
 
 from __future__ import annotations
 

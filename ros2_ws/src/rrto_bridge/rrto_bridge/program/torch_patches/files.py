@@ -1,4 +1,4 @@
-"""Patches for reading and writing files with tensors: `torch.load`, `torch.save`, TorchScript.
+"""The patches for reading and writing tensors in files: `torch.load`, `torch.save`, TorchScript.
 
 PyTorch reads CUDA tensors directly into CUDA memory, by address. A remote device has no such
 addresses. So the patches read tensors into the memory of this machine, and then move them to the
