@@ -118,7 +118,10 @@ class Fleet:
                                         self.above)))
 
     def causes(self) -> list[str]:
-        """Return one line per robot for which other robots wait or no longer wait, with the reason."""
+        """Return a line for each robot that others wait for, or no longer wait for.
+
+        The line has the robot's name and the reason.
+        """
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]
 

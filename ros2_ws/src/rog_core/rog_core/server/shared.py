@@ -99,7 +99,7 @@ class Shared:
         return {m.robot: m.standing for m in self.active()}
 
     def start_iteration(self, bound: float) -> int:
-        """Return the highest iteration at which a new member does not wait or delay other members."""
+        """Return the highest iteration at which a new member neither waits nor delays others."""
         slowest = [m.slowest for m in self.active()]
         if not slowest:
             return self.iteration
