@@ -2,7 +2,7 @@
 
 Try it in virtual time:
 
-    rog sim examples/my_fleet.yaml --set training.codec=own_codec:Half
+    rog sim examples/my_fleet.yaml --set training.codec=own_codec:Half --sync rsp:20+pipeline
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""A method of your own: robots may be some iterations apart; a bad link carries few rows.
+"""A method of your own: robots may be some iterations apart; important rows travel first.
 
 Compare it with `bsp` in virtual time:
 
@@ -11,21 +11,21 @@ from rog_core.steps import Gradient, Local
 
 
 class Lag(Method):
-    """Lag:S: a robot waits when it is S exchanges ahead of the slowest robot.
+    """Lag:S: a robot waits when it is S iterations ahead of the slowest row.
 
-    An exchange is one push and one pull; each carries at least a quarter of the rows. With the
-    option +local, a robot makes 2 local steps of SGD before each exchange.
+    In each push and pull, the most important quarter of the rows travels first. With the option
+    +local, a robot makes 2 local steps of SGD in each iteration.
     """
 
     known = ('local',)                                 # options that users may add with +
 
     def bounds(self):
-        """Return the present staleness bound and the largest one of the run, both in iterations."""
+        """Return the bound at the start of the run and the largest bound, both in iterations."""
         threshold = self.spec.threshold(1)          # the S of Lag:S, at least 1
         return threshold, threshold
 
     def sending(self):
-        """Return which rows a transfer sends: at least a quarter, the most important ones first."""
+        """Return which rows a transfer sends first: overdue ones, then the most important ones."""
         return Sending(minimum=0.25, threshold=int(self.bound), by_importance=True)
 
     def grant(self, robot, iteration):

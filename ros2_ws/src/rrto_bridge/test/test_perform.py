@@ -168,6 +168,18 @@ def test_without_room_nothing_is_kept(tmp_path):
     assert Weights(100, tmp_path).keep(b'', digest_of(b'')) is None
 
 
+@pytest.mark.parametrize('blocked', ['lock', 'new'])
+def test_weights_are_not_kept_in_a_folder_that_cannot_be_written(tmp_path, blocked):
+    (tmp_path / blocked).mkdir()   # root may write everywhere, but into no directory
+    assert Weights(100, tmp_path).keep(b'abc', digest_of(b'abc')) is None
+
+
+def test_a_weight_that_cannot_be_opened_is_not_found(tmp_path):
+    digest = digest_of(b'abc')
+    (tmp_path / digest).mkdir()
+    assert Weights(100, tmp_path).find(digest, 3) is None
+
+
 def garbage(chance):
     """Draw a malformed message, or a message with an impossible request."""
     handle = chance.choice([0, 1, 2, 3, -1, 2**62])

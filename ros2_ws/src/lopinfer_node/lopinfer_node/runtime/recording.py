@@ -14,19 +14,25 @@ from __future__ import annotations
 import json
 import threading
 import time
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from .execution import AnyProgram, AnyRun, AnyStep
 from .wire import Buffer
 
 
 class Recording:
-    """Appends lines to the file at ``path``; any thread may call its methods."""
+    """Appends lines to the file at ``path``; any thread may call its methods.
+
+    If a line cannot be written, for example because the disk is full, the recording ends with a
+    warning. The inferences go on.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open('a', buffering=1)
+        self._file: TextIO | None = path.open('a', buffering=1)
         self._lock = threading.Lock()
         self._runs = 0
 
@@ -41,7 +47,16 @@ class Recording:
         line = json.dumps({'side': side, 'run': run, 'what': what, 'index': index, 'start': start,
                            'end': time.monotonic()})
         with self._lock:
-            self._file.write(line + '\n')
+            if self._file is None:
+                return
+            try:
+                self._file.write(line + '\n')
+            except OSError as error:
+                warnings.warn(f'the recording {self._file.name} ends: {error.strerror}',
+                              stacklevel=2)
+                with suppress(OSError):
+                    self._file.close()   # closing writes again what could not be written
+                self._file = None
 
 
 class RecordedProgram:

@@ -118,9 +118,9 @@ class Fleet:
                                         self.above)))
 
     def causes(self) -> list[str]:
-        """Return lines about robots for which other robots wait, or no longer wait.
+        """Return a line for each robot for which other robots wait, or no longer wait.
 
-        Each line names one robot and the reason.
+        The line has the robot's name and the reason.
         """
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
                 for r in self.robots if r.why]

@@ -82,6 +82,7 @@ def save(figure: Figure, directory: Path, name: str) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     png, svg = directory / f'{name}.png', directory / f'{name}.svg'
     figure.savefig(png, dpi=300, metadata={'Software': None})
+    figure.set_layout_engine('none')  # keep the layout; computing it again takes long
     figure.savefig(svg, metadata={'Date': None})
     return [png, svg]
 

@@ -42,7 +42,7 @@ class Weights:
                 if os.fstat(file.fileno()).st_size != size:
                     return None
                 return _mapped(file.fileno(), size)
-        except FileNotFoundError:
+        except OSError:   # the file does not exist or cannot be opened
             return None
 
     def keep(self, data: Any, digest: str) -> mmap.mmap | None:
@@ -55,21 +55,27 @@ class Weights:
         size = len(data)
         if self.folder is None or not 0 < size <= self.limit:
             return None
+        try:
+            self._write(data, digest)
+        except OSError:   # no space left, no file descriptor left, or the folder is read-only
+            return None
+        return self.find(digest, size)
+
+    def _write(self, data: Any, digest: str) -> None:
+        assert self.folder is not None
         # If the process ends, the operating system releases the lock.
         with (self.folder / 'lock').open('w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self.find(digest, size)
-            if found is not None:
-                return found
-            self._make_room(size)
+            if self.find(digest, len(data)) is not None:
+                return
+            self._make_room(len(data))
             new = self.folder / 'new'
             try:
                 new.write_bytes(data)
                 new.replace(self.folder / digest)
-            except OSError:   # the machine has no space left
+            except OSError:
                 new.unlink(missing_ok=True)
-                return None
-        return self.find(digest, size)
+                raise
 
     def _make_room(self, size: int) -> None:
         kept = sorted(self._kept())
