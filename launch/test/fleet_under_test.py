@@ -125,7 +125,8 @@ class Fleet:
         return known.get(robot, '')
 
     def iteration(self, robot):
-        return self.robots[robot].iteration if robot in self.robots else 0
+        """Return a robot's iteration; 0 until the server and the robot have sent a status."""
+        return self.robots[robot].iteration if self.status and robot in self.robots else 0
 
     def until_trained(self, *robots, iterations=5):
         """Spin until each of the robots has completed ``iterations`` more iterations."""
