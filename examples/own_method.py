@@ -18,6 +18,7 @@ class Lag(Method):
     """
 
     known = ('local',)                                 # options that users may add with +
+    time_limited = True            # a transfer over a slow link ends early and omits some rows
 
     def bounds(self):
         """Return the bound at the start of the run and the largest bound, both in iterations."""
